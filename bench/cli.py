@@ -28,6 +28,7 @@ from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import Ids, Shape, draw, span
 from spark_engine.bench.target import ask, started
 from spark_engine.command import check_writable, command
+from spark_engine.device_choice import VISIBLE
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
@@ -150,7 +151,7 @@ def _measure(
             raise
         raise OptionError(f"aiohttp is not installed: {extra('bench')}") from error
     url, engine = _read_target(where, more)
-    plan = _plan(engine, _card(more), options)
+    plan = _plan(engine, _cards(more, engine, os.environ.get(VISIBLE)), options)
     if options["picture"]:
         plot.check(options["picture"])
         check_writable("--plot", options["picture"])
@@ -159,7 +160,7 @@ def _measure(
     lock, say = Path(tempfile.gettempdir()) / LOCK, lambda words: click.echo(words, err=True)
     with ExitStack() as stack:
         stack.enter_context(alone(lock, options["wait"], say))
-        others = machine.processes(plan.card) if engine else []
+        others = machine.processes(*plan.cards) if engine else []
         if engine:
             url = stack.enter_context(started(engine, more, say))
         found = ask(url, options["model"], options["api_key"])
@@ -177,17 +178,21 @@ def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
     return "", Path(where)
 
 
-def _card(more: Sequence[str]) -> int:
-    """The number of the GPU that the server's options name, or else 0."""
+def _cards(more: Sequence[str], engine: Path | None, visible: str | None) -> tuple[str, ...]:
+    """What nvidia-smi knows the server's GPUs by: the one that its options name, or else the first
+    of those that may be seen, one for each rank that is here."""
+    seen = [word for word in (visible or "").replace(" ", "").split(",") if word]
     for i, word in enumerate(more):
         name, given, value = word.partition("=")
         value = value if given else "".join(more[i + 1 : i + 2])
         if name == "--device" and value.isdecimal():
-            return int(value)
-    return 0
+            return (seen[int(value)] if int(value) < len(seen) else value,)
+    here = not any(word.partition("=")[0] == "--hosts" for word in more)
+    ranks = read_manifest(engine).ranks if engine is not None and here else 1
+    return tuple((seen or list(map(str, range(ranks))))[:ranks])
 
 
-def _plan(engine: Path | None, card: int, options: Json) -> Plan:
+def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:
     closed = options["closed"]
     if closed is options["rate"] is options["bursts"] is None:
         closed = 8
@@ -219,7 +224,7 @@ def _plan(engine: Path | None, card: int, options: Json) -> Plan:
         targets=targets(options["wanted"]),
         seed=time.time_ns() % 2**32 if seed is None else seed,
         api_key=options["api_key"],
-        card=card,
+        cards=cards,
     )
 
 

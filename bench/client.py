@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from spark_engine.bench.load import Content, Json, Load, Script, Turn
-from spark_engine.bench.took import Server, Share, Took
+from spark_engine.bench.timings import ClientShare, RequestTiming, Server
 
 TICK_S = 0.01  # how often a process looks whether it is late
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -121,12 +121,12 @@ class Conversation:
         self._said = self._said + (turn.answer or answer)  # type: ignore[operator]
 
 
-async def run(server: Server, load: Load, following: Next, width: int, start: float) -> Share:
+async def run(server: Server, load: Load, following: Next, width: int, start: float) -> ClientShare:
     """This process's share, from `start` on: `width` scripts at a time, or each at its time.
 
     `following` deals the scripts out; a number beyond the last ends it.
     """
-    took: list[Took] = []
+    took: list[RequestTiming] = []
     late: list[float] = []
     headers = {} if server.api_key is None else {"Authorization": f"Bearer {server.api_key}"}
     timeout = aiohttp.ClientTimeout(total=None, sock_read=server.timeout_s)
@@ -143,7 +143,7 @@ async def run(server: Server, load: Load, following: Next, width: int, start: fl
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
-    return Share(took, spent, late)
+    return ClientShare(took, spent, late)
 
 
 async def _ask(
@@ -152,7 +152,7 @@ async def _ask(
     load: Load,
     following: Next,
     start: float,
-    took: list[Took],
+    took: list[RequestTiming],
 ) -> None:
     """Takes scripts until none is left. One with a time of its own does not wait for others."""
     begun: list[asyncio.Task[None]] = []
@@ -174,14 +174,14 @@ async def _converse(
     script: Script,
     number: int,
     due: float,
-    took: list[Took],
+    took: list[RequestTiming],
 ) -> None:
     said = Conversation(script)
     for i, turn in enumerate(script.turns):
         if turn.pause_s:
             due = time.perf_counter() + turn.pause_s
             await _sleep_until(due)
-        one = Took(number, i, due)
+        one = RequestTiming(number, i, due)
         took.append(one)
         await _request(session, said, said.body(turn, server.model), one)
         if one.error:
@@ -191,7 +191,7 @@ async def _converse(
 
 
 async def _request(
-    session: aiohttp.ClientSession, said: Conversation, body: Json, one: Took
+    session: aiohttp.ClientSession, said: Conversation, body: Json, one: RequestTiming
 ) -> None:
     data = msgspec.json.encode(body)
     kind = {"Content-Type": "application/json"}
@@ -211,7 +211,7 @@ async def _request(
         one.error = "the answer has no token"
 
 
-async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: Took) -> None:
+async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: RequestTiming) -> None:
     """Reads events to the end. Those of one packet came at the same time."""
     rest, known, ended = b"", 0, False
     async for data in answer.content.iter_any():
@@ -232,7 +232,7 @@ async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: Took)
         one.error = "the stream ended before it was done"
 
 
-def _take(chunk: Chunk, said: Conversation, one: Took, known: int, now: float) -> int:
+def _take(chunk: Chunk, said: Conversation, one: RequestTiming, known: int, now: float) -> int:
     """Notes what came; returns the tokens that are known of so far."""
     heard = any([said.hear(choice) for choice in chunk.choices])
     usage = chunk.usage

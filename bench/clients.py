@@ -17,7 +17,7 @@ from typing import Any
 
 from spark_engine.bench.client import run
 from spark_engine.bench.load import Load
-from spark_engine.bench.took import Server, Share
+from spark_engine.bench.timings import ClientShare, Server
 from spark_engine.errors import InternalError
 
 GONE = "a client process ended; its words are above"
@@ -51,7 +51,7 @@ class Clients:
         for process in self._processes:
             process.join()
 
-    def run(self, load: Load) -> tuple[float, list[Share]]:
+    def run(self, load: Load) -> tuple[float, list[ClientShare]]:
         """Runs the load; when it started, and what each process did.
 
         Raises InternalError when one of them fails.

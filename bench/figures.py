@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from spark_engine.bench.load import Json, Targets
-from spark_engine.bench.took import Share, Took
+from spark_engine.bench.timings import ClientShare, RequestTiming
 from spark_engine.errors import OptionError
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -41,7 +41,7 @@ def targets(given: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def figures(start: float, shares: Sequence[Share], wanted: Targets) -> Json:
+def figures(start: float, shares: Sequence[ClientShare], wanted: Targets) -> Json:
     """One run's. `start` is when it began."""
     took = sorted((one for share in shares for one in share.took), key=lambda one: one.start)
     good = [one for one in took if not one.error]
@@ -96,7 +96,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def client(shares: Sequence[Share], took: Sequence[Took], wall: float) -> Json:
+def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: float) -> Json:
     """Whether the clients kept up over `wall` seconds: else they are what was measured, and
     `warning` says so."""
     late = sorted(1e3 * s for share in shares for s in share.late_s)
@@ -136,12 +136,12 @@ def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
     return {name: values for name, values in found.items() if len(values) == len(rows)}
 
 
-def _steady(good: Sequence[Took], start: float, wall: float) -> float:
+def _steady(good: Sequence[RequestTiming], start: float, wall: float) -> float:
     """Tokens a second that came in the middle of the run."""
     return _rate(good, start + wall * (1 - MIDDLE) / 2, start + wall * (1 + MIDDLE) / 2)
 
 
-def _full(good: Sequence[Took]) -> float | None:
+def _full(good: Sequence[RequestTiming]) -> float | None:
     """Tokens a second while every request had its first token and none its last, as in a burst;
     None where that was never so."""
     said = [one.times for one in good if one.times]
@@ -150,7 +150,7 @@ def _full(good: Sequence[Took]) -> float | None:
     return _rate(good, low, high) if low < high else None
 
 
-def _rate(good: Sequence[Took], low: float, high: float) -> float:
+def _rate(good: Sequence[RequestTiming], low: float, high: float) -> float:
     within = _sum(
         count
         for one in good
@@ -160,7 +160,7 @@ def _rate(good: Sequence[Took], low: float, high: float) -> float:
     return within / (high - low)
 
 
-def _by_turn(good: Sequence[Took]) -> list[Json]:
+def _by_turn(good: Sequence[RequestTiming]) -> list[Json]:
     """For conversations: how long the first token of each turn took, and what was cached."""
     rows = []
     for turn in range(1 + max((one.turn for one in good), default=-1)):
@@ -174,7 +174,7 @@ def _by_turn(good: Sequence[Took]) -> list[Json]:
     return rows
 
 
-def _meets(one: Took, wanted: Targets) -> bool:
+def _meets(one: RequestTiming, wanted: Targets) -> bool:
     """Whether the request is within every target; of its `itl` the 99th percentile counts."""
     for name, most in wanted.items():
         seconds = sorted(_SECONDS[name](one))
@@ -183,7 +183,7 @@ def _meets(one: Took, wanted: Targets) -> bool:
     return True
 
 
-def _errors(took: Sequence[Took]) -> dict[str, int]:
+def _errors(took: Sequence[RequestTiming]) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in took:
         if one.error:
@@ -191,11 +191,11 @@ def _errors(took: Sequence[Took]) -> dict[str, int]:
     return found
 
 
-def _tokens(one: Took) -> int:
+def _tokens(one: RequestTiming) -> int:
     return sum(one.counts)
 
 
-def _tpot(one: Took) -> list[float]:
+def _tpot(one: RequestTiming) -> list[float]:
     after = _tokens(one) - one.counts[0]
     return [(one.times[-1] - one.times[0]) / after] if after > 0 else []
 
@@ -204,7 +204,7 @@ def _sum(values: Iterable[float]) -> float:
     return sum(values)
 
 
-_SECONDS: Mapping[str, Callable[[Took], list[float]]] = {
+_SECONDS: Mapping[str, Callable[[RequestTiming], list[float]]] = {
     "ttft": lambda one: [one.times[0] - one.start],
     "itl": lambda one: [b - a for a, b in pairwise(one.times)],
     "tpot": _tpot,

@@ -121,4 +121,4 @@ class Plan:
     targets: Targets
     seed: int
     api_key: str | None = None
-    card: int = 0  # whose clock and power are logged, as nvidia-smi numbers them
+    cards: tuple[str, ...] = ("0",)  # whose clocks and power are logged, as nvidia-smi knows them

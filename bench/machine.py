@@ -17,22 +17,23 @@ from spark_engine.bench.load import Json
 
 SMI = "nvidia-smi"
 EVERY_MS = 200
-FIELDS = ("clocks.sm", "clocks.max.sm", "power.draw", "temperature.gpu", "utilization.gpu")
+_SAMPLED = ("clocks.sm", "clocks.max.sm", "power.draw", "temperature.gpu", "utilization.gpu")
+FIELDS = ("index", *_SAMPLED)
 NAMES = ("sm_mhz", "sm_max_mhz", "watts", "celsius", "busy_percent")
 
 
-def card(number: int = 0) -> Json | None:
+def card(number: str = "0") -> Json | None:
     """A card as nvidia-smi numbers it: name, driver, power limit; None where there is none."""
-    row = _ask("--query-gpu=name,driver_version,power.limit", "-i", str(number))
+    row = _ask("--query-gpu=name,driver_version,power.limit", "-i", number)
     if not row:
         return None
     name, driver, limit = (word.strip() for word in row[0].split(",")[:3])
     return {"name": name, "driver": driver, "power_limit_w": _number(limit)}
 
 
-def processes(number: int = 0) -> list[str]:
-    """Who computes on the card: process, name, MiB."""
-    return _ask("--query-compute-apps=pid,process_name,used_gpu_memory", "-i", str(number))
+def processes(*numbers: str) -> list[str]:
+    """Who computes on these cards: process, name, MiB."""
+    return _ask("--query-compute-apps=pid,process_name,used_gpu_memory", "-i", ",".join(numbers))
 
 
 def host() -> Json:
@@ -42,17 +43,17 @@ def host() -> Json:
 
 
 class Watch:
-    """Samples the card of this number from `with` to its end."""
+    """Samples these cards, as nvidia-smi knows them, from `with` to its end."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._number = str(number)
-        self._rows: list[list[float | None]] = []
+    def __init__(self, *numbers: str) -> None:
+        self._numbers = ",".join(numbers)
+        self._rows: dict[str, list[list[float | None]]] = {}  # by card
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
         query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-        command = [SMI, *query, "-i", self._number, "-lms", str(EVERY_MS)]
+        command = [SMI, *query, "-i", self._numbers, "-lms", str(EVERY_MS)]
         try:
             pipe, none = subprocess.PIPE, subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdout=pipe, stderr=none, text=True)
@@ -76,22 +77,27 @@ class Watch:
     @property
     def samples(self) -> int:
         """How many there are."""
-        return len(self._rows)
+        return sum(map(len, self._rows.values()))
 
-    def summary(self) -> Json | None:
-        """Least, median and most of each; None where nothing was sampled."""
-        columns = list(zip(*self._rows, strict=True))
+    def summary(self) -> dict[str, Json]:
+        """By card, least, median and most of each; none of what was not sampled."""
+        found = {number: self._of(rows) for number, rows in self._rows.items()}
+        return {number: row for number, row in found.items() if row}
+
+    def _of(self, rows: list[list[float | None]]) -> Json:
+        columns = list(zip(*rows, strict=True))
         found = {}
         for name, column in zip(NAMES, columns, strict=False):
             if known := [value for value in column if value is not None]:
                 found[name] = [min(known), statistics.median(known), max(known)]
-        return found or None
+        return found
 
     def _read(self, stream: IO[str] | None) -> None:
         for line in stream or ():
-            words = line.split(",")
-            if len(words) == len(FIELDS):
-                self._rows.append([_number(word) for word in words])
+            number, *words = line.split(",")
+            if len(words) == len(NAMES):
+                rows = self._rows.setdefault(number.strip(), [])
+                rows.append([_number(word) for word in words])
 
 
 def _ask(*query: str) -> list[str]:

@@ -14,7 +14,7 @@ from spark_engine.bench.clients import Clients
 from spark_engine.bench.figures import figures, spread
 from spark_engine.bench.load import Json, Load, Plan
 from spark_engine.bench.target import Target
-from spark_engine.bench.took import Server
+from spark_engine.bench.timings import Server
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 
@@ -40,7 +40,8 @@ def measure(
         "targets": dict(plan.targets),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": machine.host(),
-        "card": machine.card(plan.card),
+        "card": machine.card(plan.cards[0]),
+        "cards": len(plan.cards),
         "repeats": plan.repeats,
     }
     result: Json = {}
@@ -53,11 +54,13 @@ def measure(
         with shown.track("runs", plan.repeats) as step:
             for i in range(plan.repeats):
                 load = plan.draw(_random(plan.seed, i), f"Run {plan.seed} {i + 1}.")
-                with machine.Watch(plan.card) as watch:
+                with machine.Watch(*plan.cards) as watch:
                     row = figures(*clients.run(load), plan.targets)
                 _refuse_failure(row, target)
-                runs.append({**row, "card": watch.summary()})
-                last = {"load": load.kind, "on_card": machine.processes(plan.card)}
+                found = watch.summary()
+                # the first by itself, as in results of one card
+                runs.append({**row, "card": next(iter(found.values()), None), "cards": found})
+                last = {"load": load.kind, "on_card": machine.processes(*plan.cards)}
                 result = {**head, **last, "spread": spread(runs), "runs": [*runs]}
                 keep(result)
                 step()

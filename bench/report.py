@@ -61,10 +61,13 @@ def notes(result: Json) -> list[str]:
     if result["others"]:
         found.append(f"others compute on the card: {'; '.join(result['others'])}")
     for run in runs:
-        if run["card"] and "sm_mhz" in run["card"]:
-            low, mid, high = run["card"]["sm_mhz"]
-            watts = run["card"].get("watts", [0, 0, 0])
-            found.append(f"card: {mid:.0f} MHz ({low:.0f} to {high:.0f}), {watts[1]:.0f} W")
+        for number, card in (run.get("cards") or {"": run["card"] or {}}).items():
+            if "sm_mhz" not in card:
+                continue
+            low, mid, high = card["sm_mhz"]
+            watts = card.get("watts", [0, 0, 0])
+            name = f"card {number}" if len(run.get("cards", ())) > 1 else "card"
+            found.append(f"{name}: {mid:.0f} MHz ({low:.0f} to {high:.0f}), {watts[1]:.0f} W")
     if runs[0]["cached_tokens"] is not None:
         share = runs[0]["cached_tokens"] / max(runs[0]["input_tokens"], 1)
         found.append(f"{share:.1%} of the prompts' tokens were cached")

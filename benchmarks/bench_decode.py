@@ -9,7 +9,8 @@ is npl · 1,024 tokens over the time to the last first token. Ready is when the 
 counted from the start of the process. Engines come from `spark-build benchmarks/configs/MODEL -o
 engines/MODEL --target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536
 --kv-tokens 163840`. With `--default-build` the engine is first built as who gives no option gets
-it, and measured between its buckets too; such rows are kept beside the others.
+it, and measured between its buckets too; such rows are kept beside the others. With `--built-in
+SECONDS` it was built so before, in that time.
 
 With `--drafts 1,2,3,auto` it measures rounds of drafts instead, which are right as often as each
 `--acceptance` says, place by place (see `draft_rounds`): `python -m benchmarks.bench_decode
@@ -277,6 +278,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--no-split", action="store_true", help="leave the split by part out")
     parser.add_argument("--default-build", action="store_true", help="build ENGINE first")
+    parser.add_argument("--built-in", type=float, help="seconds that its default build took before")
     parser.add_argument("--drafts", help="k of each round, a list; auto: the engine's choice")
     parser.add_argument(
         "--acceptance", action="append", help="A1,A2,…: of the drafts at each place; repeatable"
@@ -284,6 +286,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, help="JSON file of rows to add to")
     args = parser.parse_args(words)
+    args.default_build = args.default_build or args.built_in is not None
     args.npl = args.npl or (DEFAULT_NPLS if args.default_build else NPLS)
     return args
 
@@ -291,7 +294,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measures every concurrency; writes after each, so that a failure loses nothing."""
     args = arguments()
-    before = build_default(args.config, args.engine) if args.default_build else 0.0
+    build = args.default_build and args.built_in is None
+    before = build_default(args.config, args.engine) if build else 0.0
+    built = before if args.built_in is None else args.built_in
     bench = Bench(args.engine, before, None if args.drafts else 0)
     assert bench.folder is not None
     print(f"ready after {bench.ready:.2f} s", flush=True)
@@ -310,7 +315,7 @@ def main() -> None:
     npls = [int(n) for n in args.npl.split(",")]
     for npl in npls:
         row = {"model": model} | bench.run(npl, args.ctx, args.steps)
-        row |= {"build": "default", "build_s": round(before, 1)} if args.default_build else {}
+        row |= {"build": "default", "build_s": round(built, 1)} if args.default_build else {}
         kv, state = dtypes.kv.itemsize, dtypes.state.itemsize
         work = Work(npl, args.ctx + args.steps // 2 + WARM, state, kv)
         row["floor_ms"] = round(floor.seconds(work, H200_BANDWIDTH) * 1e3, 3)

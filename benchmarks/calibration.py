@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.card_model import Counted, Law, Machine, Point, Times, fitted, h200, times_of
-from benchmarks.hollow_plan import Bucket, Node, grouped
 from benchmarks.kernel_split import part_of
+from benchmarks.weightless_plan import Bucket, Node, grouped
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
 
 Row = Mapping[str, Any]

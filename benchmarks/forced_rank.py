@@ -1,6 +1,6 @@
 """A rank's process whose rounds are forced too: `forced_drafts`, for engines of several ranks.
 
-    python -m benchmarks.forced_rank SEAT        in the place of spark_engine.runtime.rank_process
+    python -m benchmarks.forced_rank SPEC        in the place of spark_engine.runtime.rank_process
 
 Rank 0 tells what is forced among the tables, in the order of launches, so that every rank's states
 say the same ahead of a round.
@@ -20,7 +20,7 @@ from spark_engine.interface import PREFILL
 from spark_engine.runtime import rank_process
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
-from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks import spawn
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import Table, Tables
 
@@ -32,7 +32,7 @@ def use() -> None:
     root = str(Path(__file__).parents[1])
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = root if known is None else os.pathsep.join([root, known])
-    seats.MODULE = MODULE
+    spawn.MODULE = MODULE
 
 
 class ForcedFollower(Follower):

@@ -10,8 +10,9 @@ kernel), as loose as that, what a step takes when this kind alone does not begin
 when it alone is not loose ("crowded").
 
 With `--chains` also a kind's own launches behind one another, all their weights cold, and the first
-of them again and again ("warm": what it reads is in L2 where it fits); not for models of experts,
-whose kernels would be given other numbers for ids there.
+of them again and again ("warm": what it reads is in L2 where it fits). Kinds that are given numbers
+which another launch of the step makes, experts' ids for instance, are left out there and say so:
+alone they would read whatever came to lie in that place since, and reach beyond the weights.
 
 Where a step gets faster because a kind begins late, blocks of that kind were put on some
 multiprocessors twice while others had none. One line a bucket is printed, one a kind with
@@ -33,12 +34,14 @@ from typing import Any
 from benchmarks.bench_decode import Bench
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds
-from benchmarks.hollow_plan import label_of
 from benchmarks.kernel_split import time_queue
 from benchmarks.launch_times import Timer, machine, numbers
+from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native.launches import launches
 from spark_engine.interface import DECODE
 from spark_engine.kernel import Shape
+from spark_engine.operand import Role
+from spark_engine.plugins.registry import REGISTRY
 
 REPLAYS, WARM, KINDS, STEPS = 5, 20, 14, 4
 MORE_THAN_HALF = 115 << 10  # bytes of a Hopper multiprocessor's shared memory
@@ -51,7 +54,9 @@ class Overlap:
 
     def __init__(self, executor: Any, payload: bytes) -> None:
         self._gpu = executor.gpu
-        self.kinds = [f"{label_of(n.node)} {n.symbol}" for n in launches(payload)]
+        found = launches(payload)
+        self.kinds = [f"{label_of(n.node)} {n.symbol}" for n in found]
+        self._given = {k for k, n in zip(self.kinds, found, strict=True) if reads_numbers(n.op)}
         self._forms: dict[tuple[bool, bool], Queue] = {}
         for pdl in (True, False):
             for loose in (True, False):
@@ -114,7 +119,9 @@ class Overlap:
         return row
 
     def chains(self, kind: str) -> Row:
-        """What one kind takes by itself."""
+        """What one kind takes by itself; why it is left out where it cannot be by itself."""
+        if kind in self._given:
+            return {"alone": "left out: it is given ids that another launch makes"}
         row: Row = {}
         mine = [k == kind for k in self.kinds]
         for (pdl, loose), queue in self._forms.items():
@@ -123,6 +130,14 @@ class Overlap:
         first = self._forms[False, False][mine.index(True)]
         row["warm"] = ms(self.seconds([first] * WARM) / WARM * sum(mine))
         return row
+
+
+def reads_numbers(op: str) -> bool:
+    """Whether the op reads numbers of places, which another node of the step has made."""
+    known = REGISTRY.get(op)
+    return known is not None and any(
+        one.role is Role.ACTIVATION and one.spec.startswith("i32") for one in known.operands
+    )
 
 
 def name_of(pdl: bool, loose: bool) -> str:

@@ -35,9 +35,9 @@ from typing import Any
 from benchmarks.bench_decode import Bench, card, checked
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds, target_here
-from benchmarks.hollow_plan import label_of
 from benchmarks.kernel_split import time_launches
 from benchmarks.launch_costs import Launches
+from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches
 from spark_engine.device import Gpu

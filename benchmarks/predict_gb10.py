@@ -1,9 +1,9 @@
 """What a GB10 should do, kernel by kernel. Predicted, not run there.
 
 `python -m benchmarks.predict_gb10` plans both published models for sm_121a without their weights
-(`hollow_plan`) and reckons every launch: its latency, and the longest of its bytes at 243 GB/s, its
-operations at the rates that libraries reach on a GB10, and its multiprocessors' own work in cycles
-(`card_model`). The latter, and the latency, are learnt from times of an H200 (`calibration`):
+(`weightless_plan`) and reckons every launch: its latency, and the longest of its bytes at 243 GB/s,
+its operations at the rates that libraries reach on a GB10, and its multiprocessors' own work in
+cycles (`card_model`). These, and the latency, are fitted to times of an H200 (`calibration`):
 from `benchmarks/results/rehearsal_launches.json`, where the rehearsal has left its own (the sources
 of sm_121a on 48 multiprocessors), else from `decode_h200.json` there, whose kernels with wgmma a
 GB10 does not have, or `--from FILE` of `benchmarks.launch_times`. `--out FILE` keeps the rows that
@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks import calibration
 from benchmarks.calibration import Laws, Measured, node_times
 from benchmarks.card_model import GB10, Machine, h200
-from benchmarks.hollow_plan import Bucket, Node, grouped, plan_of
+from benchmarks.weightless_plan import Bucket, Node, grouped, plan_of
 from spark_engine.builder.plan.options import Options
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
 from spark_engine.kernel import CARDS

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.graphs import each_seconds, target_here
-from benchmarks.hollow_plan import decided_of, label_of, work_of
 from benchmarks.launch_times import machine
 from benchmarks.node_work import amounts
 from benchmarks.predict_gb10 import CONFIGS, RESULTS, options
+from benchmarks.weightless_plan import decided_of, label_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
 from spark_engine.builder.native.program import Decided
@@ -228,7 +228,10 @@ def main(words: Sequence[str] | None = None) -> None:
         jobs = nvrtc.jobs_of([*plans(decided, target)])
         nvrtc.compile_all(jobs, target, cubins, os.cpu_count() or 1)
         with GpuTimer(target, cubins, times) as timer:
-            rows = [*kinds(decided, known, timer, [w for w in args.only.split(",") if w])]
+            rows = []
+            for kind in kinds(decided, known, timer, [w for w in args.only.split(",") if w]):
+                rows.append(kind)  # said at once: what is cut off has told what it found
+                print(f"{kind.count:3} x {kind.us} us, {kind.node} ({kind.op})", flush=True)
     print("\n".join(lines(rows, layers_of(decided))), flush=True)
     if args.out:
         measured, floor = summed(rows)

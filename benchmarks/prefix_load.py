@@ -11,7 +11,7 @@ as in a server:
     fork    32 prompts with a beginning of 4,096 tokens in common, at once; and one of them alone
 
 Times are to the first token, the median of `--repeat` runs; "computed" counts prefilled tokens.
-Then where the time of short and warm goes (`warm_parts`), and the tactics of attention, which
+Then where the time of short and warm goes (`ttft_parts`), and the tactics of attention, which
 `--no-parts` leaves out.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import warm_parts
+from benchmarks import ttft_parts
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 
@@ -91,7 +91,7 @@ def opened(folder: Path, options: EngineOptions) -> Engine:
 
 def parts(engine: Engine, folder: Path, prompts: Prompts, context: int, new: int) -> dict[str, Any]:
     """Of a short and a warm prompt: the host's calls, the middle one of some, and the launches."""
-    told, found = dict[str, warm_parts.Told](), dict[str, Any]()
+    told, found = dict[str, ttft_parts.Told](), dict[str, Any]()
     for name in ("short", "warm"):
         runs = []
         for _ in range(REPEATS):
@@ -99,13 +99,13 @@ def parts(engine: Engine, folder: Path, prompts: Prompts, context: int, new: int
             if name == "warm":
                 before = prompts.draw(context)
                 before += tuple(run(engine, [before], ANSWER).tokens[0])
-            runs.append(warm_parts.first_token(engine, before + prompts.draw(new)))
+            runs.append(ttft_parts.first_token(engine, before + prompts.draw(new)))
         told[name] = sorted(runs, key=lambda one: one.all)[REPEATS // 2]
-        device = warm_parts.measured(engine, folder, runs[-1])
-        print(*warm_parts.lines(name, told[name], device), sep="\n", flush=True)
+        device = ttft_parts.measured(engine, folder, runs[-1])
+        print(*ttft_parts.lines(name, told[name], device), sep="\n", flush=True)
         one = told[name]
         found[name] = {"submit_ms": one.submit, "step_ms": one.steps, "device": device}
-    for row in warm_parts.attention_tactics(folder):
+    for row in ttft_parts.attention_tactics(folder):
         print(row["bucket"], row["chosen"], json.dumps(row["microseconds_at"]))
     return found
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from benchmarks.bench_decode import Bench
 from benchmarks.floors import H200_BANDWIDTH
-from benchmarks.hollow_plan import Bucket, label_of, plan_of
 from benchmarks.kernel_split import Timed, time_launches
 from benchmarks.launch_times import numbers, wanted_options
 from benchmarks.rank_split_follower import MODULE, SPLIT
+from benchmarks.weightless_plan import Bucket, label_of, plan_of
 from spark_engine.builder.native.launches import Launched, launches
 from spark_engine.builder.plan.options import Options
 from spark_engine.interface import DECODE
-from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks import spawn
 from spark_engine.runtime.ranks.messages import Table, Tables
 
 L2 = 50e6  # bytes
@@ -38,7 +38,7 @@ def use() -> None:
     root = str(Path(__file__).parents[1])
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = root if known is None else os.pathsep.join([known, root])
-    seats.MODULE = MODULE
+    spawn.MODULE = MODULE
 
 
 def time_all(bench: Bench, family: str, rows: int) -> tuple[tuple[Launched, ...], list[Timed]]:

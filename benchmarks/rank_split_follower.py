@@ -1,6 +1,6 @@
 """A rank's process that times its launches when rank 0 does: `rank_split`.
 
-    python -m benchmarks.rank_split_follower SEAT    in the place of runtime.rank_process
+    python -m benchmarks.rank_split_follower SPEC    in the place of runtime.rank_process
 
 Rank 0 tells family and rows of the bucket among the tables.
 """
@@ -21,7 +21,7 @@ from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import Tables
-from spark_engine.runtime.ranks.seats import Seat
+from spark_engine.runtime.ranks.spawn import RankSpec
 
 MODULE = "benchmarks.rank_split_follower"
 SPLIT = "split.bucket"  # what a rank is told, among its tables
@@ -33,7 +33,7 @@ class SplitFollower(Follower):
     def __init__(self, executors: Mapping[BucketKey, Executor], *rest: Any) -> None:
         super().__init__(executors, *rest)
         self._native: Mapping[BucketKey, Any] = executors
-        self._engine = Path(msgspec.json.decode(sys.argv[1], type=Seat).engine)
+        self._engine = Path(msgspec.json.decode(sys.argv[1], type=RankSpec).engine)
 
     def _write(self, order: Tables) -> None:
         super()._write(Tables([row for row in order.tables if row.name != SPLIT]))

@@ -106,6 +106,7 @@ def run_part(
     part: str, found: Found, options: Row, silence: float, start: Start = module_of
 ) -> bool:
     """Runs a part to its end; True where all its rows are right."""
+    found.head.pop("gave_up", None)  # of an earlier call
     for _ in range(TRIES):
         before = len(found.rows)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
@@ -122,7 +123,8 @@ def run_part(
     else:
         found.head["gave_up"] = f"after {TRIES} tries: {why}"
     found.keep()
-    return bool(found.rows) and all(row.get("right") for row in found.rows.values())
+    ended = "gave_up" not in found.head
+    return ended and bool(found.rows) and all(row.get("right") for row in found.rows.values())
 
 
 def _watched(command: Sequence[str], found: Found, silence: float, options: Row) -> str:

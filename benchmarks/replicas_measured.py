@@ -32,7 +32,7 @@ import aiohttp
 
 from spark_engine.runtime.cli import cache_folder
 from spark_engine.runtime.embedded import embedded_engine
-from spark_engine.runtime.replicas.child import Child
+from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.server import ServerOptions
 
 HOST, MODEL = "127.0.0.1", "tiny"
@@ -126,12 +126,14 @@ async def measure(url: str, clients: int, tokens: int, seconds: float) -> tuple[
 @contextlib.contextmanager
 def served(engine: Path, cores: Cores) -> Iterator[tuple[str, int]]:
     """(the front's address, its process)."""
-    children: list[Child] = []
+    children: list[ServerProcess] = []
     front: subprocess.Popen[bytes] | None = None
     try:
         for own in cores.replicas:
             with bound(own):
-                children.append(Child(str(engine), ServerOptions(host=HOST, names=(MODEL,))))
+                children.append(
+                    ServerProcess(str(engine), ServerOptions(host=HOST, names=(MODEL,)))
+                )
         for child in children:
             child.wait(START_S)
         with socket.socket() as found:

@@ -39,7 +39,7 @@ from spark_engine.runtime.options import (
 )
 from spark_engine.runtime.printable import printable
 from spark_engine.runtime.profile import finish
-from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.assets import check_ranks
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run

@@ -57,5 +57,5 @@ def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
         gpu=found,
         extras=machine.extras(),
         disk={str(path): machine.disk(path) for path in roots(folders, engines.ENGINES)},
-        engines=[engines.fit(path, room, host.available) for path in paths],
+        engines=[engines.fit(path, room, host.available, found.why) for path in paths],
     )

@@ -19,8 +19,8 @@ from types import FrameType
 
 from spark_engine.command import USER
 from spark_engine.errors import OptionError
-from spark_engine.runtime.ranks.meeting import address_of
-from spark_engine.runtime.ranks.seats import Seat, start
+from spark_engine.runtime.ranks.rendezvous import address_of
+from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 
 PAUSE_S = 1.0  # before a rank is started again
 NETWORK = "NCCL_SOCKET_IFNAME"
@@ -105,7 +105,9 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
         signal.signal(number, stop)
     say(f"rank {rank} of {len(hosts)} stands by for {hosts[0]}")
     while not stopped:
-        process = start(Seat(str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid()))
+        process = start_rank(
+            RankSpec(str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid())
+        )
         if stopped:  # while it was being started
             process.kill()
         code = process.wait()

@@ -19,7 +19,8 @@ def finish(file: str) -> str:
     if engine is None or not engine["steps"]:
         return f"profile: there was no step; {file} holds what else was done"
     shares = engine["shares"]
-    words = f"profile: {engine['steps']} steps in {engine['wall_s']:.2f} s: launches ran "
+    lives = f" of {engine['lives']} lives of the engine" if engine["lives"] > 1 else ""
+    words = f"profile: {engine['steps']} steps{lives} in {engine['wall_s']:.2f} s: launches ran "
     words += "{busy:.1%} of it, the host alone {host:.1%}, idle {idle:.1%}".format(**shares)
     lines = [words, f"  ms of a step: {_parts(engine['parts_s'], engine['steps'])}"]
     if HTTP in found:

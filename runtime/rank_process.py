@@ -1,6 +1,6 @@
 """A rank's process: opens its part of the engine and follows rank 0, until that lets it go.
 
-    python -m spark_engine.runtime.rank_process SEAT        SEAT as JSON
+    python -m spark_engine.runtime.rank_process SPEC        SPEC as JSON
 
 Knows the engine's executors and what rank 0 says; knows no request. It ends with rank 0, however
 that ends: its socket closes, and on one host the system ends it as well.
@@ -31,13 +31,15 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.group import OPEN_S
 from spark_engine.runtime.ranks.messages import (
     Begin,
-    Fallen,
     Opened,
+    RankFailed,
+    Stamp,
     decode_begin,
     decode_orders,
+    decode_stamp,
     encode,
 )
-from spark_engine.runtime.ranks.seats import Seat, Seated, manifest_digest, take
+from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
@@ -47,25 +49,24 @@ GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; its exit code is 0 where rank 0 let it go."""
     (given,) = sys.argv[1:] if arguments is None else arguments
-    seat = msgspec.json.decode(given, type=Seat)
-    _end_with(seat.parent)
-    if not seat.hosts:
-        _show_own_first(os.environ, seat.rank, seat.ranks)
+    spec = msgspec.json.decode(given, type=RankSpec)
+    _end_with(spec.parent)
+    if not spec.hosts:
+        _show_own_first(os.environ, spec.rank, spec.ranks)
     try:
-        seated = take(seat)
+        channels = connect_rank(spec)
     except SparkError as error:
-        print(f"rank {seat.rank}: {error}", file=sys.stderr)
+        print(f"rank {spec.rank}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-    receiver = Receiver(seat.rank, seated.control, seated.ring)
+    receiver = Receiver(spec.rank, channels.control, channels.ring)
     threading.Thread(target=_leave_with_rank_0, args=(receiver,), daemon=True).start()
     loaded: Loaded | None = None
     try:
         packet = receiver.receive()
         if packet is None:
             return 0
-        begin = decode_begin(packet)
-        _check(seat, begin)
-        loaded = _opened(seat, seated, begin)
+        _check(spec, decode_stamp(packet))
+        loaded = _opened(spec, channels, decode_begin(packet))
         parts = loaded.states, loaded.tables, loaded.store, loaded.sink
         follower = Follower(loaded.executors, *parts)
         receiver.answer(encode(Opened(os.getpid())))
@@ -77,15 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if loaded is not None:
             loaded.close()
-        seated.comm.close()
+        channels.comm.close()
     return 0
 
 
-def _opened(seat: Seat, seated: Seated, begin: Begin) -> Loaded:
-    comm = seated.comm
+def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
+    comm = channels.comm
     comm.limit_s = OPEN_S
     loaded = load(
-        Path(seat.engine),
+        Path(spec.engine),
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
         graphs=begin.graphs,
@@ -110,20 +111,20 @@ def _fallen(receiver: Receiver, error: Exception) -> int:
             traceback.print_exc()
     words = str(error) if user else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):  # rank 0 may have gone before
-        receiver.answer(encode(Fallen(words, user, passing)))
+        receiver.answer(encode(RankFailed(words, user, passing)))
     return 2 if user and not passing else 1  # after 1 its host stands by again
 
 
-def _check(seat: Seat, begin: Begin) -> None:
+def _check(spec: RankSpec, begin: Stamp) -> None:
     """Raises EngineError where rank 0 has another engine or another version."""
-    mine = manifest_digest(Path(seat.engine)), version("spark-engine")
+    mine = manifest_digest(Path(spec.engine)), version("spark-engine")
     if mine == (begin.digest, begin.version):
         return
     if mine[1] != begin.version:
         words = f"runs spark-engine {mine[1]}, rank 0 {begin.version}: install one version"
     else:
         words = f"has another {MANIFEST} than rank 0: copy the engine folder from there"
-    raise EngineError(f"{seat.engine} on {os.uname().nodename} {words}")
+    raise EngineError(f"{spec.engine} on {os.uname().nodename} {words}")
 
 
 def _end_with(parent: int) -> None:

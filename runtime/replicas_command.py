@@ -1,7 +1,7 @@
 """`spark-replicas`: several engines behind one address.
 
 Knows the command line; who places the replicas is in `replicas/ray_serve.py`, which needs the extra
-`ray`, and who stands before them in `replicas/run.py`.
+`ray`, and who stands before them in `replicas/front_process.py`.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _server_options(values: dict[str, Any]) -> ServerOptions:
 def _front() -> ModuleType:
     """What serves; its library is an extra."""
     try:
-        from spark_engine.runtime.replicas import run as serving
+        from spark_engine.runtime.replicas import front_process as serving
     except ModuleNotFoundError as error:
         raise _missing(error, "aiohttp") from None
     return serving

@@ -5,18 +5,22 @@
 #   scripts/first_run_on_a_spark.sh [CHECKPOINT]
 #
 # CHECKPOINT: a folder or a name on Hugging Face, e.g. nvidia/Qwen3.6-27B-NVFP4; without it the small
-# embedded model alone is built. Without a GPU it goes as far as cross-building and ends with 3.
+# embedded model alone is built. Its engine stays under engines/. Without a GPU it goes as far as
+# cross-building and ends with 3. Ctrl-C ends it; what it has found by then is packed.
 #   OUT=first_run        the folder that is packed into OUT.tar.gz
 #   VENV=.venv           the environment, made where there is none
 #   PYTHON=python3       the interpreter that it is made with
 #   LIMIT=7200           seconds that one step may take
 #
-# Exit codes: 0 every step went well, 1 one did not, 2 nothing could begin, 3 well, but without a GPU.
-# The archive holds what the steps printed, and no environment variable, key or weight.
+# Exit codes: 0 every step went well, 1 one did not, 2 nothing could begin or be packed, 3 well, but
+# without a GPU, 129, 130 or 143 after a lost terminal, Ctrl-C or SIGTERM.
+# The archive holds what the steps printed, and no environment variable, key or weight: values of
+# variables that are named like keys, and the hub's token, are cut out of it.
 set -u
-cd "$(dirname "$0")/.." || exit 2
 
 CHECKPOINT=${1:-}
+[ -d "$CHECKPOINT" ] && CHECKPOINT=$(CDPATH='' cd -- "$CHECKPOINT" && pwd)
+CDPATH='' cd -- "$(dirname -- "$0")/.." || exit 2
 OUT=${OUT:-first_run}
 VENV=${VENV:-.venv}
 PYTHON=${PYTHON:-python3}
@@ -24,44 +28,123 @@ LIMIT=${LIMIT:-7200}
 BIN=$VENV/bin
 TINY=models/tiny/checkpoint
 failed=0
+running=
 
-if [ -e "$OUT" ]; then
-    echo "$OUT is there already: move it away, or name another folder with OUT=..." >&2
-    exit 2
-fi
+for there in "$OUT" "$OUT.tar.gz"; do
+    if [ -e "$there" ]; then
+        echo "$there is there already: move it away, or name another folder with OUT=..." >&2
+        exit 2
+    fi
+done
 mkdir -p "$OUT" || exit 2
+rm -rf "$OUT.engines" # of a run that was killed
 printf 'step\tcode\tseconds\n' > "$OUT/steps.tsv"
+now=beginning
 
-# step NAME COMMAND...: its words go to OUT/NAME.txt, its code and seconds to OUT/steps.tsv.
-step() {
-    local name=$1 code begin
-    shift
-    echo "-- $name: $*"
-    begin=$SECONDS
-    { echo "\$ $*"; timeout "$LIMIT" "$@"; } > "$OUT/$name.txt" 2>&1 < /dev/null
+# limited SECONDS NAME COMMAND...: its words go to OUT/NAME.txt; its code. It has a group of its own
+# and runs behind `wait`, which a signal interrupts: Ctrl-C reaches it through `interrupted` alone.
+# What bash starts with & ignores Ctrl-C, and so would all that a step starts: `env` mends that.
+limited() {
+    local limit=$1 name=$2 code
+    shift 2
+    { echo "\$ $*"; exec env --default-signal=INT,QUIT timeout -k 30 "$limit" "$@"; } > "$OUT/$name.txt" 2>&1 < /dev/null &
+    running=$!
+    wait "$running"
     code=$?
-    printf '%s\t%s\t%s\n' "$name" "$code" $((SECONDS - begin)) >> "$OUT/steps.tsv"
+    running=
+    return "$code"
+}
+
+# noted NAME CODE SECONDS: a line of OUT/steps.tsv.
+noted() {
+    printf '%s\t%s\t%s\n' "$1" "$2" "$3" >> "$OUT/steps.tsv"
+}
+
+# step NAME COMMAND...: as `limited`, with its code and seconds in OUT/steps.tsv.
+step() {
+    local code begin=$SECONDS
+    now=$1
+    shift
+    echo "-- $now: $*"
+    limited "$LIMIT" "$now" "$@"
+    code=$?
+    noted "$now" "$code" $((SECONDS - begin))
     if [ "$code" -ne 0 ]; then
         failed=1
-        echo "   ended with $code; see $OUT/$name.txt"
-        tail -n 3 "$OUT/$name.txt" | sed 's/^/   | /'
+        echo "   ended with $code; see $OUT/$now.txt"
+        tail -n 3 "$OUT/$now.txt" | sed 's/^/   | /'
     fi
     return "$code"
 }
 
 # fact NAME COMMAND...: what the machine says of itself; a command that is missing is no failure.
 fact() {
-    local name=$1
-    shift
-    { echo "\$ $*"; timeout 60 "$@"; } > "$OUT/$name.txt" 2>&1 < /dev/null
+    now=$1
+    limited 600 "$@"
 }
 
+# Ctrl-C, a lost terminal or SIGTERM: ends the step that runs, and packs what there is.
+interrupted() {
+    trap '' INT HUP TERM
+    echo "ended by SIG$1 in $now" >&2
+    if [ -n "$running" ]; then
+        kill "$running" 2> /dev/null # timeout hands it on to its command, and kills it 30 s later
+        wait "$running"
+    fi
+    noted "$now" "$2" ended
+    pack "$2"
+}
+trap 'interrupted INT 130' INT
+trap 'interrupted HUP 129' HUP
+trap 'interrupted TERM 143' TERM
+
+# Cuts keys out of what was said: the values of variables that are named like them, and the token
+# that `hf auth login` keeps.
+cut_keys() {
+    local python=$PYTHON
+    command -v "$python" > /dev/null || python=$BIN/python
+    command -v "$python" > /dev/null || return 0 # then nothing of ours ran
+    "$python" - "$OUT" << 'END'
+import os, re, sys
+from pathlib import Path
+
+named = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)
+keys = [value for name, value in os.environ.items() if named.search(name)]
+home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+keys += [path.read_text().strip()] if path.is_file() else []
+for file in Path(sys.argv[1]).iterdir():
+    said = old = file.read_bytes()
+    for key in sorted({k.encode() for k in keys if len(k) >= 8}, key=len, reverse=True):
+        said = said.replace(key, b"[cut out]")
+    said = re.sub(rb"(://)[^/\s:@]+:[^/\s@]+@", rb"\1[cut out]@", said)  # an index's password
+    if said != old:
+        file.unlink()  # first, for where the disk is full: then it is not packed
+        file.write_bytes(said)
+END
+}
+
+# pack CODE: the archive, beside OUT or where there is room, and the end.
 pack() {
-    tar -czf "$OUT.tar.gz" -C "$(dirname "$OUT")" "$(basename "$OUT")" || exit 2
-    echo
-    cat "$OUT/steps.tsv"
-    echo "send back $OUT.tar.gz"
-    exit "$1"
+    local to
+    trap '' INT HUP TERM
+    rm -rf "$OUT.engines"
+    if ! cut_keys; then
+        echo "keys could not be cut out of $OUT: nothing is packed; look through it yourself" >&2
+        exit 2
+    fi
+    for to in "$OUT.tar.gz" "$(mktemp -u "${TMPDIR:-/tmp}/first_run.XXXXXX").tar.gz" \
+        "$(mktemp -u /dev/shm/first_run.XXXXXX).tar.gz"; do
+        if tar -czf "$to" -C "$(dirname -- "$OUT")" -- "$(basename -- "$OUT")"; then
+            echo
+            cat "$OUT/steps.tsv"
+            echo "send back $to"
+            exit "$1"
+        fi
+        rm -f -- "$to"
+    done
+    echo "no disk has room for the archive: make some, then tar -czf $OUT.tar.gz $OUT" >&2
+    exit 2
 }
 
 # 1. What is there.
@@ -74,7 +157,10 @@ fact commit git log -1 --oneline
 
 # 2. Installing.
 if [ ! -x "$BIN/python" ]; then
-    step venv "$PYTHON" -m venv "$VENV" || pack 1
+    if ! step venv "$PYTHON" -m venv "$VENV"; then
+        rm -rf "$VENV" # half of one has a python and no pip: the next run would take it
+        pack 1
+    fi
 fi
 step install "$BIN/python" -m pip install -e '.[cuda,hub,check,bench,test]' || pack 1
 
@@ -88,14 +174,15 @@ step cpu_answer "$BIN/spark-run" "$OUT.engines/cpu" --prompt "Once upon a time" 
 # The doctor ends with 0 where the engine that was built across can be served here.
 fact doctor "$BIN/spark-run" doctor "$OUT.engines/cross"
 fact doctor_json "$BIN/spark-run" doctor "$OUT.engines/cross" --json
-if ! "$BIN/spark-run" doctor "$OUT.engines/cross" --no-load > /dev/null 2>&1; then
-    cat "$OUT/doctor.txt"
-    echo "no GPU here serves an engine for sm_121a: the rest needs one"
-    rm -rf "$OUT.engines"
+fact doctor_no_load "$BIN/spark-run" doctor "$OUT.engines/cross" --no-load
+served=$?
+cat "$OUT/doctor.txt"
+if [ "$served" -ne 0 ]; then
+    echo "no GPU here serves an engine for sm_121a: the rest needs one; the doctor says why"
+    [ "$served" -ne 1 ] && failed=1 # 1 is the doctor's word, and others that it could not say it
     [ "$failed" -eq 0 ] && pack 3
     pack 1
 fi
-cat "$OUT/doctor.txt"
 
 # 4. Every kernel against its reference, then timed tactics: the small model.
 step gpu_tests "$BIN/pytest" -q -p no:cacheprovider -m gpu
@@ -108,7 +195,7 @@ step tiny_bench "$BIN/spark-bench" serve "$OUT.engines/tiny" --closed 8 --reques
 
 # 5. The model that was named. It is kept, since it took long to build.
 if [ -n "$CHECKPOINT" ]; then
-    engine=engines/$(basename "$CHECKPOINT")
+    engine=engines/$(basename -- "$CHECKPOINT")
     if step build "$BIN/spark-build" "$CHECKPOINT" -o "$engine"; then
         step report "$BIN/spark-inspect" "$engine"
         step doctor_of_it "$BIN/spark-run" doctor "$engine"
@@ -121,5 +208,4 @@ if [ -n "$CHECKPOINT" ]; then
         step doctor_after "$BIN/spark-run" doctor "$engine"
     fi
 fi
-rm -rf "$OUT.engines"
 pack "$failed"

@@ -9,15 +9,31 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+MINE = Path("/proc/self/cgroup")
 
 
-def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+def available_memory(
+    meminfo: Path = MEMINFO, cgroup: Path = CGROUP, mine: Path = MINE
+) -> int | None:
     """Bytes that can be allocated without swapping, or None where that is not known.
 
-    The kernel's MemAvailable, and no more than the control group's limit leaves.
+    The kernel's MemAvailable, and no more than what the limits of this process's control group and
+    of those above it leave: a container's is the root that it sees, a systemd unit's lies below.
     """
-    found = [b for b in (_from_meminfo(meminfo), _from_cgroup(cgroup)) if b is not None]
-    return min(found, default=None)
+    groups = [_from_cgroup(folder) for folder in _groups(cgroup, mine)]
+    return min((b for b in (_from_meminfo(meminfo), *groups) if b is not None), default=None)
+
+
+def _groups(root: Path, mine: Path) -> list[Path]:
+    """The folders of this process's control group and of those above it, up to `root`."""
+    try:
+        lines = mine.read_text().splitlines()
+    except OSError:
+        return [root]
+    name = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    own = root / name.lstrip("/")
+    below = [own, *own.parents] if ".." not in own.parts else []  # seen from another namespace
+    return [folder for folder in below if root in folder.parents] + [root]
 
 
 def _from_meminfo(path: Path) -> int | None:
@@ -38,4 +54,4 @@ def _from_cgroup(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     pages = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
-    return None if limit == "max" else int(limit) - used + pages
+    return None if limit == "max" else max(0, int(limit) - used + pages)

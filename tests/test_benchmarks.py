@@ -111,6 +111,9 @@ def test_a_default_build_is_built_first_and_measured_between_its_buckets(tmp_pat
     assert bench_decode.command(args).endswith("--steps 48 --default-build")
     assert bench_decode.arguments(["e", "c"]).npl == "1,8,32,64,128"
     assert bench_decode.arguments(["e", "c", "--default-build", "--npl", "3"]).npl == "3"
+    before = bench_decode.arguments(["e", "benchmarks/configs/m", "--built-in", "41"])
+    assert bench_decode.command(before) == bench_decode.command(args)
+    assert before.npl == args.npl and before.built_in == 41
     ran: list[tuple[list[str], bool]] = []
 
     def run(words: list[str], check: bool) -> None:

@@ -14,7 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.models.open_model import open_model
-from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks import spawn
 from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
 from tests.runtime.fake_gpu import FakeGpu
@@ -182,7 +182,7 @@ def test_rounds_of_two_ranks_follow_the_acceptance_too(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were another rank's drafts not forced, its tokens would part from rank 0's."""
-    monkeypatch.setattr(seats, "MODULE", seats.MODULE)
+    monkeypatch.setattr(spawn, "MODULE", spawn.MODULE)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     options = Options(decode=(1, 4), prefill=(64,), max_context=448, max_seqs=4, drafts=3, tp=2)
     build(engine / "m", engine / "tp2", options, lambda text: None)

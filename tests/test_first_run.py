@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
+import sys
 import tarfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
+import pytest
 
 from spark_engine.bench import cli as bench
 from spark_engine.builder import cli as builder
@@ -28,7 +34,8 @@ COMMANDS: dict[str, click.Command] = {
 # Notes what it was called with; `doctor` ends as told, and so does the command that should fail.
 STUB = """#!/bin/bash
 printf '%q ' "$(basename "$0")" "$@" >> "$NOTED"; echo >> "$NOTED"
-echo "said by $(basename "$0")"
+echo "said by $(basename "$0") SAYS"
+case "$(basename "$0")" in $HANGS) echo $$ > "$HUNG"; exec sleep 600 ;; esac
 [ "$1" = doctor ] && exit "$DOCTOR"
 case "$(basename "$0") $*" in *$FAILS*) exit 7 ;; esac
 exit 0
@@ -38,30 +45,59 @@ SMALL = ["gpu_tests", "timed_build", "timed_report", "tiny_check", "tiny_answer"
 NAMED = ["build", "report", "doctor_of_it", "record", "answer", "bench_1", "bench_8", "bench_32"]
 
 
+class Stubs:
+    """A folder of made-up commands, and the script over them. `doctor`: what it ends with; `fails`
+    and `hangs`: part of the words of what does; `says`: what all say; `more` of the environment."""
+
+    def __init__(
+        self,
+        folder: Path,
+        hangs: str = "-nothing-",
+        doctor: int = 0,
+        fails: str = "-nothing-",
+        says: str = "",
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        bin_ = folder / "a venv" / "bin"
+        bin_.mkdir(parents=True)
+        for name in ("python", "pytest", *COMMANDS):
+            (bin_ / name).write_text(STUB.replace("SAYS", says))
+            (bin_ / name).chmod(0o755)
+        self.out, self.noted = folder / "first", folder / "noted"
+        self.told = {
+            **os.environ, "VENV": str(bin_.parent), "OUT": str(self.out), "NOTED": str(self.noted),
+            "DOCTOR": str(doctor), "FAILS": fails, "SPARK_API_KEY": "not-to-be-sent",
+            "HANGS": hangs, "HUNG": str(folder / "hangs"), **(more or {}),
+        }  # fmt: skip
+
+    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        command = [str(SCRIPT), *words]
+        return subprocess.run(
+            command, env=self.told, cwd=cwd, capture_output=True, text=True, timeout=60
+        )
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """In a process group of its own, as a shell starts it."""
+        return subprocess.Popen([str(SCRIPT)], env=self.told, process_group=0)
+
+
+def packed_in(path: Path) -> dict[str, bytes]:
+    """The files of an archive by their names."""
+    with tarfile.open(path) as archive:
+        files = ((entry.name, archive.extractfile(entry)) for entry in archive)
+        return {Path(name).name: file.read() for name, file in files if file}
+
+
 class Ran:
     """How the script ended: its code, the steps' codes, what was called, what was packed."""
 
-    def __init__(
-        self, folder: Path, *words: str, doctor: int = 0, fails: str = "-nothing-"
-    ) -> None:
-        bin_ = folder / "venv" / "bin"
-        bin_.mkdir(parents=True)
-        for name in ("python", "pytest", *COMMANDS):
-            (bin_ / name).write_text(STUB)
-            (bin_ / name).chmod(0o755)
-        self.out, noted = folder / "first", folder / "noted"
-        told = {
-            **os.environ, "VENV": str(bin_.parent), "OUT": str(self.out), "NOTED": str(noted),
-            "DOCTOR": str(doctor), "FAILS": fails, "SPARK_API_KEY": "not-to-be-sent",
-        }  # fmt: skip
-        command = [str(SCRIPT), *words]
-        self.done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60)
+    def __init__(self, folder: Path, *words: str, cwd: Path = ROOT, **how: Any) -> None:
+        stubs = Stubs(folder, **how)
+        self.done, self.out = stubs.run(*words, cwd=cwd), stubs.out
         rows = (self.out / "steps.tsv").read_text().splitlines()[1:]
         self.steps = {row.split("\t")[0]: int(row.split("\t")[1]) for row in rows}
-        self.calls = [shlex.split(line) for line in noted.read_text().splitlines()]
-        with tarfile.open(f"{self.out}.tar.gz") as archive:
-            files = ((entry.name, archive.extractfile(entry)) for entry in archive)
-            self.packed = {Path(name).name: file.read() for name, file in files if file}
+        self.calls = [shlex.split(line) for line in stubs.noted.read_text().splitlines()]
+        self.packed = packed_in(Path(f"{self.out}.tar.gz"))
 
 
 def test_without_a_gpu_it_goes_as_far_as_cross_building(tmp_path: Path) -> None:
@@ -114,3 +150,77 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     told = {**os.environ, "OUT": str(tmp_path)}
     done = subprocess.run([str(SCRIPT)], env=told, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "move it away" in done.stderr
+
+
+def test_ctrl_c_ends_the_step_and_packs_what_there_is(tmp_path: Path) -> None:
+    """As a terminal sends it: to the script's group alone, in which the step is not."""
+    with Stubs(tmp_path, "spark-run").started() as script:
+        began = time.monotonic()
+        while not (tmp_path / "hangs").exists():
+            assert time.monotonic() - began < 30 and script.poll() is None
+            time.sleep(0.05)
+        os.killpg(script.pid, signal.SIGINT)
+        assert script.wait(timeout=30) == 130
+    step = int((tmp_path / "hangs").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(step, 0)
+    packed = packed_in(Path(f"{tmp_path / 'first'}.tar.gz"))
+    assert b"cpu_answer\t130\tended" in packed["steps.tsv"] and "cpu_build.txt" in packed
+    assert not (tmp_path / "first.engines").exists()
+
+
+def test_keys_are_cut_out_of_what_the_steps_said(tmp_path: Path) -> None:
+    home = tmp_path / "hub"
+    home.mkdir()
+    (home / "token").write_text("hf_of_the_hub_itself\n")
+    told = {"HF_TOKEN": "hf_0123456789", "HF_HOME": str(home), "PIP_X": "https://me:pass@index/"}
+    ran = Ran(tmp_path, doctor=1, says="$HF_TOKEN hf_of_the_hub_itself $PIP_X", more=told)
+    whole = b"".join(ran.packed.values())
+    assert ran.done.returncode == 3 and b"[cut out]" in whole and b"@index/" in whole
+    for key in (b"hf_0123456789", b"hf_of_the_hub_itself", b"me:pass"):
+        assert key not in whole
+
+
+def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:
+    """As `python3 -m venv` leaves one without the package python3-venv: with a python, no pip."""
+    python = tmp_path / "python3"
+    python.write_text(
+        f'#!/bin/bash\n[ "$1" = - ] && exec {sys.executable} "$@"\n'
+        'mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; exit 1\n'
+    )
+    python.chmod(0o755)
+    venv = tmp_path / "made here"
+    told = {**os.environ, "VENV": str(venv), "OUT": str(tmp_path / "x"), "PYTHON": str(python)}
+    done = subprocess.run([str(SCRIPT)], env=told, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and not venv.exists() and "venv\t1" in done.stdout
+    assert (tmp_path / "x.tar.gz").exists()
+
+
+def test_where_the_archive_has_no_room_it_lies_elsewhere(tmp_path: Path) -> None:
+    """A tar that fails beside OUT, as on a full disk."""
+    other, bin_ = tmp_path / "other", tmp_path / "bin"
+    other.mkdir()
+    bin_.mkdir()
+    (bin_ / "tar").write_text(
+        '#!/bin/bash\n[ "$2" = "$OUT.tar.gz" ] && exit 2\nexec /bin/tar "$@"\n'
+    )
+    (bin_ / "tar").chmod(0o755)
+    more = {"TMPDIR": str(other), "PATH": f"{bin_}:{os.environ['PATH']}"}
+    stubs = Stubs(tmp_path, doctor=1, more=more)
+    done = stubs.run()
+    (archive,) = other.iterdir()
+    assert done.returncode == 3 and f"send back {archive}" in done.stdout
+    assert "cpu_build.txt" in packed_in(archive)
+
+
+def test_a_folder_is_named_from_where_the_owner_is(tmp_path: Path) -> None:
+    (tmp_path / "my model").mkdir()
+    ran = Ran(tmp_path, "my model", cwd=tmp_path)
+    assert ran.done.returncode == 0, ran.done.stderr
+    build = next(c for c in ran.calls if "engines/my model" in c and c[0] == "spark-build")
+    assert build[1] == str(tmp_path / "my model")
+
+
+def test_a_doctor_that_breaks_is_not_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, doctor=124)
+    assert ran.done.returncode == 1 and "doctor_no_load.txt" in ran.packed

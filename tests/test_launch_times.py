@@ -136,6 +136,22 @@ def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
     assert common[0] in launch_overlap.line(row)
 
 
+def test_a_kind_that_is_given_ids_is_not_run_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would read for ids is whatever came to lie there since: on a GPU it traps."""
+    ops = {"mlp.experts": "grouped_moe", "attn.qkv": "linear"}
+    made = [SimpleNamespace(node=n, symbol="kernel", op=op) for n, op in ops.items()]
+    run: list[Any] = []
+    monkeypatch.setattr(launch_overlap, "launches", lambda payload: made)
+    monkeypatch.setattr(launch_overlap.Overlap, "seconds", lambda self, own: run.append(own) or 1.0)
+    gpu = SimpleNamespace(crowding=None, prepare=None)
+    executor = SimpleNamespace(gpu=gpu, launches=lambda payload: [*made])
+    overlap = launch_overlap.Overlap(executor, b"")
+    row = overlap.chains("mlp.experts kernel")
+    assert not run and "ids that another launch makes" in row["alone"]
+    assert launch_overlap.line(row) == " : "
+    assert overlap.chains("attn.qkv kernel")["pdl"] == 1e3 and run
+
+
 def test_what_reads_memory_compiles(tmp_path: Path) -> None:
     nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
     from spark_engine.kernel import TARGETS

@@ -12,7 +12,7 @@ from tests.house import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import performance, seed_rows  # noqa: E402
+from benchmarks import checklist_rows, performance  # noqa: E402
 
 
 @pytest.mark.parametrize("page", performance.PAGES, ids=lambda page: page.name)
@@ -83,11 +83,11 @@ def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None
 
 
 def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_rows, "RESULTS", tmp_path)
+    monkeypatch.setattr(checklist_rows, "RESULTS", tmp_path)
     wanted = (8, 19, 20, 22, 23, 24, 28, 29, 30, 31, 32, 35, 36, 37, 42, 46, 52, 58)
-    assert tuple(row.number for row in seed_rows.ROWS) == wanted
-    assert all(row[3] != "``" for row in seed_rows.seed_rows()), "each has its command"
-    bare = {row[0]: row[2] for row in seed_rows.seed_rows()}
+    assert tuple(row.number for row in checklist_rows.ROWS) == wanted
+    assert all(row[3] != "``" for row in checklist_rows.checklist_rows()), "each has its command"
+    bare = {row[0]: row[2] for row in checklist_rows.checklist_rows()}
     assert (
         bare[8] == "not measured" and bare[19] == "not measured; graphs are made at the start alone"
     )
@@ -106,7 +106,7 @@ def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     files |= {"prefix": {"computed": {"fork": 6144}}, "repeat": {"texts": 16, "runs": [run, run]}}
     for name, found in files.items():
         (tmp_path / f"{name}_35b.json").write_text(json.dumps(found))
-    told = {row[0]: row[2] for row in seed_rows.seed_rows()}
+    told = {row[0]: row[2] for row in checklist_rows.checklist_rows()}
     assert told[8] == "35B: 2.10 / 3.00 ms a step with / without at 8"
     assert told[22] == "35B: 0.60 ms a step at 8" and told[24] == "35B: 0.100 ms, 4.8% of a step"
     assert told[35] == "35B: at 8: schedule 60, fill 100, wait 1500 us"
@@ -117,4 +117,4 @@ def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "balanced 50.0 ms p99, 5.0 idle steps" in str(told[30])
     assert told[46] == "35B: 1.5 steps beyond its chunks', the worst of 1"
     (tmp_path / "steps_27b.json").write_text(json.dumps(steps))
-    assert str(dict(r[::2] for r in seed_rows.seed_rows())[42]).startswith("27B: 2.10 ms")
+    assert str(dict(r[::2] for r in checklist_rows.checklist_rows())[42]).startswith("27B: 2.10 ms")

@@ -33,8 +33,8 @@ from benchmarks.card_model import (  # noqa: E402
     times_of,
 )
 from benchmarks.floors import Floor, Work  # noqa: E402
-from benchmarks.hollow_plan import Bucket, Node, grouped, label_of, plan_of  # noqa: E402
 from benchmarks.node_work import Amounts, amounts  # noqa: E402
+from benchmarks.weightless_plan import Bucket, Node, grouped, label_of, plan_of  # noqa: E402
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 SMALL = {"max_seqs": 32, "max_context": 256, "kv_tokens": 8192}

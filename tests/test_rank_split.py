@@ -13,7 +13,7 @@ import pytest
 
 from spark_engine.builder.native.launches import Launched
 from spark_engine.runtime.ranks.messages import Table, Tables
-from spark_engine.runtime.ranks.seats import Seat
+from spark_engine.runtime.ranks.spawn import RankSpec
 from tests.house import ROOT
 from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, tables
 
@@ -44,7 +44,7 @@ def test_equal_launches_are_one_kind() -> None:
 def test_a_rank_times_what_rank_0_names(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[Any] = []
     files = [SimpleNamespace(family="decode", rows=rows, file=f"{rows}.engine") for rows in (1, 2)]
-    monkeypatch.setattr(sys, "argv", ["", msgspec.json.encode(Seat("e", 1, 2)).decode()])
+    monkeypatch.setattr(sys, "argv", ["", msgspec.json.encode(RankSpec("e", 1, 2)).decode()])
     monkeypatch.setattr(
         rank_split_follower, "read_manifest", lambda path: SimpleNamespace(buckets=files, path=path)
     )

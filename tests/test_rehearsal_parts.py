@@ -109,6 +109,20 @@ def test_one_that_dies_before_it_begins_is_not_tried_for_ever(tmp_path: Path) ->
     assert found.rows["the part itself"]["note"] == "it ended with code 3"
 
 
+def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
+    """Each try tells a row and dies behind it: all rows are right, and the part was given up."""
+    told: list[Sequence[str]] = []
+
+    def start(name: str, words: Sequence[str]) -> list[str]:
+        told.append(words)
+        row = f'{{"row": {{"label": "{len(told)}", "right": true}}}}'
+        return [sys.executable, "-c", f"print('{row}', flush=True); raise SystemExit(3)"]
+
+    found = rehearsal.Found(tmp_path / "x.json")
+    assert not rehearsal.run_part("x", found, OPTIONS, 20.0, start)
+    assert len(found.rows) == len(told) == rehearsal.TRIES and "gave_up" in found.head
+
+
 def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     told = Told([])
     with pytest.raises(ExecutorError), told.trial("x"):
@@ -314,20 +328,28 @@ def test_each_plan_is_in_one_share_of_the_sanitizer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "code", "right", "says"),
+    ("log", "code", "right", "says", "ran"),
     [
-        ("========= ERROR SUMMARY: 0 errors", 0, True, ""),
+        ("========= ERROR SUMMARY: 0 errors", 0, True, "", True),
+        ("========= ERROR SUMMARY: 0 errors", 0, False, "1 of 1 never ran: embed/rows/one", False),
         ("===== Error: Race reported\n===== RACECHECK SUMMARY: 2 hazards displayed (2 errors)", 0,
-         False, "2 found: ===== Error: Race reported"),
-        ("========= COMPUTE-SANITIZER", 0, False, "no summary in the sanitizer's log"),
-        ("========= ERROR SUMMARY: 0 errors", 1, False, "code 1: a lost GPU"),
+         False, "2 found: ===== Error: Race reported", True),
+        ("========= COMPUTE-SANITIZER", 0, False, "no summary in the sanitizer's log", True),
+        ("========= ERROR SUMMARY: 0 errors", 1, False, "code 1: a lost GPU", True),
     ],
 )  # fmt: skip
 def test_a_share_is_right_by_the_sanitizers_own_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int, right: bool, says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str,
+    code: int,
+    right: bool,
+    says: str,
+    ran: bool,
 ) -> None:
     script = tmp_path / "compute-sanitizer"
-    words = f'printf %s "{log}" > "$4"; [ {code} = 0 ] || echo "a lost GPU" >&2; exit {code}'
+    words = 'cp "$8" "$(dirname "$8")/ran.json"; ' if ran else ""
+    words += f'printf %s "{log}" > "$4"; [ {code} = 0 ] || echo "a lost GPU" >&2; exit {code}'
     script.write_text(f"#!/bin/sh\n{words}\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -17,7 +17,7 @@ from tests.runtime import small_engine  # noqa: E402
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import seed_rows, served_rows, step_shares  # noqa: E402
+from benchmarks import checklist_rows, served_rows, step_shares  # noqa: E402
 
 
 def test_a_steps_time_is_shared_out(tmp_path: Path) -> None:
@@ -62,5 +62,5 @@ def test_bursts_over_http_by_hand() -> None:
     assert row["tok_s_each"] == [100, 50, 125] and row["warning"] == "late"
     assert "100.0 (50.0 to 125.0) tokens/s each" in served_rows.line(row)
     rows = [{**row, "rows": n, "ttft_p50_ms": [10.0 * n, 0, 0]} for n in (8, 32, 64, 128)]
-    assert seed_rows._each({"rows": rows}).startswith("100.0 / 100.0 / 100.0 / 100.0")
-    assert "p50 0.08 / 0.32 / 1.28 s" in seed_rows._firsts({"rows": rows})
+    assert checklist_rows._each({"rows": rows}).startswith("100.0 / 100.0 / 100.0 / 100.0")
+    assert "p50 0.08 / 0.32 / 1.28 s" in checklist_rows._firsts({"rows": rows})

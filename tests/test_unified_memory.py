@@ -26,7 +26,7 @@ from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
-from spark_engine.runtime.executors.cache_size import KEPT, SHARED, Room  # noqa: E402
+from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, Room  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -115,7 +115,22 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._functions = lambda *_: ([], [])
     for integrated, timed in ((1, None), (0, 1.0)):
-        _spark(monkeypatch, 1000, INTEGRATED=integrated).free = 1000
+        _spark(monkeypatch, KEPT + 1000, INTEGRATED=integrated).free = 1000
+        timer._gpu = device.Gpu()
+        assert timer._measure(None, None, None) == timed
+
+
+def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a server that has taken nearly everything."""
+    bench = SimpleNamespace(
+        nbytes=GIB, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
+    )
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    assert (gpu_timer.KEPT, gpu_timer.LEAST_KEPT) == (KEPT, LEAST_KEPT)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._functions = lambda *_: ([], [])
+    for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):
+        _spark(monkeypatch, free)
         timer._gpu = device.Gpu()
         assert timer._measure(None, None, None) == timed
 

@@ -33,6 +33,7 @@ from spark_engine.device import Gpu
 from tests.plugins import cuda_node
 
 FOLLOWED = (("FOLLOWED", "1"),)
+RAN = "ran.json"  # beside the labels that are asked for: those that ran
 SHARE = 40  # plans of one process
 LEAST = 2  # processes at once; a third of the cores where that is more
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
@@ -71,7 +72,7 @@ def errors_in(log: str) -> int:
 def sanitize(tool: str, labels: Sequence[str]) -> tuple[bool, str]:
     """Runs the labels' plans in a process under the tool: whether nothing was found, and a note."""
     with tempfile.TemporaryDirectory() as folder:
-        asked, log = Path(folder) / "labels.json", Path(folder) / "log"
+        asked, log, ran = (Path(folder) / name for name in ("labels.json", "log", RAN))
         asked.write_text(json.dumps(list(labels)))
         command = ["compute-sanitizer", "--tool", tool, "--log-file", str(log)]
         command += [sys.executable, "-m", "benchmarks.rehearsals.sanitized"]
@@ -83,13 +84,16 @@ def sanitize(tool: str, labels: Sequence[str]) -> tuple[bool, str]:
             count = errors_in(text)
         except ValueError as error:
             return False, str(error)
+        done = json.loads(ran.read_text()) if ran.is_file() else []
+        if missing := sorted(set(labels) - set(done)):
+            return False, f"{len(missing)} of {len(labels)} never ran: {missing[0]}"
         lines = [line for line in text.splitlines() if "rror:" in line or "azard" in line]
         return not count, f"{count} found: {'; '.join(lines)[:300]}" if count else ""
 
 
 def run_labels(asked: Path) -> None:
     """The sanitized process: runs each plan twice over poisoned, guarded memory."""
-    labels = set(json.loads(asked.read_text()))
+    labels, ran = set(json.loads(asked.read_text())), list[str]()
     target = target_here()
     with closing(Gpu()) as gpu:
         bench = cuda_node.Bench(gpu, target, CUBINS)
@@ -100,6 +104,8 @@ def run_labels(asked: Path) -> None:
                 arrays = case.inputs(np.random.default_rng(seed))
                 for work in chosen:
                     cuda_node.run(bench, followed(work), arrays)
+                    ran.append(label_of(work))
+    asked.with_name(RAN).write_text(json.dumps(ran))
 
 
 def main() -> None:

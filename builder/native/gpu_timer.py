@@ -32,6 +32,9 @@ REPEATS, WARM = 7, 2
 # Of the free memory that one measurement may take; half of that where the host has it too, which
 # holds the operands while they are made.
 SHARE = 0.8
+# Bytes that the host keeps of a memory that it shares, and no more than a sixteenth, as an engine
+# leaves it (runtime/executors/cache_size.py): a server may have taken the rest.
+KEPT, LEAST_KEPT = 4 << 30, 16
 VERSION = Path("/proc/driver/nvidia/version")
 
 
@@ -97,7 +100,8 @@ class GpuTimer:
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         bench = _Bench(self._gpu, work, plan)
         share = SHARE / 2 if self._gpu.integrated else SHARE
-        if bench.nbytes > share * self._gpu.free_bytes:
+        kept = min(KEPT, self._gpu.total_bytes // LEAST_KEPT) if self._gpu.integrated else 0
+        if bench.nbytes > share * (self._gpu.free_bytes - kept):
             return None
         functions, modules = self._functions(tactic, plan)
         try:

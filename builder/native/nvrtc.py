@@ -33,12 +33,17 @@ from spark_engine.progress import Advance, ignore
 Defines = tuple[tuple[str, str], ...]
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_FUNCTION = re.compile(r"Function properties for (\S+)\s[^\n]*?" + _STACK.pattern)
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel takes: registers of a thread, and bytes; `shared` is the static part."""
+    """What one kernel takes: registers of a thread, and bytes; `shared` is the static part.
+
+    `spills` counts what is stored and loaded again, by the kernel and by each function of its
+    source that is not inlined: ptxas does not say which kernel calls it.
+    """
 
     registers: int
     shared: int
@@ -158,12 +163,15 @@ def _usage(log: str) -> Iterator[tuple[str, Usage]]:
     if not names:
         raise InternalError(f"ptxas reports no kernel: {log!r}")
     ends = [m.start() for m in names[1:]] + [len(log)]
+    kernels = {name[1] for name in names}
+    called = [m for m in _FUNCTION.finditer(log) if m[1] not in kernels]
+    theirs = sum(int(m[3]) + int(m[4]) for m in called)
     for name, end in zip(names, ends, strict=True):
         part = log[name.end() : end]
         stack, used = _STACK.search(part), _USED.search(part)
         if stack is None or used is None:
             raise InternalError(f"ptxas reports no usage of {name[1]}:\n{log}")
-        spills = int(stack[2]) + int(stack[3])
+        spills = int(stack[2]) + int(stack[3]) + theirs
         yield name[1], Usage(int(used[1]), int(used[2] or 0), int(stack[1]), spills)
 
 

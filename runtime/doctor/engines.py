@@ -6,6 +6,7 @@ file but the manifest. `spark-check` and a start verify the bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,12 +14,12 @@ from pathlib import Path
 
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import UserError
-from spark_engine.hints import EXTRA
+from spark_engine.hints import EXTRA, extra
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.engine.detect import RTX, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
 from spark_engine.runtime.executors.cache_size import Room
-from spark_engine.runtime.ranks.seats import check_gpus, check_nccl
+from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
 
 ENGINES = Path("engines")
 
@@ -41,16 +42,20 @@ def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
     return list(given) or sorted(path.parent for path in below.glob("*/manifest.json"))
 
 
-def fit(path: Path, room: Room | None, available: int | None) -> Fit:
-    """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes."""
+def fit(path: Path, room: Room | None, available: int | None, gpu: str = "") -> Fit:
+    """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes, `gpu` why
+    no engine of a GPU opens here."""
     try:
         manifest = read_manifest(path)
     except UserError as error:
         return Fit(str(path), why=str(error))
+    except OSError as error:
+        return Fit(str(path), why=f"{error}: let this user read it, or run as one that may")
     native = manifest.executor == NATIVE
     needs = manifest.memory.total * (1 if native else manifest.ranks)
     free, kept = (room.usable, room.kept) if native and room else (available, 0)
-    why = _target(manifest) or _files(path, manifest) or _memory(manifest, free, kept)
+    of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
+    why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)
     leaves = None if free is None or (native and room is None) else free - needs
     return Fit(str(path), manifest.name, manifest.target, needs, leaves, why)
 
@@ -61,6 +66,10 @@ def _target(manifest: Manifest) -> str:
         return ""
     if find_spec("cuda") is None:
         return f"it is for the GPU {manifest.target}, which needs the extra `cuda`: {EXTRA}"
+    from spark_engine.device import capability  # needs the extra `cuda`
+
+    if manifest.target == RTX[0] and capability() in RTX[1]:
+        return f"it is for {manifest.target}, which needs TensorRT-RTX: {extra('trt')}"
     return (
         f"it is for {manifest.target}, and here runs {' and '.join(here)}: build it again on this "
         f"machine, or with --target {here[-1]}"
@@ -70,7 +79,12 @@ def _target(manifest: Manifest) -> str:
 def _files(path: Path, manifest: Manifest) -> str:
     for name, digest in manifest.files.items():
         file = path / name
-        found = file.stat().st_size if file.is_file() else None
+        try:
+            found = file.stat().st_size if file.is_file() else None
+        except OSError as error:
+            return f"{error}: let this user read it, or run as one that may"
+        if found is not None and not os.access(file, os.R_OK):
+            return f"{name} may not be read by this user: let it, or run as one that may"
         if found != digest.bytes:
             has = "is missing" if found is None else f"has {found} bytes"
             return f"{name} {has}, where {digest.bytes} were built: build the engine again"

@@ -61,6 +61,7 @@ class Found:
 
     card: Card | None
     advice: tuple[str, ...] = ()
+    why: str = ""  # no engine of a GPU opens here
 
 
 def look(load: bool = True, device: str = "0") -> Found:
@@ -79,8 +80,9 @@ def look(load: bool = True, device: str = "0") -> Found:
         if not driver_present():
             return Found(None)
         return Found(None, (f"NVIDIA's driver does not answer: {error}",))
-    advice = []
+    advice, why = [], ""
     if int(cuda) < LEAST_DRIVER:
+        why = f"the driver speaks CUDA {release(int(cuda))}, which loads no kernels of ours"
         advice.append(
             f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
             "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
@@ -95,12 +97,13 @@ def look(load: bool = True, device: str = "0") -> Found:
             room, mhz = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
             tried = load and room.usable >= NEEDS
             told = probe(gpu) if tried else None
-    except SparkError as error:
-        return Found(None, (*advice, f"{name} cannot be used: {error}"))
+    except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
+        return Found(None, (*advice, f"{name} cannot be used: {error}"), why or "it cannot be used")
     if load and not tried:
         advice.append("too little memory is free to try its clock and bandwidth: stop programs")
     if mps:
         stop = "echo quit | nvidia-cuda-mps-control"
+        why = why or "NVIDIA MPS shares the GPU"
         advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")
     after = _smi(device) if load else {}
     card = Card(
@@ -117,7 +120,7 @@ def look(load: bool = True, device: str = "0") -> Found:
         watts=_number(after.get("power.draw")),
         celsius=_number(after.get("temperature.gpu")),
     )
-    return Found(card, (*advice, *slow(card)))
+    return Found(card, (*advice, *slow(card)), why)
 
 
 def release(version: int) -> str:

@@ -78,9 +78,12 @@ class Report:
     def _of_memory(self) -> Iterator[str]:
         card, host = self.gpu.card, self.host
         if card and card.room.shared and (host.swap_used or 0) > SWAPPED:
+            # Emptying swap into memory that has no room for it would end programs or hang the host.
+            fits = (host.available or 0) - card.room.kept > (host.swap_used or 0)
+            empty = "sudo swapoff -a && sudo swapon -a" if fits else "run the doctor again"
             yield (
                 f"{_gib(host.swap_used)} lie in swap, where GPU and programs share one memory: "
-                "stop other programs, then sudo swapoff -a && sudo swapon -a"
+                f"stop other programs, then {empty}"
             )
 
     def _of_disk(self) -> Iterator[str]:

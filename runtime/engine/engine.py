@@ -19,7 +19,7 @@ from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
-from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
@@ -29,7 +29,7 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.watched import Watched
-from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.ranks.rendezvous import split_hosts
 
 CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
 
@@ -208,7 +208,7 @@ class Engine:
         small. `buckets` counts launches by "family_rows". The others count since the start.
         """
         scheduler, counts = self.scheduler, self._loop.counts
-        swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
+        swapped = scheduler.waiting.swapped
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
         counted["rounds_by_k"] = dict(counts.rounds_by_k)
         counted["buckets"] = {name: counts.buckets[key] for key, name in self._buckets}

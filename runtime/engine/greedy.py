@@ -42,7 +42,7 @@ Said = dict[int, list[int]]  # by slot
 
 def greedy(loaded: Loaded) -> Greedy:
     """The record of an open engine on which nothing runs; its states are overwritten."""
-    speaker = _Speaker(loaded)
+    speaker = _GreedyRun(loaded)
     said = {name_of(key): speaker.say(*key) for key in sorted(loaded.executors)}
     return Greedy(machine(loaded), {name: _md5(texts) for name, texts in said.items()})
 
@@ -70,7 +70,7 @@ def machine(loaded: Loaded) -> str:
         return model
 
 
-class _Speaker:
+class _GreedyRun:
     """Every text has a slot and pages of its own and begins anew."""
 
     def __init__(self, loaded: Loaded) -> None:

@@ -1,4 +1,4 @@
-"""From an engine folder to executors that are ready to run.
+"""Opens an engine folder: verifies it, loads the weights, returns an executor for each bucket.
 
 Knows the table of executors and what must hold before anything is allocated: the folder is
 intact, made for this machine, and fits its memory.
@@ -40,10 +40,10 @@ from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.executors.watched import Clock
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.heard import Heard
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
-from spark_engine.runtime.ranks.seats import begin_of, gather_ranks
+from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
+from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.tensors import TensorSpec
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -115,7 +115,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LoadOptions:
     """How an engine is to be opened; as of `load`."""
 
     swap_bytes: int = 0
@@ -153,7 +153,7 @@ def load(
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
-    wishes = Wishes(swap_bytes, threads, cache_bytes, graphs, masks, least)
+    wishes = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
     mark, shown = mark or _ignore, shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
         return _load(path, manifest, wishes, mark, shown, comm)
@@ -161,19 +161,19 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_of(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
         group.begin(begin, manifest.executor == NATIVE)
-        heard = Heard(shown, mark, group.check)
+        heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
             loaded = _load(path, manifest, wishes, heard.mark, heard, group.comm)
         undo.callback(loaded.close)
         undo.callback(group.leave)
         group.all_open()
         undo.pop_all()
-    return _led(loaded, group, orders)
+    return _as_leader(loaded, group, orders)
 
 
-def _led(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
+def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
     """Rank 0's part of an engine, which the other ranks follow."""
     synchronous = loaded.store is None
     store = HostStates(loaded.states) if loaded.store is None else loaded.store
@@ -196,7 +196,7 @@ def _led(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
 def _load(
     path: Path,
     manifest: Manifest,
-    wishes: Wishes,
+    wishes: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,
@@ -269,7 +269,7 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
 
 def _load_native(
     folder: EngineFolder,
-    wishes: Wishes,
+    wishes: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,

@@ -1,4 +1,4 @@
-"""What one request takes over from another: where it begins, what it waits for, what it leaves.
+"""Prefix reuse: where a prompt resumes, which prefill it waits for, where it leaves snapshots.
 
 Between the scheduler, which knows when, and the prefix cache, which knows what there is. A page can
 be shared from the launch that fills it: whatever reads it is launched later, on the same stream.

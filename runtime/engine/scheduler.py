@@ -41,6 +41,7 @@ from spark_engine.runtime.engine.reuse import Reuse
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step_costs import StepCosts
+from spark_engine.runtime.engine.waiting import Waiting, rank_of
 from spark_engine.runtime.executors.memory import BucketKey
 
 
@@ -61,7 +62,7 @@ class Scheduler:
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
         self.running: list[Sequence] = []  # most urgent first
-        self.waiting: list[Sequence] = []  # most urgent first; new, swapped and restarted ones
+        self.waiting = Waiting()
         self.swap_used = 0  # bytes
         self.preemptions = {"swap": 0, "recompute": 0}
         self.reuse = Reuse(sizes, self.pages)
@@ -72,14 +73,14 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
-        fresh = sum(s.last_step < 0 for s in self.waiting)
+        fresh = self.waiting.fresh
         if fresh >= self.sizes.max_waiting:
             raise CapacityError(
                 f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
                 "try again later"
             )
         self.reuse.add(seq)
-        insort(self.waiting, seq, key=_rank)
+        self.waiting.enter(seq)
 
     def schedule(self, in_flight: int) -> StepPlan:
         """The next step, `in_flight` being the number of launched, uncollected ones."""
@@ -113,7 +114,10 @@ class Scheduler:
     def finish(self, seq: Sequence, reason: FinishReason, sound: bool = True) -> None:
         """Ends a sequence wherever it is; what it holds returns when nothing can touch it. Unless
         `sound`, what it computed is of no use to others."""
-        (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
+        if seq.status is Status.RUNNING:
+            self.running.remove(seq)
+        else:
+            self.waiting.give_up(seq)
         self._drop_snapshot(seq)
         if seq.slot >= 0:
             in_flight = seq.last_step > self._collected
@@ -138,6 +142,7 @@ class Scheduler:
         swapped = sum(s.swap_bytes for s in self.waiting)
         if swapped != self.swap_used:
             raise InternalError(f"snapshots hold {swapped} bytes, accounted {self.swap_used}")
+        self.waiting.check()
 
     # A page for every decode row.
 
@@ -186,7 +191,7 @@ class Scheduler:
                 hit = self.reuse.without_tail(seq, hit)
                 if not self._make_room(seq, hit, (held, kept), plan, in_flight):
                     return
-            self.waiting.pop(at)  # those that yielded to it stand behind it
+            self.waiting.leave(at)  # those that yielded to it stand behind it
             self._take(seq, hit, self.waiting[at:], plan)
             if seq.status is Status.SWAPPED:
                 pages = self._pages_for(seq.launched)
@@ -195,7 +200,7 @@ class Scheduler:
                 seq.swap_bytes = 0
             seq.status = Status.RUNNING
             self.depth.forget(seq.slot)
-            insort(self.running, seq, key=_rank)
+            insort(self.running, seq, key=rank_of)
             plan.admitted.append(seq)
 
     def _take(self, seq: Sequence, hit: Hit, waiting: list[Sequence], plan: StepPlan) -> None:
@@ -291,7 +296,7 @@ class Scheduler:
             self.preemptions["recompute"] += 1
         self._free(seq.slot, seq.pages, seq.node)
         seq.slot, seq.pages, seq.node = -1, [], None
-        insort(self.waiting, seq, key=_rank)
+        self.waiting.enter(seq)
 
     def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
         self.slots.give([slot])
@@ -390,7 +395,3 @@ def _yields(victim: Sequence, seq: Sequence) -> bool:
     if seq.held_back:
         return victim.rank > seq.rank
     return victim.request.priority < seq.request.priority
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank

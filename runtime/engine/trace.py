@@ -7,9 +7,10 @@ and does nothing: it is what runs when nobody asked for a trace.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,10 @@ class Trace(NoTrace):
         """
         wall, idle = self._last - self._first, self._seconds.get(IDLE, 0.0)
         seconds = {"busy": self._device, "host": max(0.0, wall - idle - self._device), "idle": idle}
-        whole = sum(seconds.values())
         return {
             "steps": self._steps,
             "wall_s": wall,
-            "seconds": seconds,
-            "shares": {k: v / whole if whole else 0.0 for k, v in seconds.items()},
+            **_shared(seconds),
             "parts_s": dict(self._seconds),
             "spans_left_out": self._left_out,
         }
@@ -139,17 +138,21 @@ class Trace(NoTrace):
             self._left_out += 1
 
 
-def trace_of(file: str | None, name: str) -> NoTrace:
+def trace_of(file: str | None, name: str, first: bool = True) -> NoTrace:
     """What the process `name` keeps for the trace `file`; nothing where there is no file.
 
-    Raises OptionError where it cannot be written.
+    The `first` process of a trace removes what one that was killed left of another. One that comes
+    later, as an engine that is started again, leaves a part of its own beside those before it.
+    Raises OptionError where the trace cannot be written.
     """
     if file is None:
         return NoTrace()
-    part = _part(file, name)
     check_writable("--profile", Path(file))
+    if first:
+        for left in (part for one in (ENGINE, HTTP) for part in _parts(file, one)):
+            left.unlink(missing_ok=True)
+    part = _part(file, name, len(_parts(file, name)))
     check_writable("--profile", part)
-    part.unlink(missing_ok=True)  # of one that was killed
     return Trace(name, part)
 
 
@@ -157,21 +160,49 @@ def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Makes the trace `file` of the parts of the processes `names`, which go; their shares."""
     events: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
-    parts = [_part(file, name) for name in names]
-    for pid, (name, part) in enumerate(zip(names, parts, strict=True), 1):
-        if part.exists():
-            row = msgspec.json.decode(part.read_bytes())
-            events += _events(pid, name, row.pop("spans"))
-            found[name] = row
+    parts = {name: _parts(file, name) for name in names}
+    for pid, (name, lives) in enumerate(parts.items(), 1):
+        rows = [msgspec.json.decode(part.read_bytes()) for part in lives]
+        if rows:
+            events += _events(pid, name, [span for row in rows for span in row.pop("spans")])
+            found[name] = _together(rows)
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": found}
     Path(file).write_bytes(msgspec.json.encode(whole))
-    for part in parts:  # now that what they held is kept
+    for part in itertools.chain(*parts.values()):  # now that what they held is kept
         part.unlink(missing_ok=True)
     return found
 
 
-def _part(file: str, name: str) -> Path:
-    return Path(f"{file}.{name}.part")
+def _together(lives: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The shares of all lives of a process; the time between two of them is nobody's."""
+    seconds, parts = Counter[str](), Counter[str]()
+    for row in lives:
+        seconds.update(row["seconds"])
+        parts.update(row["parts_s"])
+    return {
+        "lives": len(lives),
+        "steps": sum(row["steps"] for row in lives),
+        "wall_s": sum(row["wall_s"] for row in lives),
+        **_shared(dict(seconds)),
+        "parts_s": dict(parts),
+        "spans_left_out": sum(row["spans_left_out"] for row in lives),
+    }
+
+
+def _shared(seconds: dict[str, float]) -> dict[str, Any]:
+    whole = sum(seconds.values())
+    shares = {name: s / whole if whole else 0.0 for name, s in seconds.items()}
+    return {"seconds": seconds, "shares": shares}
+
+
+def _part(file: str, name: str, life: int) -> Path:
+    return Path(f"{file}.{name}.{life}.part")
+
+
+def _parts(file: str, name: str) -> list[Path]:
+    """Those that are there, life after life."""
+    all_lives = (_part(file, name, life) for life in itertools.count())
+    return list(itertools.takewhile(Path.exists, all_lives))
 
 
 def _events(pid: int, name: str, spans: list[Any]) -> list[dict[str, Any]]:

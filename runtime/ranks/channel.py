@@ -1,4 +1,4 @@
-"""Packets from rank 0 to every other rank, and answers back.
+"""Broadcast of packets from rank 0 to every other rank, and their answers back.
 
 Knows sockets and memory that the processes of a host share; knows no message. On a host a large
 packet is written once, into a ring that all ranks read; its place, and every small packet, goes
@@ -24,6 +24,7 @@ HEAD = struct.Struct("<Qq")  # a packet's bytes, and where it begins in the ring
 INLINE = -1
 SMALL = 8 << 10  # bytes that a socket carries as fast as the ring
 RING_BYTES = 16 << 20
+MOST_ANSWER = 1 << 20  # bytes; a rank says that it is open, or what it has fallen of
 _READ = 64  # bytes from one rank's count of what it has read to the next one's
 _NAP_S = 50e-6
 
@@ -146,9 +147,10 @@ class Receiver:
 
 
 def read_answer(peer: socket.socket) -> bytes | None:
-    """What a rank says; None when it has closed its end."""
+    """What a rank says; None when it has closed its end, or says what no rank does."""
     head = read(peer, HEAD.size)
-    return None if head is None else read(peer, HEAD.unpack(head)[0])
+    size = 0 if head is None else HEAD.unpack(head)[0]
+    return None if head is None or size > MOST_ANSWER else read(peer, size)
 
 
 def read(peer: socket.socket, nbytes: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What the ranks of an engine tell each other on the host: sums, gathered arrays, barriers.
+"""Collectives between ranks on the host: all-reduce, all-gather, barrier of numpy arrays.
 
 Knows arrays and how they get to the other ranks: through memory that the processes of a host share,
 or through sockets between hosts. Every rank adds in the order of ranks, in f32, and rounds once, so

@@ -1,7 +1,8 @@
-"""Another rank's loop: it does to its own executors, states and tables what rank 0 says, in order.
+"""The loop of ranks 1 and up: replays rank 0's commands on its own executors, states and tables.
 
-Knows the messages; knows no process, no scheduler and no request. It waits for a step only where
-the step's buffers are to be used again, which rank 0 has waited for before.
+In: decoded packets (messages.py), in order. Out: launches over this rank's share of the weights.
+Knows no process, no scheduler and no request. It waits for a step only where the step's buffers are
+reused, which rank 0 has waited for before.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from spark_engine.runtime.ranks.messages import (
     CopyRows,
     Drop,
     Launch,
+    LaunchRest,
     Leave,
     Order,
-    Rest,
     Restore,
     Save,
     SetCounts,
@@ -40,7 +41,7 @@ SETS = 2  # of buffers, used in turn: as many steps may be in flight
 
 
 @dataclass
-class _Turns:
+class _BufferSets:
     """A family's buffers: which set is next, and what waits for the last launch over each."""
 
     next: int = 0
@@ -63,8 +64,8 @@ class Follower:
         specs = {key: executor.specs for key, executor in executors.items()}
         self.memory = EngineMemory(states, self._tables, specs, SETS, store, sink)
         self.snapshots: dict[int, Snapshot] = {}
-        self._turns = {family: _Turns() for family, _ in executors}
-        self._rest: tuple[_Turns, int, Callable[[], Wait]] | None = None
+        self._turns = {family: _BufferSets() for family, _ in executors}
+        self._rest: tuple[_BufferSets, int, Callable[[], Wait]] | None = None
         self._steps = {
             key: tuple(s for s in one.inputs if s.name not in self.memory.tables)
             for key, one in specs.items()
@@ -84,7 +85,7 @@ class Follower:
         match order:
             case Launch():
                 self._launch(order)
-            case Rest():
+            case LaunchRest():
                 self._go_on()
             case Tables():
                 self._write(order)

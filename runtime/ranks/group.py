@@ -1,4 +1,4 @@
-"""The ranks of one engine as rank 0 sees them: what they say, whether they live, how they end.
+"""Rank 0's view of the other ranks: sends them packets, detects their failure, shuts them down.
 
 Knows sockets, processes and time; knows no executor. A thread listens to all of them: when one has
 fallen, every call between ranks ends at once, and with it rank 0's step. Where rank 0 itself waits
@@ -24,7 +24,7 @@ from spark_engine.errors import CapacityError, EngineError, ExecutorError, Spark
 from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
-from spark_engine.runtime.ranks.messages import Begin, Fallen, Leave, decode_answer, encode
+from spark_engine.runtime.ranks.messages import Begin, Leave, RankFailed, decode_answer, encode
 
 OPEN_S = 1800.0  # weights may come from a slow disk
 LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
@@ -167,7 +167,7 @@ class Group:
         except msgspec.DecodeError as error:
             self._fall(ExecutorError(f"what rank {rank} says is not understood: {error}"))
             return False
-        if isinstance(answer, Fallen):
+        if isinstance(answer, RankFailed):
             kind = CapacityError if answer.passing else EngineError if answer.user else None
             self._fall((kind or ExecutorError)(f"rank {rank}: {answer.message}"))
             return False

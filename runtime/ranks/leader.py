@@ -1,8 +1,8 @@
-"""Rank 0's executors, states and tables: what is done to them is told to the other ranks first.
+"""Rank 0's executors, states and tables, wrapped so that every call is replicated to the others.
 
-Knows what a call means to another rank; knows neither processes nor what a plan is for. Nothing
-here waits for another rank: packets leave with every launch, and what a rank has to say comes when
-something has gone wrong.
+In: the calls of the engine's loop. Out: the same calls on rank 0's own objects, and one packet of
+messages (messages.py) to all other ranks with each launch. Nothing here waits for another rank, and
+ranks answer only when they fail. Knows neither processes nor what a plan is for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from spark_engine.runtime.ranks.messages import (
     CopyRows,
     Drop,
     Launch,
+    LaunchRest,
     Order,
-    Rest,
     Restore,
     Save,
     SetCounts,
@@ -44,8 +44,8 @@ from spark_engine.tensors import Array
 MOST_MERGED = 4  # sets of buffers remembered by an executor; an engine has one or two
 
 
-class Told(Protocol):
-    """Whom the orders go to."""
+class FollowerLink(Protocol):
+    """Sends packets to the other ranks, and knows which of them failed (`Group`)."""
 
     def send(self, data: bytes) -> None:
         """To every other rank. Raises ExecutorError naming one that takes nothing."""
@@ -65,9 +65,9 @@ class Told(Protocol):
 
 
 class Orders:
-    """What the other ranks have not been told yet, in order."""
+    """Commands that were not sent to the other ranks yet, in order."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: FollowerLink) -> None:
         self._told = told
         self._orders: list[Order] = []
         self._dropped: deque[int] = deque()  # filled by finalizers, at any time
@@ -128,7 +128,7 @@ class LeadExecutor:
         self._inner, self._key, self._orders = inner, key, orders
         self._steps = tuple(s for s in inner.specs.inputs if s.name not in tables)
         self._tables = tuple(s.name for s in inner.specs.inputs if s.name in tables)
-        self._buffers = Merged(inner.specs, states)
+        self._buffers = WithStates(inner.specs, states)
 
     @property
     def inner(self) -> Executor:
@@ -142,7 +142,7 @@ class LeadExecutor:
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step to its end, over the tables in `buffers` and states of every rank's own."""
-        told = [told_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
+        told = [table_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
         self._orders.add(Tables(told))
         self._tell(buffers, part=False)
         with self._orders.explained():
@@ -161,7 +161,7 @@ class LeadExecutor:
             rest = self._inner.launch_to_sample(self._buffers.over(buffers))
 
         def go_on() -> Wait:
-            self._orders.add(Rest())
+            self._orders.add(LaunchRest())
             self._orders.send()
             with self._orders.explained():
                 return self._watched(rest())
@@ -185,7 +185,7 @@ class LeadExecutor:
         return watched
 
 
-class Merged:
+class WithStates:
     """Buffers with the states that they do not hold; the same mapping for the same buffers, by
     which executors remember what they have bound."""
 
@@ -271,13 +271,13 @@ class LeadTables:
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
         """Brings these rows to every rank, for every launch from here on."""
-        told = [told_rows(name, tables[name], slots) for name, slots in changed.items()]
+        told = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
         self._orders.add(Tables(told))
         if self._inner is not None:
             self._inner.write(tables, changed)
 
 
-def told_rows(name: str, table: Array, slots: Collection[int]) -> Table:
+def table_rows(name: str, table: Array, slots: Collection[int]) -> Table:
     """These rows as they are now."""
     where = sorted(slots)
     return Table(name, where, table[where].tobytes())

@@ -1,4 +1,4 @@
-"""Sockets between the ranks of an engine: who is at the other end, and until when it has to answer.
+"""Sockets between the ranks of an engine, with timeouts that name the rank that did not answer.
 
 Knows sockets and time limits; knows neither arrays nor plans. A peer that ends closes its socket,
 so that nobody waits for the dead; one that stands still is named when the limit has passed.
@@ -18,7 +18,7 @@ from spark_engine.tensors import Bytes
 
 LIMIT_S = 8.0  # shorter than the server's watchdog, so that the message can name the rank
 CPU_LIMIT_S = 40.0  # of CPU engines, as above: a host may be that much slower, or busier
-HEAD = struct.Struct("<QQ")  # of a call: its number, its bytes
+HEAD = struct.Struct("<QQ12s")  # of a call: its number, its bytes, its name
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP asks a silent peer whether it is there
 
 
@@ -50,7 +50,7 @@ class Links:
         All ranks make the same calls in the same order; `what` and `nbytes` say which this is.
         Raises ExecutorError naming a rank that has ended, is at another call, or does not come.
         """
-        head = HEAD.pack(self._calls, nbytes)
+        head = HEAD.pack(self._calls, nbytes, what.encode())
         out = memoryview(head + bytes(body))
         size = len(out)
         call = f"{what} {self._calls} of {nbytes} bytes"
@@ -114,9 +114,10 @@ class Links:
             left[rank] = left[rank][count:]
             done = len(taken[rank]) - len(left[rank])
             if done >= len(head) and taken[rank][: len(head)] != head:
-                number, nbytes = HEAD.unpack_from(taken[rank])
+                number, nbytes, name = HEAD.unpack_from(taken[rank])
+                what = name.rstrip(b"\0").decode("ascii", "replace")
                 raise ExecutorError(
-                    f"rank {rank} is at call {number} of {nbytes} bytes, rank {self.rank} at "
+                    f"rank {rank} is at {what} {number} of {nbytes} bytes, rank {self.rank} at "
                     f"{call}: the ranks do not run the same plan"
                 )
             if not left[rank]:

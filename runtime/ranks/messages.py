@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks, and they it, as bytes.
+"""The protocol between rank 0 and the other ranks: message types, encoded as MessagePack.
 
-MessagePack. Knows no transport and no executor. A packet is what rank 0 did since the last one, in
-order: calls on executors, states and tables, whose arrays travel as their bytes.
+A packet from rank 0 holds its calls on executors, states and tables since the last one, in order;
+arrays travel as raw bytes. A rank answers `Opened`, or `RankFailed`. Knows no transport.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import msgspec
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Open your part of the engine: the first packet that a rank gets, alone.
 
-    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too.
+    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too
+    (`Stamp`).
     `limit_s`: what a call between ranks may take once all are open. The others as of `load`.
     """
 
@@ -28,10 +29,18 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     limit_s: float
 
 
+class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
+    """The beginning of a `Begin` of any version: whatever follows in another one, these are there,
+    so that a rank can say what is to be installed."""
+
+    digest: str
+    version: str
+
+
 class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Launch this bucket over the step inputs in `inputs`, one after the other as specified.
 
-    `part`: the whole of it, or what comes before sampling, whose rest a `Rest` starts.
+    `part`: the whole of it, or what comes before sampling, whose rest a `LaunchRest` starts.
     """
 
     family: str
@@ -40,7 +49,7 @@ class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
     part: bool = False
 
 
-class Rest(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class LaunchRest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Launch the rest of the part that was launched last."""
 
 
@@ -105,7 +114,7 @@ class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Order: TypeAlias = (
-    Launch | Rest | Tables | CopyRows | CopyPages | SetCounts | Save | Restore | Drop | Leave
+    Launch | LaunchRest | Tables | CopyRows | CopyPages | SetCounts | Save | Restore | Drop | Leave
 )
 
 
@@ -115,7 +124,7 @@ class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
     pid: int
 
 
-class Fallen(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The rank is about to end. `user`: something outside the program is wrong; `passing`: it may
     be right later."""
 
@@ -124,9 +133,10 @@ class Fallen(msgspec.Struct, tag=True, array_like=True, frozen=True):
     passing: bool = False
 
 
-Answer: TypeAlias = Opened | Fallen
+Answer: TypeAlias = Opened | RankFailed
 
 _ENCODER = msgspec.msgpack.Encoder()
+_STAMP = msgspec.msgpack.Decoder(Stamp)
 _BEGIN = msgspec.msgpack.Decoder(Begin)
 _ORDERS = msgspec.msgpack.Decoder(list[Order])
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
@@ -135,6 +145,12 @@ _ANSWERS = msgspec.msgpack.Decoder(Answer)
 def encode(message: Begin | list[Order] | Answer) -> bytes:
     """Bytes of a packet or an answer."""
     return _ENCODER.encode(message)
+
+
+def decode_stamp(data: bytes | bytearray | memoryview) -> Stamp:
+    """Whose packet a rank's first one is, before the rest is read. Raises msgspec.DecodeError."""
+    stamp: Stamp = _STAMP.decode(data)
+    return stamp
 
 
 def decode_begin(data: bytes | bytearray | memoryview) -> Begin:

@@ -1,4 +1,4 @@
-"""One rank's bucket on the CPU: onnxruntime's sessions, and what ranks do together between them.
+"""One rank's bucket on the CPU: onnxruntime sessions with collectives between them.
 
 Knows the payload of `spark_engine/segments.py` and the communicator; knows no op. A segment whose
 updated states may lie where they are read from, which each proves by itself when it is opened,

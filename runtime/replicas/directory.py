@@ -1,4 +1,4 @@
-"""Where the replicas are, and what is to be placed: one keeps it, and may be lost at any time.
+"""Service discovery: replicas register by heartbeat; the directory keeps no state on disk.
 
 Every replica tells its name, and the newest plan that it has heard of, again and again, so that a
 directory that was started anew knows both within seconds. Knows names, addresses and times; knows
@@ -88,7 +88,7 @@ def _seen(asked: asyncio.Future[tuple[Rows, bool]]) -> None:
         asked.exception()
 
 
-class Telling:
+class Heartbeat:
     """A thread that tells a directory again and again that a replica lives.
 
     `tell` blocks; it gets the newest plan that was heard of, and returns the directory's. What it

@@ -96,7 +96,10 @@ class Fleet:
     async def watch(self) -> None:
         """Looks after them until it is cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # a front that looks no more sends requests to the dead for ever
+                log.exception("a look at the replicas failed")
             await asyncio.sleep(PROBE_S * max(1.0, len(self.replicas) / A_SECOND))
 
     async def look(self) -> None:
@@ -111,7 +114,14 @@ class Fleet:
                 log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
             self._blind = True
         self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
-        await asyncio.gather(*map(self._probe, [*self.replicas.values(), *self.leaving.values()]))
+        everybody = [*self.replicas.values(), *self.leaving.values()]
+        for replica, found in zip(
+            everybody,
+            await asyncio.gather(*map(self._probe, everybody), return_exceptions=True),
+            strict=True,
+        ):
+            if isinstance(found, Exception):  # what it says is none of HTTP
+                self.miss(replica, f"{type(found).__name__}: {found}")
 
     def _set(self, addresses: Sequence[Address]) -> None:
         named = {address.name: address for address in addresses}

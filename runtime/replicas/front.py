@@ -13,8 +13,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spark_engine.runtime.replicas.carry import Asked, Carrier, decoded, problem_of
 from spark_engine.runtime.replicas.fleet import Fleet
+from spark_engine.runtime.replicas.forward import (
+    ClientRequest,
+    Forwarder,
+    decoded,
+    encoded,
+    problem_of,
+)
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.merged_metrics import merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
@@ -35,7 +41,7 @@ class Front:
     def __init__(self, fleet: Fleet, upstream: Upstream, max_body: int) -> None:
         self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
-        self._carrier = Carrier(fleet, upstream, self.metrics)
+        self._forwarder = Forwarder(fleet, upstream, self.metrics)
         self.draining = False
         self.app: ASGIApp = RequestIds(self)
 
@@ -48,14 +54,17 @@ class Front:
         async def answer(status: int, headers: Headers, part: bytes, more: bool) -> None:
             nonlocal begun
             if not begun:
-                rows = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
+                rows = encoded(headers)
                 if not more:
                     rows.append((b"content-length", str(len(part)).encode()))
                 await send({"type": "http.response.start", "status": status, "headers": rows})
                 begun = True
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
-        path, target = scope["path"], (scope.get("raw_path") or scope["path"].encode()).decode()
+        path, target = (
+            scope["path"],
+            (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
+        )
         if query := scope.get("query_string", b""):
             target += "?" + query.decode("latin-1")
         if (own := self._own(scope["method"], path)) is not None:
@@ -77,7 +86,7 @@ class Front:
             await answer(status, headers, body, False)
             return
         headers = decoded(scope["headers"])
-        asked = Asked(scope["method"], path, target, headers, whole, current(), answer)
+        asked = ClientRequest(scope["method"], path, target, headers, whole, current(), answer)
         work = self._metrics(asked) if path == "/metrics" else self._carry(asked)
         try:
             await _unless_gone(receive, asyncio.ensure_future(work))
@@ -109,20 +118,20 @@ class Front:
         why = "the front is draining" if self.draining else "no replica takes requests"
         return 503, {"status": "unhealthy", "reason": why, **counts}
 
-    async def _carry(self, asked: Asked) -> None:
+    async def _carry(self, asked: ClientRequest) -> None:
         if self.draining:
             words = "the server is draining; send the request elsewhere"
             status, body, headers = problem_of(asked.path, 503, words, asked.name)
             await asked.send(status, headers, body, False)
             return
         try:
-            await self._carrier.carry(asked)
+            await self._forwarder.forward(asked)
         except Unsendable as error:
             words = f"the request cannot be sent on: {error}"
             status, body, headers = problem_of(asked.path, 400, words, asked.name)
             await asked.send(status, headers, body, False)
 
-    async def _metrics(self, asked: Asked) -> None:
+    async def _metrics(self, asked: ClientRequest) -> None:
         """Every replica's counters, and ours. Who may not see theirs sees none."""
         names = [replica.name for replica in self._fleet.up]
         urls = [f"{replica.address.url}/metrics" for replica in self._fleet.up]
@@ -137,9 +146,11 @@ class Front:
             if isinstance(row, BaseException):
                 raise row
             status, body, _ = row
-            if status != 200:
+            if status in (401, 403):
                 await asked.send(status, JSON, body, False)
                 return
+            if status != 200:  # as of one that is on its way down
+                continue
             texts[name] = body.decode("utf-8", "replace")
         opened = self._fleet.router.open
         states = {r.name: (r.up, opened.get(r.name, 0)) for r in self._fleet.replicas.values()}

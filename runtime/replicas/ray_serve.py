@@ -21,9 +21,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from spark_engine.errors import CapacityError, OptionError
-from spark_engine.runtime.replicas.child import ANSWER_S, Child
-from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Noted, Rows, Telling
+from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Heartbeat, Noted, Rows
 from spark_engine.runtime.replicas.plan import START_S, Plan, check_room, wanted
+from spark_engine.runtime.replicas.server_process import ANSWER_S, ServerProcess
 from spark_engine.runtime.server.server import ServerOptions
 
 NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spark", "engine"
@@ -45,7 +45,9 @@ class Engine:
     def __init__(self, folder: str, server: bytes) -> None:
         options = msgspec.json.decode(server, type=ServerOptions)
         self._drain_s = options.drain_timeout_s
-        self._child = child = Child(folder, replace(options, host=options.host or address_here()))
+        self._child = child = ServerProcess(
+            folder, replace(options, host=options.host or address_here())
+        )
         child.wait(START_S)
         self._name = name = str(serve.get_replica_context().replica_id.unique_id)
 
@@ -56,7 +58,7 @@ class Engine:
             newest: Noted = ray.get(telling, timeout=TELL_S)
             return newest
 
-        self._telling = Telling(tell, TELL_S)  # by itself: Ray's controller may be away
+        self._telling = Heartbeat(tell, TELL_S)  # by itself: Ray's controller may be away
 
     def check_health(self) -> None:
         """Raises where the server is gone or silent. It starts its engine again by itself."""

@@ -12,8 +12,8 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.ranks.meeting import split_hosts
-from spark_engine.runtime.ranks.seats import check_hosts
+from spark_engine.runtime.ranks.rendezvous import split_hosts
+from spark_engine.runtime.ranks.spawn import check_hosts
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 from spark_engine.runtime.structured.matcher import Grammars

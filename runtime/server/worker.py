@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     folder, given, address = sys.argv[1:] if arguments is None else arguments
     options = msgspec.json.decode(given, type=EngineOptions)
-    trace = trace_of(options.profile, ENGINE)
+    trace = trace_of(options.profile, ENGINE, first=False)  # the HTTP process is
     return serve(address, lambda: open_engine(Path(folder), options, trace), trace.save)
 
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from spark_engine.bench import cli  # noqa: E402
 from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
-from spark_engine.bench.took import Server, Share  # noqa: E402
+from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
@@ -170,7 +171,7 @@ def test_ctrl_c_leaves_the_runs_before_that(
 ) -> None:
     inner, calls = Clients.run, []
 
-    def run(self: Clients, load: Load) -> tuple[float, list[Share]]:
+    def run(self: Clients, load: Load) -> tuple[float, list[ClientShare]]:
         calls.append(load)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -202,9 +203,18 @@ def test_a_key_is_not_in_the_result() -> None:
 
 
 def test_the_card_that_the_server_has_is_watched() -> None:
-    assert [cli._card(w) for w in ([], ["--device", "2"], ["--device=1"], ["--device"])] == [
-        0, 2, 1, 0
-    ]  # fmt: skip
+    words: list[list[str]] = [[], ["--device", "2"], ["--device=1"], ["--device"]]
+    assert [cli._cards(w, None, None) for w in words] == [("0",), ("2",), ("1",), ("0",)]
+    assert [cli._cards(w, None, "5, 7") for w in words] == [("5",), ("2",), ("7",), ("5",)]
+
+
+def test_every_card_of_an_engine_of_several_ranks_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "read_manifest", lambda path: SimpleNamespace(ranks=2))
+    found = [cli._cards([], Path(), seen) for seen in (None, "3,1,2")]
+    assert found == [("0", "1"), ("3", "1")]
+    assert cli._cards(["--hosts=a,b"], Path(), None) == ("0",)  # the other is that host's
 
 
 def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:

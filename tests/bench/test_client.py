@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp", reason="needs the extra `bench`")
 
 from spark_engine.bench import client  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
-from spark_engine.bench.took import Server, Share, Took  # noqa: E402
+from spark_engine.bench.timings import ClientShare, RequestTiming, Server  # noqa: E402
 from tests.bench.scripted_server import (  # noqa: E402
     Answer,
     Part,
@@ -46,7 +46,7 @@ def one(*turns: Turn, **more: Any) -> Load:
     return Load((Script(turns, more=more),), 1, "")
 
 
-def only(share: Share) -> Took:
+def only(share: ClientShare) -> RequestTiming:
     (took,) = share.took
     return took
 

@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 
 from spark_engine.bench import figures as f
-from spark_engine.bench.took import Share, Took
+from spark_engine.bench.timings import ClientShare, RequestTiming
 from spark_engine.errors import OptionError
 
 
-def took(start: float, times: list[float], counts: list[int] | None = None, **more: Any) -> Took:
+def took(
+    start: float, times: list[float], counts: list[int] | None = None, **more: Any
+) -> RequestTiming:
     end = more.pop("end", times[-1] if times else start)
     due = more.pop("due", start)
     counts = counts or [1] * len(times)
-    one = Took(more.pop("script", 0), more.pop("turn", 0), due, start, end, times, counts)
+    one = RequestTiming(more.pop("script", 0), more.pop("turn", 0), due, start, end, times, counts)
     for name, value in more.items():
         setattr(one, name, value)
     return one
 
 
-def figures(*each: Took, start: float = 0.0, **targets: float) -> dict[str, Any]:
-    return f.figures(start, [Share(list(each), 0.1, [0.001])], targets)
+def figures(*each: RequestTiming, start: float = 0.0, **targets: float) -> dict[str, Any]:
+    return f.figures(start, [ClientShare(list(each), 0.1, [0.001])], targets)
 
 
 def test_latencies_and_rates_by_hand() -> None:
@@ -104,7 +106,7 @@ def test_a_client_that_cannot_keep_up_is_said(
     busy: float, late: float, sent_late: float, warns: bool
 ) -> None:
     one = took(1.0, [2.0], due=1.0 - sent_late)
-    shares = [Share([one], 0.2, [0.001]), Share([], 2 * busy, [late] * 100)]
+    shares = [ClientShare([one], 0.2, [0.001]), ClientShare([], 2 * busy, [late] * 100)]
     found = f.client(shares, [one], wall=2.0)
     assert bool(found["warning"]) is warns and found["busy"] == [0.1, busy]
     assert not warns or "--processes" in found["warning"]

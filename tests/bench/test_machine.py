@@ -19,8 +19,9 @@ SMI = """#!/bin/sh
 case "$*" in
 *"-i 3"*) echo "Other, 1, 2" ;;
 *compute-apps*) echo "4711, /usr/bin/other, 1024" ;;
-*-lms*) echo "1500, 1980, 350.5, 40, 90"; echo "1980, 1980, [N/A], 50, 100"; echo "cut"
-        echo "1700, 1980, 450.5, 60, 95"; exec sleep 60 ;;
+*"-i 0,3 -lms"*) echo "0, 1500, 1980, 350.5, 40, 90"; echo "3, 900, 1980, 80, 30, 0"
+        echo "0, 1980, 1980, [N/A], 50, 100"; echo "cut"
+        echo "0, 1700, 1980, 450.5, 60, 95"; exec sleep 60 ;;
 *) echo "NVIDIA H200, 580.1, 700.00" ;;
 esac
 """
@@ -36,14 +37,16 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_card_is_told_and_watched(smi: None) -> None:
     assert machine.card() == {"name": "NVIDIA H200", "driver": "580.1", "power_limit_w": 700.0}
-    assert machine.processes() == ["4711, /usr/bin/other, 1024"]
-    other = machine.card(3)
-    assert other and other["name"] == "Other" and machine.processes(3) == ["Other, 1, 2"]
-    with machine.Watch() as watch:
+    assert machine.processes("0") == ["4711, /usr/bin/other, 1024"]
+    other = machine.card("3")
+    assert other and other["name"] == "Other" and machine.processes("3") == ["Other, 1, 2"]
+    with machine.Watch("0", "3") as watch:
         end = time.monotonic() + 10
-        while watch.samples < 3 and time.monotonic() < end:
+        while watch.samples < 4 and time.monotonic() < end:
             time.sleep(0.01)
-    assert watch.summary() == {
+    found = watch.summary()
+    assert [*found] == ["0", "3"] and found["3"]["sm_mhz"] == [900, 900, 900]
+    assert found["0"] == {
         "sm_mhz": [1500, 1700, 1980],
         "sm_max_mhz": [1980, 1980, 1980],
         "watts": [350.5, 400.5, 450.5],
@@ -55,10 +58,10 @@ def test_a_card_is_told_and_watched(smi: None) -> None:
 def test_without_a_card_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing in ("/nowhere/nvidia-smi", "/bin/false"):
         monkeypatch.setattr(machine, "SMI", missing)
-        assert machine.card() is None and machine.processes() == []
-        with machine.Watch() as watch:
+        assert machine.card() is None and machine.processes("0") == []
+        with machine.Watch("0") as watch:
             pass
-        assert watch.summary() is None
+        assert watch.summary() == {}
     assert machine.host()["cores"] == os.cpu_count()
 
 

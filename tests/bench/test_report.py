@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from spark_engine.bench import figures, plot, report
-from spark_engine.bench.took import Share
+from spark_engine.bench.timings import ClientShare
 from spark_engine.errors import OptionError
 from tests.bench.test_figures import took
 
@@ -24,7 +24,7 @@ def result(count: int = 2, **more: Any) -> dict[str, Any]:
             took(i / 10, [i / 10 + 0.05 * (run + 1), i / 10 + 1], prompt_tokens=9) for i in range(5)
         ]
         each.append(took(1.0, [1.2], turn=1, prompt_tokens=30, cached_tokens=20))
-        row = figures.figures(0.0, [Share(each, 0.1, [0.001])], {"ttft": 70})
+        row = figures.figures(0.0, [ClientShare(each, 0.1, [0.001])], {"ttft": 70})
         runs.append({**row, "card": None})
     whole = {"model": "m", "load": "5 at a time", "targets": {"ttft": 70}, "others": []}
     whole |= {"repeats": count}
@@ -53,8 +53,10 @@ def test_what_may_have_spoilt_it_is_said() -> None:
     row["runs"][0] |= {"failed": 2, "errors": {"503: [full]": 2}}
     row["runs"][1]["client"]["warning"] = "a client process was 90% busy"
     row["runs"][1]["card"] = {"sm_mhz": [1500, 1700, 1980], "watts": [300, 400.4, 500]}
+    row["runs"][0]["cards"] = {n: {"sm_mhz": [1, int(n), 9]} for n in ("3", "4")}
     text = " ".join(shown(row).split())
-    for words in ("2 requests failed, e.g. 503: [full]", "90% busy", "4711, /usr/bin/other",
+    for words in ("card 3: 3 MHz (1 to 9)", "card 4: 4 MHz (1 to 9)",
+                  "2 requests failed, e.g. 503: [full]", "90% busy", "4711, /usr/bin/other",
                   "1700 MHz (1500 to 1980), 400 W"):  # fmt: skip
         assert words in text
 

@@ -18,7 +18,7 @@ from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
-from spark_engine.runtime.engine.load import Loaded, _led, load  # noqa: E402
+from spark_engine.runtime.engine.load import Loaded, _as_leader, load  # noqa: E402
 from spark_engine.runtime.executors import native as runtime_native  # noqa: E402
 from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
 from spark_engine.runtime.ranks.leader import Orders  # noqa: E402
@@ -226,7 +226,7 @@ def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
 
     def led(path: Path, cache_bytes: int) -> Loaded:
         comm: Any = SimpleNamespace(rank=0, ranks=2, here=True, all_gather=lambda array: array)
-        return _led(load(path, cache_bytes=cache_bytes, comm=comm), group, Orders(told))
+        return _as_leader(load(path, cache_bytes=cache_bytes, comm=comm), group, Orders(told))
 
     monkeypatch.setattr(engines, "load", led)
     fake.spoil = lambda name, results: results[0].fill(1) if name == "embed" else None

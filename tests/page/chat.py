@@ -347,7 +347,7 @@ def test_conversations_are_carried_to_another_browser(
         other.set_input_files("#import-file", tmp_path / "file.json")
         other.wait_for_selector("#conversations a")
     other.click("#conversations a")
-    assert _texts(other, ".bubble") == ["the apple"]
+    until(other, lambda: _texts(other, ".bubble") == ["the apple"])
     assert other.inner_text(f"{LAST} .content") == "So."
     (tmp_path / "bad.json").write_text('{"conversations": [{"id": "x", "nodes": {"a": 1}}]}')
     other.set_input_files("#import-file", tmp_path / "bad.json")

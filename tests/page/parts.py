@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.page.conftest import ask, delta, script, set_field
+from tests.page.conftest import ask, delta, script, set_field, until
 
 LAST = ".message.assistant:last-child"
 # The elements of a text, written short: <p>a<em>b</em></p>, with the attributes that matter.
@@ -130,7 +130,7 @@ def test_what_a_model_writes_stays_text_everywhere(page: Any) -> None:
     ask(page, evil)
     page.wait_for_selector(f"{LAST} .call pre")  # the answer is whole, and its thought folded
     page.click(f"{LAST} summary")
-    assert evil in page.inner_text(f"{LAST} .thought-text")
+    until(page, lambda: evil in page.inner_text(f"{LAST} .thought-text"))
     assert evil in page.inner_text(f"{LAST} .content p")
     assert page.inner_text(f"{LAST} .call pre") == evil
     assert evil in page.inner_text(".bubble") and evil.split(">")[0] in page.inner_text(

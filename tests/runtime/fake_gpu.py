@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +39,7 @@ class FakeGpu:
     per_multiprocessor = 1  # blocks, of any kernel
 
     def __init__(self, kernels: Mapping[str, Kernel], fails: int = -1) -> None:
-        self.kernels = kernels
+        self.kernels = copy(kernels)
         self.blocks: dict[int, Any] = {}
         self.taken = 0  # bytes of device memory
         self.next = 1 << 20
@@ -122,8 +123,8 @@ class FakeGpu:
         assert all(end <= start for (_, end), (start, _) in pairwise(written))
         for _, source, nbytes in copies:
             assert not any(source < end and start < source + nbytes for start, end in written)
-        for copy in reversed(copies):
-            self.copy(*copy)
+        for one in reversed(copies):
+            self.copy(*one)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self._make("fill")

@@ -20,7 +20,7 @@ from tests.checkpoints import write_checkpoint
 from tests.runtime.fake import free_rows
 
 VOCAB = 512
-Heard = list[tuple[Any, ...]]
+OpenProgress = list[tuple[Any, ...]]
 OPTIONS = Options(
     decode=(1, 2, 8, 32), prefill=(64, 256), max_context=384, max_seqs=32, kv_tokens=64 * 120
 )
@@ -53,13 +53,13 @@ def random_request(rng: random.Random, longest: int, most: int) -> Request:
     return Request(prompt, params)
 
 
-def heard(events: list[Event]) -> Heard:
+def heard(events: list[Event]) -> OpenProgress:
     return [(e.token, e.logprob, e.top, e.finish) for e in events]
 
 
 def run_solo(
     loaded: Loaded, requests: list[Request], options: EngineOptions | None = None
-) -> list[Heard]:
+) -> list[OpenProgress]:
     """Each request alone and cold, one after another in one engine."""
     cold = replace(options or EngineOptions(), cache_bytes=0)
     engine, results = Engine(loaded, cold), []
@@ -93,7 +93,7 @@ def wild(state: Array) -> object:
     return -(1 << 30) if state.dtype == np.int32 else state.dtype.type(np.nan)
 
 
-def compare(events: list[list[Event]], solo: list[Heard], exact: bool) -> None:
+def compare(events: list[list[Event]], solo: list[OpenProgress], exact: bool) -> None:
     """Bit for bit if `exact`; else what recomputing may change is the log-probabilities' last."""
     for together, alone in zip(events, solo, strict=True):
         cut = together[-1].finish is FinishReason.CANCELLED

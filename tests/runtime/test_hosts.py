@@ -15,9 +15,9 @@ from spark_engine.errors import CapacityError, EngineError, ExecutorError, Optio
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
-from spark_engine.runtime.ranks import meeting, seats
-from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
-from spark_engine.runtime.ranks.messages import Fallen, decode_answer
+from spark_engine.runtime.ranks import rendezvous, spawn
+from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
+from spark_engine.runtime.ranks.rendezvous import PORT, address_of, split_hosts
 from spark_engine.runtime.server import assets
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
@@ -60,17 +60,17 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     from spark_engine import device
 
     monkeypatch.setattr(device, "count", lambda: 2)
-    seats.check_gpus(manifest("native", 2))
-    seats.check_gpus(manifest("ort", 4))
+    spawn.check_gpus(manifest("native", 2))
+    spawn.check_gpus(manifest("ort", 4))
     words = (
         "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2 "
         r"\(--device .*: show more, .*--tp 2"
     )
     with pytest.raises(CapacityError, match=words) as refusal:
-        seats.check_gpus(manifest("native", 4))
+        spawn.check_gpus(manifest("native", 4))
     assert "--hosts" not in str(refusal.value)
     with pytest.raises(CapacityError, match=r"name the hosts of all ranks \(--hosts\), show more"):
-        seats.check_gpus(manifest("native", 4, True))
+        spawn.check_gpus(manifest("native", 4, True))
 
 
 def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
@@ -78,23 +78,23 @@ def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
 ) -> None:
     """And less than the server's watchdog; every rank is told."""
     given: list[float] = []
-    monkeypatch.setattr(seats, "check_gpus", lambda manifest: None)
-    monkeypatch.setattr(seats, "start_here", lambda engine, ranks, limit_s: given.append(limit_s))
-    monkeypatch.setattr(seats, "meet", lambda hosts, limit_s: given.append(limit_s))
-    seats.gather_ranks(Path("x"), manifest("native", 2))
-    seats.gather_ranks(Path("x"), manifest("ort", 2))
-    seats.gather_ranks(Path("x"), manifest("ort", 2), ("a", "b"))
+    monkeypatch.setattr(spawn, "check_gpus", lambda manifest: None)
+    monkeypatch.setattr(spawn, "start_ranks", lambda engine, ranks, limit_s: given.append(limit_s))
+    monkeypatch.setattr(spawn, "accept_ranks", lambda hosts, limit_s: given.append(limit_s))
+    spawn.gather_ranks(Path("x"), manifest("native", 2))
+    spawn.gather_ranks(Path("x"), manifest("ort", 2))
+    spawn.gather_ranks(Path("x"), manifest("ort", 2), ("a", "b"))
     assert given == [8.0, 40.0, 40.0]
     assert given[0] < WATCHDOG_S and given[1] < assets.CPU_WATCHDOG_S
-    monkeypatch.setattr(seats, "manifest_digest", lambda engine: "")
-    assert seats.begin_of(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
+    monkeypatch.setattr(spawn, "manifest_digest", lambda engine: "")
+    assert spawn.begin_message(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
 
 
 def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which every host is told before it stands by."""
     monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
     with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
-        seats.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
+        spawn.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
     with pytest.raises(OptionError, match="GPUs of one host.* --tp 2 --across-hosts"):
         assets.check_ranks(Path("x"), EngineOptions(tp=2, hosts="a,b"))
 
@@ -102,17 +102,17 @@ def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch)
 def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or on one; who lacks the package is told how to get it before anything is loaded."""
     across, packages = manifest("native", 2, True), {"nccl"}
-    monkeypatch.setattr(seats, "find_spec", lambda name: name in packages or None)
-    seats.check_hosts(("a", "b"), across)
-    seats.check_hosts((), across)
+    monkeypatch.setattr(spawn, "find_spec", lambda name: name in packages or None)
+    spawn.check_hosts(("a", "b"), across)
+    spawn.check_hosts((), across)
     with pytest.raises(OptionError, match="--hosts names 3"):
-        seats.check_hosts(("a", "b", "c"), across)
+        spawn.check_hosts(("a", "b", "c"), across)
     packages.clear()
     for hosts_ in ((), ("a", "b")):
         with pytest.raises(EngineError, match=r"through NCCL.*pip install 'spark-engine\[nccl\]'"):
-            seats.check_hosts(hosts_, across)
+            spawn.check_hosts(hosts_, across)
     for other in (manifest("native", 2), manifest("native", 1), manifest("ort", 2)):
-        seats.check_hosts((), other)
+        spawn.check_hosts((), other)
 
 
 def test_nccl_is_told_the_network_of_the_hosts() -> None:
@@ -141,9 +141,9 @@ def test_a_name_that_is_ones_own_address_only_is_refused(
     names = ("a:7", "b") if rank == 0 else ("b:7", "a")
     words = "a is 127.0.1.1 on this host .*/etc/hosts.* give the address by which they do"
     with pytest.raises(OptionError, match=words):
-        meeting.join(names, 1, 0.1) if rank else meeting.meet(names, 0.1, 0.1)
-    meeting.check_reached(names, 1 - rank)
-    meeting.check_reached(("a:7", "127.0.0.1", "[::1]"), rank)
+        rendezvous.join_ranks(names, 1, 0.1) if rank else rendezvous.accept_ranks(names, 0.1, 0.1)
+    rendezvous.check_reached(names, 1 - rank)
+    rendezvous.check_reached(("a:7", "127.0.0.1", "[::1]"), rank)
 
 
 def test_a_rank_listens_at_the_port_that_its_host_was_given(
@@ -156,10 +156,10 @@ def test_a_rank_listens_at_the_port_that_its_host_was_given(
         asked.append((host, port))
         raise OptionError("far enough")
 
-    monkeypatch.setattr(meeting, "_listen", listen)
+    monkeypatch.setattr(rendezvous, "_listen", listen)
     for names in (("127.0.0.1:7", "127.0.0.1:9"), ("127.0.0.1:7", "127.0.0.1")):
         with pytest.raises(OptionError, match="far enough"):
-            meeting.join(names, 1, 0.1)
+            rendezvous.join_ranks(names, 1, 0.1)
     assert asked == [("127.0.0.1", 9), ("127.0.0.1", 0)]
 
 
@@ -182,7 +182,7 @@ def test_what_may_pass_is_told_and_tried_again(error: Exception, code: int) -> N
     receiver = cast(Any, SimpleNamespace(answer=told.append))
     assert rank_process._fallen(receiver, error) == code
     (answer,) = map(decode_answer, told)
-    assert isinstance(answer, Fallen)
+    assert isinstance(answer, RankFailed)
     assert answer.passing == isinstance(error, CapacityError)
 
 
@@ -190,11 +190,11 @@ def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.Monk
     done: list[str] = []
     process = SimpleNamespace(kill=lambda: done.append("kill"), wait=lambda: done.append("wait"))
 
-    def start(seat: object) -> Any:
+    def start_rank(spec: object) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return process
 
-    monkeypatch.setattr(hosts, "start", start)
+    monkeypatch.setattr(hosts, "start_rank", start_rank)
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         assert hosts.stand_by(Path("x"), ("a", "b"), 1, lambda text: None) == 0

@@ -27,7 +27,7 @@ from tests.runtime.engine import automaton
 from tests.runtime.real import (
     OPTIONS,
     VOCAB,
-    Heard,
+    OpenProgress,
     compare,
     heard,
     load_random,
@@ -274,7 +274,7 @@ class Foresight:
     is ever under way between two steps.
     """
 
-    def __init__(self, engine: Engine, solo: list[Heard], rng: random.Random) -> None:
+    def __init__(self, engine: Engine, solo: list[OpenProgress], rng: random.Random) -> None:
         self._engine, self._solo, self._rng = engine, solo, rng
 
     def __call__(self) -> None:

@@ -176,6 +176,52 @@ def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> 
     assert "speaks CUDA 12.8" in _json()[1]["advice"][0]
 
 
+@pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])
+def test_a_gpu_that_opens_no_engine_serves_none(
+    broken: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict and the exit code are a start's, not those of the manifest alone."""
+    driver = spark()
+    folder = _engine(bare / "one", monkeypatch)
+    if broken == "mps":
+        driver.attributes["MPS_ENABLED"] = 1
+    elif broken == "old":
+        monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
+    elif broken == "context":
+        driver.fails = ("cuDevicePrimaryCtxRetain",)
+    else:  # as cuda.bindings where the driver is older than a call
+
+        def lacks(*args: object) -> None:
+            raise RuntimeError('Function "cuEventElapsedTime_v2" not found')
+
+        monkeypatch.setattr(driver, "cuEventElapsedTime", lacks, raising=False)
+    code, found = _json(folder)
+    assert code == 1 and "it is for a GPU, and" in found["engines"][0]["why"]
+
+
+def test_what_may_not_be_read_is_a_finding(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _engine(bare / "one", monkeypatch, "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.os, "access", lambda path, mode: Path(path).is_dir())
+        assert "may not be read" in _json(folder)[1]["engines"][0]["why"]
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(engines, "read_manifest", denied)
+    code, found = _json(folder)
+    assert code == 1 and "Permission denied" in found["engines"][0]["why"]
+
+
+def test_swap_is_not_emptied_into_memory_without_room(spark: Use) -> None:
+    spark(available=5 * GIB, swap_free=8_000_000)  # 7.6 GiB lie in swap
+    (words,) = [w for w in _json("--no-load")[1]["advice"] if "lie in swap" in w]
+    assert "swapoff" not in words
+    spark(available=50 * GIB, swap_free=8_000_000)
+    (words,) = [w for w in _json("--no-load")[1]["advice"] if "lie in swap" in w]
+    assert "swapoff" in words
+
+
 def test_nvidia_smis_words_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, wanted in {
         "580.95.05, 3003, 41.20, [N/A]\n": {"driver_version": "580.95.05", "power.draw": "41.20"},

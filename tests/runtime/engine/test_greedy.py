@@ -34,7 +34,7 @@ SMALL = Options(decode=(1,), prefill=(64, 128), max_context=128, max_seqs=3, kv_
 
 
 def _said(loaded: Loaded) -> dict[str, dict[int, list[int]]]:
-    speaker = module._Speaker(loaded)
+    speaker = module._GreedyRun(loaded)
     return {name_of(key): speaker.say(*key) for key in sorted(loaded.executors)}
 
 

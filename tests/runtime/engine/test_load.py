@@ -94,7 +94,9 @@ def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
     comm, ignored = SimpleNamespace(rank=rank, here=here), Progress(None)
     words = "far enough" if share else "for each of 2 ranks"
     with pytest.raises((EngineError, CapacityError), match=words):
-        module._load(engine, manifest, module.Wishes(), lambda s: None, ignored, cast(Any, comm))
+        module._load(
+            engine, manifest, module.LoadOptions(), lambda s: None, ignored, cast(Any, comm)
+        )
     assert opened == ([free // share] if share else [])
 
 
@@ -194,3 +196,19 @@ def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) ->
     (group / "memory.max").write_text("2000000\n")
     assert available_memory(meminfo, group) == 1_300_000
     assert available_memory(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_units_limit_counts_as_a_containers_does(tmp_path: Path) -> None:
+    """systemd's MemoryMax lies in the unit's control group or a slice above it, not at the root."""
+    meminfo, mine = tmp_path / "meminfo", tmp_path / "mine"
+    meminfo.write_text("MemAvailable: 3000 kB\n")
+    mine.write_text("0::/system.slice/spark.service\n")
+    for name, limit in (("system.slice/spark.service", "max"), ("system.slice", "1000000")):
+        folder = tmp_path / "group" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(limit + "\n")
+        (folder / "memory.current").write_text("400000\n")
+        (folder / "memory.stat").write_text("inactive_file 100000\n")
+    assert available_memory(meminfo, tmp_path / "group", mine) == 700_000
+    mine.write_text("0::/../elsewhere\n")
+    assert available_memory(meminfo, tmp_path / "group", mine) == 3000 * 1024

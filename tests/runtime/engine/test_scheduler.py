@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError
@@ -11,6 +13,7 @@ from spark_engine.runtime.engine.request import FinishReason, Request, SamplingP
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.waiting import Waiting
 
 
 def make(
@@ -187,6 +190,36 @@ def test_a_full_queue_refuses_with_its_size() -> None:
         clients.add(1)
     clients.step()  # both are admitted
     clients.add(1)
+
+
+def test_who_waits_is_counted_and_not_gone_through() -> None:
+    """In every step and for every new request: thousands may wait."""
+    clients = Clients(make(slots=1, max_waiting=50))
+    looked: list[int] = []
+
+    class Seen(Waiting):
+        def __iter__(self) -> Iterator[Sequence]:
+            looked.append(len(self))
+            return super().__iter__()
+
+    def step() -> None:
+        plan = clients.scheduler.schedule(in_flight=0)
+        clients.scheduler.collected(plan.step)
+
+    clients.scheduler.waiting = waiting = Seen()
+    seqs = [clients.add(10) for _ in range(50)]
+    step()
+    assert (len(waiting), waiting.fresh, waiting.swapped) == (49, 49, 0)
+    clients.add(10, priority=1)
+    for seq in (seqs[7], seqs[49]):
+        clients.scheduler.finish(seq, FinishReason.CANCELLED)
+    step()
+    assert (len(waiting), waiting.fresh, waiting.swapped) == (48, 47, 1)
+    assert not looked
+    clients.scheduler.check()
+    waiting.swapped = 0
+    with pytest.raises(InternalError, match="47 new and 1 swapped wait, counted 47 new and 0"):
+        clients.scheduler.check()
 
 
 def test_preempted_sequences_do_not_count_as_queued() -> None:

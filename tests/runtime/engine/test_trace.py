@@ -45,7 +45,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
-    told = Trace(ENGINE, tmp_path / "t.engine.part")
+    told = Trace(ENGINE, tmp_path / "t.engine.0.part")
     engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), told)
     params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
     for _ in range(2):
@@ -135,6 +135,31 @@ def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
     pairs = [(e["id"], e["ph"], e["ts"]) for e in events if e.get("cat") == "request"]
     assert pairs == [(7, "b", 1e6), (7, "e", 4e6), (8, "b", 2e6), (8, "e", 3e6)]
     assert all(e["pid"] == names[HTTP] for e in events if e.get("cat") == "request")
+
+
+def test_every_life_of_an_engine_is_in_the_trace(clock: Clock, tmp_path: Path) -> None:
+    """One that is started again adds to what those before it did, and removes nothing of it."""
+    file = str(tmp_path / "t")
+    for left in ("engine.0", "http.0"):  # by a server that was killed before
+        (tmp_path / f"t.{left}.part").write_text("old")
+    http = trace_of(file, HTTP)
+    for life in range(3):
+        engine = trace_of(file, ENGINE, first=False)
+        clock.now = 10.0 * life
+        engine.begin()
+        clock.now += 1 + life
+        engine.done("schedule")
+        engine.ran(("decode", 1), clock.now - 1, clock.now)
+        engine.save()
+    http.save()
+    words = profile.finish(file)
+    assert "3 steps of 3 lives of the engine in 6.00 s: launches ran 50.0%" in words
+    assert "schedule 2000.000" in words
+    row = _read(Path(file))
+    ran = [e["ts"] for e in row["traceEvents"] if e["ph"] == "X" and e["name"] == "schedule"]
+    assert ran == [0, 10e6, 20e6]
+    assert row["otherData"][ENGINE]["lives"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:

@@ -147,7 +147,22 @@ def test_ranks_at_different_calls_are_told(way: str) -> None:
         return str(error.value)
 
     words = together(meeting(way, 2), work)
-    assert "rank 1 is at call 0 of 20 bytes, rank 0 at all_reduce 0 of 16 bytes" in words[0]
+    assert "rank 1 is at all_reduce 0 of 20 bytes, rank 0 at all_reduce 0 of 16 byte" in words[0]
+    assert "do not run the same plan" in words[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_at_different_calls_of_equal_bytes_are_told(way: str) -> None:
+    """As where one has misread a plan: what came would be taken for what it is not."""
+
+    def work(comm: Communicator) -> str:
+        mine = np.ones(4, np.float32)
+        with pytest.raises(ExecutorError) as error:
+            comm.all_gather(mine) if comm.rank else comm.all_reduce(mine)
+        return str(error.value)
+
+    words = together(meeting(way, 2), work)
+    assert "rank 1 is at all_gather 0 of 16 bytes, rank 0 at all_reduce 0 of 16 bytes" in words[0]
     assert "do not run the same plan" in words[1]
 
 

@@ -17,9 +17,9 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import (
     CopyRows,
     Launch,
+    LaunchRest,
     Leave,
     Order,
-    Rest,
     Restore,
     Table,
     Tables,
@@ -90,9 +90,9 @@ def test_tables_reach_the_device_before_the_launch_and_before_its_rest(
     assert follow(follower, Tables([lens]), Launch(*KEY, inputs(1, 3, 5, 6), True))
     assert noting.done == [("tables", {"prompt_lens": {1: 7, 3: 9}}), "part"]
     noting.done.clear()
-    assert follow(follower, Tables([Table("prompt_lens", [0], inputs(4))]), Rest())
+    assert follow(follower, Tables([Table("prompt_lens", [0], inputs(4))]), LaunchRest())
     assert noting.done == [("tables", {"prompt_lens": {0: 4}}), ("launch", [1, 3], [5, 6])]
-    assert not follow(follower, Leave(), Rest())
+    assert not follow(follower, Leave(), LaunchRest())
 
 
 def test_buffers_are_used_again_when_their_step_is_over(follower: Follower, noting: Noting) -> None:
@@ -108,7 +108,7 @@ def test_buffers_are_used_again_when_their_step_is_over(follower: Follower, noti
     [
         (Launch("decode", 4, b""), "which this rank has not"),
         (Launch(*KEY, inputs(1, 2, 3, 4, 5)), "gives .* 20 bytes, this rank takes 16"),
-        (Rest(), "has not begun"),
+        (LaunchRest(), "has not begun"),
         (Restore(3, 0, []), "snapshot 3, which this rank has not"),
     ],
 )

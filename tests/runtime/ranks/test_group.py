@@ -22,7 +22,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks.channel import HEAD, INLINE
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.messages import Begin, Fallen, encode
+from spark_engine.runtime.ranks.messages import Begin, RankFailed, encode
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 BEGIN = Begin("", "", 1, None, True, False, False, 1.0)
@@ -98,7 +98,7 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     mine, theirs = socket.socketpair()
     with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
-        words = encode(Fallen("too little memory", True, True))
+        words = encode(RankFailed("too little memory", True, True))
         theirs.sendall(HEAD.pack(len(words), INLINE) + words)
         time.sleep(0.3)
         assert not ended
@@ -147,7 +147,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
         seen.clear()
         monkeypatch.setattr(load, "read_manifest", lambda path, found=manifest: found)
         monkeypatch.setattr(load, "gather_ranks", lambda *_: Falling())
-        monkeypatch.setattr(load, "begin_of", lambda *_: BEGIN)
+        monkeypatch.setattr(load, "begin_message", lambda *_: BEGIN)
         monkeypatch.setattr(load, "_load", opened)
         marks: list[str] = []
         with pytest.raises(CapacityError, match="rank 1: too little memory"):

@@ -25,7 +25,7 @@ from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.ranks.seats import Seat, start  # noqa: E402
+from spark_engine.runtime.ranks.spawn import RankSpec, start_rank  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.runtime import small_tokenizer  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import free_port, gone  # noqa: E402
@@ -91,7 +91,7 @@ def two_hosts(path: Path) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        process = start(Seat(str(path), 1, 2, hosts=hosts, parent=os.getpid()))
+        process = start_rank(RankSpec(str(path), 1, 2, hosts=hosts, parent=os.getpid()))
     try:
         with closing(Engine.open(path, EngineOptions(seed=1, hosts=",".join(hosts)))) as engine:
             yield engine, process

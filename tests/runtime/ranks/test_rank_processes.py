@@ -24,7 +24,7 @@ from spark_engine.errors import EngineError, ExecutorError, OptionError
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.ranks.seats import Seat, start
+from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.solo import Solo
 
@@ -175,6 +175,30 @@ def until_it_falls(engine: Engine) -> str:
     return str(error.value)
 
 
+def until_noticed(engine: Engine, within_s: float = 30.0) -> None:
+    """Until rank 0 knows that a rank has fallen; no step runs meanwhile."""
+    until = time.monotonic() + within_s
+    with pytest.raises(ExecutorError, match="rank 1 is gone"):
+        while time.monotonic() < until:
+            engine.check()
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_rank_that_dies_between_two_known_steps_ends_the_next(
+    depth: int, engines: dict[int, Path]
+) -> None:
+    with closing(Engine.open(engines[2], EngineOptions(depth=depth))) as engine:
+        for one in requests():
+            engine.submit(one)
+        for _ in range(3):
+            engine.step()
+        os.kill(pid(engine), signal.SIGKILL)
+        until_noticed(engine)
+        with pytest.raises(ExecutorError, match="rank 1 is gone: .* ended with code -9"):
+            engine.step()
+
+
 def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(engine: Engine) -> None:
     for one in requests():
         engine.submit(one)
@@ -231,7 +255,7 @@ def free_port() -> int:
 def over_sockets(path: Path, other: Path, use: Callable[[Loaded], None]) -> int:
     """An engine whose rank 1 comes over TCP; the exit code of its process."""
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
-    process = start(Seat(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
+    process = start_rank(RankSpec(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
     try:
         with closing(load(path, threads=1, hosts=hosts)) as loaded:
             use(loaded)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
-from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
+from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
 from tests.runtime.real import heard, random_request  # noqa: E402
 
 HERE, GPUS = device.architecture(), device.count()
@@ -118,15 +117,16 @@ def test_two_ranks_say_about_what_one_says(engines: dict[int, Path]) -> None:
 
 @TWO
 def test_a_rank_that_dies_ends_rank_0s_step(engines: dict[int, Path]) -> None:
-    with closing(Engine.open(engines[2], EngineOptions())) as engine:
+    """It dies between two steps, none of which is in flight (depth 0): rank 0 would end with one
+    that waits for the dead one on the device."""
+    with closing(Engine.open(engines[2], EngineOptions(depth=0))) as engine:
         assert engine.loaded.group is not None
         for one in crowd():
             engine.submit(one)
         for _ in range(3):
             engine.step()
-        # Between steps: rank 0 would end with a step that waits for the dead one on the device.
         os.kill(engine.loaded.group.pids[1], signal.SIGKILL)
-        time.sleep(1)
+        until_noticed(engine)
         with pytest.raises(ExecutorError, match="rank 1 is gone"):
             engine.step()
 

@@ -15,9 +15,9 @@ from spark_engine.runtime.replicas.directory import (
     LEASE_S,
     NOTHING,
     Directory,
+    Heartbeat,
     Members,
     Rows,
-    Telling,
 )
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
@@ -159,7 +159,7 @@ def test_a_replica_tells_until_it_stops() -> None:
             often.set()
         return (len(told), b"")
 
-    telling = Telling(tell, 0.001)
+    telling = Heartbeat(tell, 0.001)
     assert often.wait(5)
     telling.stop(5)
     count = len(told)

@@ -217,9 +217,9 @@ def test_a_kept_answer_is_found_at_its_replica() -> None:
         for _ in range(3):
             assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
         assert (await w.ask("more", RESPONSES, previous_response_id="../models"))[0] == 200
-        assert "../models" not in w.front._carrier._kept
+        assert "../models" not in w.front._forwarder._kept
         assert not any("models" in path for f in w.fakes.values() for path in f.looked)
-        w.front._carrier._kept.clear()  # the front was started again
+        w.front._forwarder._kept.clear()  # the front was started again
         assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
         assert (await w.get("/v1/responses/resp_none"))[0] == 404
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.runtime.replicas import carry, prefix
 from spark_engine.runtime.replicas import fleet as fleet_module
-from spark_engine.runtime.replicas.carry import Asked, Carrier, Unsure, passed
+from spark_engine.runtime.replicas import forward, prefix
 from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, Replica
+from spark_engine.runtime.replicas.forward import ClientRequest, Forwarder, Unsure, passed
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
@@ -103,8 +103,8 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
 
         body = Body(Bodies())
         body.data = Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())
-        asked = Asked("POST", CHAT, CHAT, [], body, "", send)
-        work = asyncio.ensure_future(w.front._carrier.carry(asked))
+        asked = ClientRequest("POST", CHAT, CHAT, [], body, "", send)
+        work = asyncio.ensure_future(w.front._forwarder.forward(asked))
         await begun.wait()
         assert not work.done() and gone, "a long stream holds its prompt"
         work.cancel()
@@ -199,7 +199,7 @@ class _Slow:
         return (200 if self.holder and self.holder in url else self.status), b"", {}
 
 
-def _carrier(slow: _Slow, count: int) -> Carrier:
+def _forwarder(slow: _Slow, count: int) -> Forwarder:
     async def members() -> list[Address]:
         return []
 
@@ -208,27 +208,27 @@ def _carrier(slow: _Slow, count: int) -> Carrier:
     for i in range(count):
         replica = Replica(Address(f"r{i}", f"http://r{i}:1"), up=True)
         fleet.replicas[replica.name] = replica
-    return Carrier(fleet, upstream, FrontMetrics())
+    return Forwarder(fleet, upstream, FrontMetrics())
 
 
-def _asked(ident: str) -> Asked:
+def _asked(ident: str) -> ClientRequest:
     async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
         raise AssertionError("nothing is said yet")
 
     path = f"{RESPONSES}/{ident}"
-    return Asked("GET", path, path, [], Body(Bodies()), "", send)
+    return ClientRequest("GET", path, path, [], Body(Bodies()), "", send)
 
 
 def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
     async def test() -> None:
         slow = _Slow(404)
-        carrier = _carrier(slow, 50)
+        carrier = _forwarder(slow, 50)
         assert await asyncio.gather(*(carrier._owner(_asked("resp_a")) for _ in range(3))) == [
             None,
             None,
             None,
         ]
-        assert len(slow.asked) == 150 and slow.most == carry.ASKING
+        assert len(slow.asked) == 150 and slow.most == forward.ASKING
         slow.holder, slow.lost = "r20:", 3
         slow.asked.clear()
         assert await carrier._owner(_asked("resp_a")) == "r20"
@@ -237,18 +237,18 @@ def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
         slow.asked.clear()
         slow.status, slow.holder, slow.lost = 401, "", 0
         assert await carrier._owner(_asked("resp_b")) is None
-        assert len(slow.asked) <= carry.ASKING, "a stranger asks no thousand replicas"
+        assert len(slow.asked) <= forward.ASKING, "a stranger asks no thousand replicas"
 
     asyncio.run(test())
 
 
 def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carry, "ASK_S", 0.03)
+    monkeypatch.setattr(forward, "ASK_S", 0.03)
 
     async def test() -> None:
         slow = _Slow(404)
         with pytest.raises(Unsure):
-            await _carrier(slow, 2000)._owner(_asked("resp_a"))
+            await _forwarder(slow, 2000)._owner(_asked("resp_a"))
         assert len(slow.asked) < 500 and slow.inside == 0
 
     asyncio.run(test())
@@ -267,7 +267,7 @@ def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: i
         slow.lost = lost
         asked = _asked("resp_a")
         asked.send = send
-        await _carrier(slow, 3).carry(asked)
+        await _forwarder(slow, 3).forward(asked)
         assert slow.asked and said == [
             (503, {"content-type": "application/json", "retry-after": "1"})
         ]

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from spark_engine.errors import CapacityError, OptionError
-from spark_engine.runtime.replicas.child import Child, free_port
 from spark_engine.runtime.replicas.plan import Plan, check_room, counts, wanted
+from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.replicas_command import main
 from spark_engine.runtime.server.logs import LogFormat
 from spark_engine.runtime.server.server import ServerOptions
@@ -69,7 +69,7 @@ def test_too_few_gpus_are_refused_with_numbers() -> None:
 
 
 def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
-    child = Child(str(tmp_path / "away"), ServerOptions())
+    child = ServerProcess(str(tmp_path / "away"), ServerOptions())
     with pytest.raises(CapacityError, match="the server ended with 2"):
         child.wait(60.0)
     child.stop(0.0)

@@ -1,4 +1,5 @@
-"""How ranks of several hosts find each other: all come to rank 0, which says where each is.
+"""TCP rendezvous of ranks on several hosts: all connect to rank 0, which sends them each other's
+addresses.
 
 Knows addresses and sockets. Whoever reaches these addresses may take a rank's place, so they belong
 on a network of the hosts' own.
@@ -10,7 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from typing import TypeVar
 
@@ -24,7 +25,9 @@ from spark_engine.runtime.ranks.links import LIMIT_S, Links
 
 PORT = 29700  # of rank 0's host, where --hosts names none
 COME_S = 600.0  # for people to start the others
+LINK_S = 60.0  # for ranks that are all there to be connected
 HELLO_S = 5.0
+ASK_S = 0.5  # for an answer where another rank 0 may wait
 RETRY_S = 0.5
 LENGTH = 4  # bytes before each message
 MOST_BYTES = 1 << 16
@@ -33,17 +36,20 @@ log = logging.getLogger(__name__)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who comes, and the port where it listens; 0 for a connection between ranks."""
+    """Who comes, and the port where it listens; 0 for a connection between ranks. `hosts`: as it
+    was given them."""
 
     rank: int
     ranks: int
     port: int = 0
+    hosts: tuple[str, ...] = ()
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Where each rank listens, by rank."""
+    """Where each rank listens, by rank; or why rank 0 does not take who came."""
 
     ports: list[int]
+    refused: str = ""
 
 
 def address_of(host: str, port: int = PORT) -> tuple[str, int]:
@@ -67,49 +73,52 @@ def split_hosts(text: str | None) -> tuple[str, ...]:
     return hosts
 
 
-def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
+def accept_ranks(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
     """Rank 0's group, when a rank has come from each of the other hosts.
 
-    Raises OptionError where rank 0 cannot listen or be reached, ExecutorError naming those that do
-    not come.
+    Raises OptionError where rank 0 cannot listen or be reached, or another host takes itself for
+    rank 0, ExecutorError naming those that do not come.
     """
     check_reached(hosts, 0)
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
-        came = _come(server, others, len(hosts), come_s, undo)
+        _check_first(hosts)
+        came = _accept(server, others, hosts, come_s, undo, first=True)
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():
-            _say(control, ports)
-        links = _come(server, others, len(hosts), COME_S, undo)
+            _send(control, ports)
+        links = _accept(server, others, hosts, LINK_S, undo)
         undo.pop_all()
     comm = TcpCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
     return Group(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
 
 
-def join(
+def join_ranks(
     hosts: Sequence[str], rank: int, come_s: float = COME_S
 ) -> tuple[socket.socket, TcpCommunicator]:
     """Another rank's socket to rank 0, and its communicator, when all have come together.
 
-    Raises OptionError where it cannot listen or be reached, ExecutorError where rank 0 is not there
-    in time, or ends meanwhile.
+    Raises OptionError where it cannot listen or be reached, or has the hosts in another order,
+    ExecutorError where rank 0 is not there in time, or ends meanwhile.
     """
     check_reached(hosts, rank)
     ranks, first = len(hosts), address_of(hosts[0])
     with ExitStack() as undo, _listen(*address_of(hosts[rank], 0)) as server:
-        control = undo.enter_context(_reach(first, come_s))
-        _say(control, Hello(rank, ranks, server.getsockname()[1]))
+        control = undo.enter_context(_connect(first, come_s))
+        _send(control, Hello(rank, ranks, server.getsockname()[1], tuple(hosts)))
         control.settimeout(come_s)
-        found = _hear(control, Ports)
+        found = _receive(control, Ports)
         if found is None:
             raise ExecutorError(f"rank 0 has gone before all {ranks} ranks had come")
-        links = {0: undo.enter_context(_reach(first, HELLO_S))}
+        if found.refused:
+            raise OptionError(found.refused)
+        links = {0: undo.enter_context(_connect(first, HELLO_S))}
         for other in range(1, rank):
             address = address_of(hosts[other])[0], found.ports[other]
-            links[other] = undo.enter_context(_reach(address, HELLO_S))
+            links[other] = undo.enter_context(_connect(address, HELLO_S))
         for link in links.values():
-            _say(link, Hello(rank, ranks))
-        came = _come(server, range(rank + 1, ranks), ranks, COME_S, undo)
+            _send(link, Hello(rank, ranks))
+        came = _accept(server, range(rank + 1, ranks), hosts, LINK_S, undo)
         undo.pop_all()
     links |= {other: link for other, (link, _) in came.items()}
     return control, TcpCommunicator(Links(rank, links))
@@ -150,7 +159,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _reach(address: tuple[str, int], come_s: float) -> socket.socket:
+def _connect(address: tuple[str, int], come_s: float) -> socket.socket:
     """A connection, as soon as somebody listens there."""
     until = time.monotonic() + come_s
     while True:
@@ -163,10 +172,16 @@ def _reach(address: tuple[str, int], come_s: float) -> socket.socket:
         time.sleep(RETRY_S)
 
 
-def _come(
-    server: socket.socket, wanted: Sequence[int], ranks: int, come_s: float, undo: ExitStack
+def _accept(
+    server: socket.socket,
+    wanted: Sequence[int],
+    hosts: Sequence[str],
+    come_s: float,
+    undo: ExitStack,
+    first: bool = False,
 ) -> dict[int, tuple[socket.socket, Hello]]:
-    """A connection of each of these ranks; one that comes again takes its own place."""
+    """A connection of each of these ranks: the `first`, by which it comes, where one that comes
+    again takes its own place; or one between ranks, which nobody comes by anew."""
     came: dict[int, tuple[socket.socket, Hello]] = {}
     until = time.monotonic() + come_s
     while missing := sorted(set(wanted) - set(came)):
@@ -177,16 +192,44 @@ def _come(
             raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s") from None
         undo.callback(peer.close)
         peer.settimeout(HELLO_S)
-        hello = _hear(peer, Hello)
-        if hello is None or hello.ranks != ranks or hello.rank not in wanted:
+        hello = _receive(peer, Hello)
+        if hello is not None and (words := _disorder(hello.hosts, hosts)):
+            log.warning("%s: %s", address[0], words)
+            with suppress(ExecutorError):
+                _send(peer, Ports([], words))
+            peer.close()
+            continue
+        if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
             log.warning("%s said %s, which is no rank that is missing", address[0], hello)
             peer.close()
             continue
+        if not first and hello.port:
+            raise ExecutorError(f"rank {hello.rank} has come anew while all were being connected")
         came[hello.rank] = peer, hello
     return came
 
 
-def _say(peer: socket.socket, message: msgspec.Struct) -> None:
+def _check_first(hosts: Sequence[str]) -> None:
+    """Raises OptionError where another of the hosts waits as rank 0 already, as where each names
+    itself first."""
+    for host in hosts[1:]:
+        with suppress(OSError, ExecutorError):
+            with socket.create_connection(address_of(host), timeout=ASK_S) as peer:
+                _send(peer, Hello(0, len(hosts), hosts=tuple(hosts)))
+                found = _receive(peer, Ports)
+            if found is not None and found.refused:
+                raise OptionError(found.refused)
+
+
+def _disorder(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """What to do where somebody has the same hosts in another order."""
+    if tuple(theirs) == tuple(ours) or sorted(theirs) != sorted(ours):
+        return ""
+    words = f"one host was given --hosts {','.join(theirs)}, another --hosts {','.join(ours)}"
+    return f"{words}: give all of them the same order, in which the first is rank 0"
+
+
+def _send(peer: socket.socket, message: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(message)
     try:
         peer.sendall(len(data).to_bytes(LENGTH, "little") + data)
@@ -194,7 +237,7 @@ def _say(peer: socket.socket, message: msgspec.Struct) -> None:
         raise ExecutorError(f"a rank has gone before all had come ({error})") from None
 
 
-def _hear(peer: socket.socket, kind: type[T]) -> T | None:
+def _receive(peer: socket.socket, kind: type[T]) -> T | None:
     """What the other end says; None where it closes, is silent, or says anything else."""
     head = read(peer, LENGTH)
     size = int.from_bytes(head or b"", "little")

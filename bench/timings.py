@@ -1,4 +1,4 @@
-"""Whom clients ask, and what they bring back: the times of every request.
+"""What client processes are given and return: the server, and the timestamps of every request.
 
 Times are seconds of `time.perf_counter`, which on Linux is one clock for all processes.
 """
@@ -19,7 +19,7 @@ class Server:
 
 
 @dataclass
-class Took:
+class RequestTiming:
     """One request: when it was sent, what each event brought and when, and how it ended.
 
     `due` is when it should have been sent. Without `error` the answer is whole.
@@ -38,9 +38,9 @@ class Took:
 
 
 @dataclass
-class Share:
+class ClientShare:
     """What one process did: its requests, and whether it could keep up."""
 
-    took: list[Took]
+    took: list[RequestTiming]
     busy_s: float  # of processor time
     late_s: list[float]  # by how much its looks at the clock came late

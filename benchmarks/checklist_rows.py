@@ -30,7 +30,7 @@ WIDEST = 128  # rows, of what is told of one width; or the most there are
 
 
 @dataclass(frozen=True)
-class SeedRow:
+class ServingRow:
     """One row. `file` holds the figures that `told` puts in words; without, `command` makes them,
     or `held` names the tests that hold it on a CPU."""
 
@@ -164,48 +164,48 @@ def _firsts(found: Found) -> str:
 
 
 ROWS = (
-    SeedRow(8, "CUDA graphs on and off at each width", STEPS, _graphs),
-    SeedRow(
+    ServingRow(8, "CUDA graphs on and off at each width", STEPS, _graphs),
+    ServingRow(
         19, "prove what bounds before scheduling changes: GPU busy, host, graphs made", STEPS,
         _signals, held="graphs are made at the start alone",
     ),
-    SeedRow(20, "staggered serving >= 90 % of lockstep at equal live width", LOADS, _staggered),
-    SeedRow(22, "host <= 0.5 ms a step", STEPS, _host),
-    SeedRow(23, "pacing judged by rate and gaps together, with its spread", LOADS, _policies),
-    SeedRow(24, "filling the inputs, before a second buffer is thought of: < 2 %", STEPS, _fill),
-    SeedRow(
+    ServingRow(20, "staggered serving >= 90 % of lockstep at equal live width", LOADS, _staggered),
+    ServingRow(22, "host <= 0.5 ms a step", STEPS, _host),
+    ServingRow(23, "pacing judged by rate and gaps together, with its spread", LOADS, _policies),
+    ServingRow(24, "filling the inputs, before a second buffer is thought of: < 2 %", STEPS, _fill),
+    ServingRow(
         28, "tokens/s a sequence at 8 / 32 / 64 / 128, beside vLLM's 44.8 / 17.45 / 11.07 / 6.87 "
         "on a GB10", SERVED, _each,
     ),
-    SeedRow(29, "32 prompts with 4k in common compute it once: <= 6,144", PREFIX, _forks),
-    SeedRow(30, "gap p99 during an 8k prefill <= 2 idle steps", LOADS, _beside),
-    SeedRow(
+    ServingRow(29, "32 prompts with 4k in common compute it once: <= 6,144", PREFIX, _forks),
+    ServingRow(30, "gap p99 during an 8k prefill <= 2 idle steps", LOADS, _beside),
+    ServingRow(
         31, "decode rows are never dropped, and prefill does not starve",
         command="pytest tests/runtime/engine -k 'pacing or scheduler or traces'",
         held="held by generated traces",
     ),
-    SeedRow(32, "bursts x 10: the tenth >= 97 % of the first", LOADS, _bursts),
-    SeedRow(35, "the host's parts of a step (also `spark-run --profile FILE`)", STEPS, _split),
-    SeedRow(
+    ServingRow(32, "bursts x 10: the tenth >= 97 % of the first", LOADS, _bursts),
+    ServingRow(35, "the host's parts of a step (also `spark-run --profile FILE`)", STEPS, _split),
+    ServingRow(
         36, "an md5 of greedy outputs for each engine and bucket, in its manifest",
         command="spark-check ENGINE --level record",
         held="of every bucket on a GPU, of the least two on a CPU but with `--record`; by tests",
     ),
-    SeedRow(37, "how often a plain build parts from itself", REPEAT, _parted),
-    SeedRow(42, "a step of 8 rows <= 1.10 times one of 4", STEPS, _four_and_eight),
-    SeedRow(46, "first token of an arrival beside 64 <= its chunks + 2 steps", LOADS, _arrivals),
-    SeedRow(
+    ServingRow(37, "how often a plain build parts from itself", REPEAT, _parted),
+    ServingRow(42, "a step of 8 rows <= 1.10 times one of 4", STEPS, _four_and_eight),
+    ServingRow(46, "first token of an arrival beside 64 <= its chunks + 2 steps", LOADS, _arrivals),
+    ServingRow(
         52, "schedule, launch, sample, ids back: a trace of each step",
         command="spark-run ENGINE --serve --profile trace.json",
         held="held by tests/runtime/engine/test_trace.py",
     ),
-    SeedRow(
+    ServingRow(
         58, "first tokens at 8 / 32 / 128 at once, beside vLLM's 0.27 / 0.77 / 2.5 s on a GB10",
         SERVED, _firsts,
     ),
 )  # fmt: skip
 
 
-def seed_rows() -> list[tuple[object, ...]]:
+def checklist_rows() -> list[tuple[object, ...]]:
     """The table's cells: number, what is asked, what was found, the command."""
     return [(row.number, row.asked, *row.shown()) for row in ROWS]

@@ -1,8 +1,8 @@
 """One replica's server: `spark-run --serve`, started by what places the replicas.
 
-`python -m spark_engine.runtime.replicas.child ENGINE`, the first line of its standard input being
-the ServerOptions as JSON: a key on the command line is everybody's. It leaves when its standard
-input ends: a server never outlives what placed it.
+`python -m spark_engine.runtime.replicas.server_process ENGINE`, the first line of its standard
+input being the ServerOptions as JSON: a key on the command line is everybody's. It leaves when its
+standard input ends: a server never outlives what placed it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LOOK_S = 0.1  # between two looks while it starts
 ANSWER_S = 3.0
 
 
-class Child:
+class ServerProcess:
     """A server in a process of its own. `stop` ends it."""
 
     def __init__(self, folder: str, options: ServerOptions) -> None:
         port = free_port(options.host)
         own = replace(options, port=port, tls_cert=None, tls_key=None)
-        module = "spark_engine.runtime.replicas.child"
+        module = "spark_engine.runtime.replicas.server_process"
         words = [sys.executable, "-P", "-m", module, folder]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None

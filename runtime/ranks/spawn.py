@@ -1,6 +1,8 @@
-"""How the ranks of an engine come together: as processes of this host, or from several hosts.
+"""Starts the processes of a tensor-parallel engine's other ranks, and connects them with rank 0.
 
-Knows how sockets and shared memory get to a process; knows nothing of what goes through them.
+On one host rank 0 spawns them with inherited sockets and shared memory (`RankSpec`); on several
+hosts they connect over TCP (`rendezvous.py`). Returned is rank 0's `Group`; a rank's own process
+gets its `RankChannels`. Knows nothing of what is sent.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from spark_engine.runtime.ranks.communicator import (
 )
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
-from spark_engine.runtime.ranks.meeting import join, meet
 from spark_engine.runtime.ranks.messages import Begin
+from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
 
 MODULE = "spark_engine.runtime.rank_process"
 
 
-class Seat(msgspec.Struct, frozen=True):
+class RankSpec(msgspec.Struct, frozen=True):
     """What a rank's process is started with.
 
     On rank 0's host, descriptors that it inherits: of its socket to rank 0, of those to all ranks,
@@ -57,8 +59,8 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Seated:
-    """A rank's ends of everything."""
+class RankChannels:
+    """A rank's ends: commands from rank 0, collectives, and the ring of large packets."""
 
     control: socket.socket
     comm: Communicator
@@ -81,9 +83,9 @@ def gather_ranks(
     check_hosts(hosts, manifest)
     if hosts:
         say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
-        return meet(hosts, limit_of(manifest))
+        return accept_ranks(hosts, limit_of(manifest))
     check_gpus(manifest)
-    return start_here(engine, manifest.ranks, limit_of(manifest))
+    return start_ranks(engine, manifest.ranks, limit_of(manifest))
 
 
 def limit_of(manifest: Manifest) -> float:
@@ -135,7 +137,7 @@ def check_gpus(manifest: Manifest) -> None:
         )
 
 
-def begin_of(
+def begin_message(
     engine: Path,
     threads: int,
     cache_bytes: int | None,
@@ -144,12 +146,12 @@ def begin_of(
     least: bool,
     limit_s: float,
 ) -> Begin:
-    """What every rank is told first."""
+    """The first message to every rank: which engine to open, and how."""
     digest, own = manifest_digest(engine), version("spark-engine")
     return Begin(digest, own, threads, cache_bytes, graphs, masks, least, limit_s)
 
 
-def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
+def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
     """Rank 0's group, whose other ranks are new processes of this host.
 
     They end with the thread that calls this, or with the group. Raises OSError where no process
@@ -175,8 +177,8 @@ def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
             }
             numbers = {j: link.fileno() for j, link in links.items()}
             shared = own.fileno(), numbers, memory, ring
-            seat = Seat(str(engine), rank, ranks, *shared, parent=os.getpid())
-            processes[rank] = start(seat)
+            spec = RankSpec(str(engine), rank, ranks, *shared, parent=os.getpid())
+            processes[rank] = start_rank(spec)
             undo.callback(processes[rank].kill)
         mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
         comm = SharedCommunicator(Links(0, mine, limit_s), memory)
@@ -186,28 +188,28 @@ def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
         return group
 
 
-def start(seat: Seat) -> subprocess.Popen[bytes]:
+def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
     """A rank's process. Raises OSError."""
-    numbers = (seat.control, *seat.links.values(), seat.memory, seat.ring)
-    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(seat).decode()]
+    numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring)
+    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()]
     passed = [number for number in numbers if number >= 0]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
 
 
-def take(seat: Seat) -> Seated:
+def connect_rank(spec: RankSpec) -> RankChannels:
     """A rank's ends: of the descriptors that it has inherited, or of connections to all hosts.
 
     Raises ExecutorError where rank 0's host does not answer.
     """
-    if seat.hosts:
-        return Seated(*join(seat.hosts, seat.rank))
+    if spec.hosts:
+        return RankChannels(*join_ranks(spec.hosts, spec.rank))
     peers: Mapping[int, socket.socket] = {
-        rank: socket.socket(fileno=number) for rank, number in seat.links.items()
+        rank: socket.socket(fileno=number) for rank, number in spec.links.items()
     }
-    links = Links(seat.rank, peers)
-    control = socket.socket(fileno=seat.control)
-    comm = SharedCommunicator(links, seat.memory)
-    return Seated(control, comm, Ring(seat.ring, seat.ranks))
+    links = Links(spec.rank, peers)
+    control = socket.socket(fileno=spec.control)
+    comm = SharedCommunicator(links, spec.memory)
+    return RankChannels(control, comm, Ring(spec.ring, spec.ranks))
 
 
 def manifest_digest(engine: Path) -> str:

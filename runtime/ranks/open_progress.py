@@ -1,6 +1,6 @@
-"""Rank 0's opening of its part, which ends as soon as another rank has fallen.
+"""Progress of rank 0's engine load, which aborts the load as soon as another rank has failed.
 
-Knows progress; knows neither ranks nor what is opened.
+Knows progress callbacks; knows neither ranks nor what is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spark_engine.progress import Progress
 
 
-class Heard(Progress):
+class OpenProgress(Progress):
     """How far an opening is, as `shown` and `mark` are told, and `check` before it: raises what
     another rank has fallen of, so that nobody opens to the end what nobody will run."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from spark_engine.runtime.replicas.child import Child
+from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.server import ServerOptions
 
 
 def test_no_key_stands_on_the_command_line() -> None:
-    child = Child("/nowhere", ServerOptions(host="127.0.0.1", api_key="sk-secret"))
+    child = ServerProcess("/nowhere", ServerOptions(host="127.0.0.1", api_key="sk-secret"))
     try:
         words = child._process.args
         assert isinstance(words, list) and "/nowhere" in words

@@ -1,4 +1,4 @@
-"""One request on its way: chosen a replica, carried there, tried again where nothing was lost.
+"""The proxy's path of one request: pick a replica, forward, stream back, retry where that is safe.
 
 Knows which failures may be tried again: those of which the client has seen nothing. Knows HTTP's
 heads; knows no socket.
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
@@ -38,13 +39,14 @@ _NOT_UP = _HOP | {"host", "content-length", "content-encoding", "expect", "x-req
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
+_BYTES = "surrogateescape"  # as aiohttp reads a header that is no UTF-8
 _ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 
 Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
 
 
 @dataclass
-class Asked:
+class ClientRequest:
     """A request as it came. `target`: its path and query; `name`: its x-request-id; its body is
     unpacked, and dropped as soon as no other replica can need it.
 
@@ -60,6 +62,7 @@ class Asked:
     name: str
     send: Send
     begun: bool = False  # the client has seen something
+    ended: bool = False  # and all there is
     tried: set[str] = field(default_factory=set)
 
     @property
@@ -86,7 +89,7 @@ class Failed(Lost):
     """A replica whose engine failed, while its server did not."""
 
 
-class Carrier:
+class Forwarder:
     """Carries requests to the replicas of one fleet."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
@@ -94,7 +97,7 @@ class Carrier:
         self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
         self._asking = asyncio.Semaphore(ASKING)
 
-    async def carry(self, asked: Asked) -> None:
+    async def forward(self, asked: ClientRequest) -> None:
         """Answers the request, by whichever replica."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
         try:
@@ -136,7 +139,12 @@ class Carrier:
         await self._fail(asked, refused, lost[-1] if lost else None)
 
     async def _through(
-        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice, last: bool
+        self,
+        replica: Replica,
+        asked: ClientRequest,
+        prompt: Sequence[Place],
+        choice: Choice,
+        last: bool,
     ) -> Refusal | None:
         router = self._fleet.router
         ticket = router.begin(choice, prompt)
@@ -153,7 +161,7 @@ class Carrier:
             router.end(ticket)
 
     async def _pass_on(
-        self, replica: Replica, asked: Asked, answer: Answer, ticket: Ticket
+        self, replica: Replica, asked: ClientRequest, answer: Answer, ticket: Ticket
     ) -> Refusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
         headers.append(("x-spark-replica", replica.name))
@@ -166,40 +174,40 @@ class Carrier:
             self._note_kept(asked, replica, body)
             await self._send(asked, answer.status, headers, body, more=False)
             return None
-        status, left = answer.status, b""
+        status, events = answer.status, Events()
         async for part in answer.parts():
-            left += part
-            whole, mark, left = left.rpartition(b"\n\n")  # events are passed on whole
-            if not mark:
+            if not (whole := events.take(part)):
                 continue
             if not asked.begun:
                 self._fleet.router.started(ticket)
                 self._note_kept(asked, replica, whole)
-                await self._send(asked, status, headers, whole + mark, more=True)
+                await self._send(asked, status, headers, whole, more=True)
             else:
-                await self._send(asked, 0, (), whole + mark, more=True)
-        await self._send(asked, 0 if asked.begun else status, headers, left, more=False)
+                await self._send(asked, 0, (), whole, more=True)
+        await self._send(asked, 0 if asked.begun else status, headers, events.left, more=False)
         return None
 
     async def _send(
-        self, asked: Asked, status: int, headers: Headers, part: bytes, more: bool
+        self, asked: ClientRequest, status: int, headers: Headers, part: bytes, more: bool
     ) -> None:
-        asked.begun = True
+        asked.begun, asked.ended = True, not more
         asked.body.drop()
         await asked.send(status, headers, part, more)
 
-    async def _broke(self, replica: Replica, asked: Asked, problem: Lost) -> bool:
+    async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
         """A replica broke; whether the request has ended with that."""
         if not isinstance(problem, Failed):
             self._fleet.suspect(replica, str(problem))
         if not asked.begun:
             return False
+        if asked.ended:  # it was being taken by a slow client
+            return True
         self._metrics.broken()
         words = f"replica {replica.name} broke its answer off: {problem}; ask again"
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
 
-    async def _fail(self, asked: Asked, refused: Refusal | None, lost: Lost | None) -> None:
+    async def _fail(self, asked: ClientRequest, refused: Refusal | None, lost: Lost | None) -> None:
         if refused is not None:
             await self._send(asked, refused.status, refused.headers, refused.body, more=False)
             return
@@ -209,12 +217,12 @@ class Carrier:
             words = "no replica takes requests now; retry"
         await self._refuse(asked, words)
 
-    async def _refuse(self, asked: Asked, words: str) -> None:
+    async def _refuse(self, asked: ClientRequest, words: str) -> None:
         self._metrics.failed()
         status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
         await self._send(asked, status, headers, body, more=False)
 
-    def _note_kept(self, asked: Asked, replica: Replica, body: bytes) -> None:
+    def _note_kept(self, asked: ClientRequest, replica: Replica, body: bytes) -> None:
         """Whose answer this is, if it is one that may be asked for again."""
         if asked.path == RESPONSES and (found := _MADE.search(body)):
             self._keep(found[1].decode("utf-8", "replace"), replica)
@@ -225,7 +233,7 @@ class Carrier:
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
 
-    async def _owner(self, asked: Asked) -> str | None:
+    async def _owner(self, asked: ClientRequest) -> str | None:
         """The replica that keeps the answer which the request is about; None: any will do. Raises
         Unsure."""
         ident = ""
@@ -344,5 +352,18 @@ def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
 
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Headers as ASGI has them, as text."""
-    return [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers]
+    """Headers as ASGI has them, as text: in UTF-8, in which they are sent on, or else in the
+    encoding that takes any byte."""
+    return [(k.decode("latin-1"), _text(v)) for k, v in headers]
+
+
+def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """A replica's headers for ASGI, with the bytes that they came with."""
+    return [(k.encode("utf-8", _BYTES), v.encode("utf-8", _BYTES)) for k, v in headers]
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

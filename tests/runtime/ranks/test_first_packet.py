@@ -1,0 +1,57 @@
+"""What a rank does with the first packet of a rank 0 of another version."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from spark_engine.runtime import rank_process
+from spark_engine.runtime.ranks.channel import HEAD, INLINE, read_answer
+from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
+from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
+
+
+class NoCalls:
+    """A communicator that nobody uses."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("more", [[], [1, None, True, {"new": 1}, "more", 2, 3, 4, 5]])
+def test_another_version_is_refused_with_what_to_install_however_its_packet_goes_on(
+    more: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With fewer fields or others than ours: it would else stand by again and again."""
+    mine, theirs = socket.socketpair()
+    monkeypatch.setattr(
+        rank_process, "connect_rank", lambda seat: RankChannels(theirs, cast(Any, NoCalls()))
+    )
+    monkeypatch.setattr(rank_process, "_end_with", lambda parent: None)
+    monkeypatch.setattr(rank_process, "_leave_with_rank_0", lambda receiver: None)
+    monkeypatch.setattr(rank_process, "manifest_digest", lambda path: "same")
+    packet = msgspec.msgpack.encode(["Begin", "same", "0.0.1", *more])
+    seat = msgspec.json.encode(RankSpec(str(tmp_path), 1, 2, hosts=("a", "b"))).decode()
+    with mine, theirs:
+        mine.sendall(HEAD.pack(len(packet), INLINE) + packet)
+        assert rank_process.main([seat]) == 2  # which is not tried again
+        answer = decode_answer(read_answer(mine) or b"")
+    assert isinstance(answer, RankFailed) and answer.user and not answer.passing
+    own = version("spark-engine")
+    assert f"runs spark-engine {own}, rank 0 0.0.1: install one version" in answer.message
+
+
+def test_an_answer_that_no_rank_gives_is_an_end() -> None:
+    """Of whom another thing than a rank has reached: the watching thread must outlive it."""
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        sender = threading.Thread(target=theirs.sendall, args=(HEAD.pack(1 << 63, INLINE),))
+        sender.start()
+        assert read_answer(mine) is None
+        sender.join()

@@ -1,0 +1,127 @@
+"""Four servers of the embedded model behind one front, under load; one is killed.
+
+Real processes on the CPU. Ray, which would place them and start another, is left out here: `make
+replicas` has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
+from spark_engine.runtime.server.server import ServerOptions
+from tests.house import ROOT
+from tests.soak.replicas import CLIENTS, COMMAND, Soak, listener
+
+HOST, REPLICAS, START_S, LOAD_S = "127.0.0.1", 4, 120.0, 90.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("engine") / "tiny"
+    words = [sys.executable, "-m", "spark_engine.builder.cli", str(ROOT / "models/tiny/checkpoint")]
+    words += ["-o", str(found), "--decode", "1,2", "--prefill", "64", "--no-record"]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return found
+
+
+@contextmanager
+def servers(engine: Path) -> Iterator[list[str]]:
+    """The addresses of four."""
+    children: list[ServerProcess] = []
+    try:
+        for _ in range(REPLICAS):
+            children.append(ServerProcess(str(engine), ServerOptions(host=HOST, names=("tiny",))))
+        for child in children:
+            child.wait(START_S)
+        yield [child.url for child in children]
+    finally:
+        for child in children:
+            child.stop(5.0)
+
+
+@contextmanager
+def front(urls: list[str]) -> Iterator[str]:
+    """The address of a front before them, which has seen them all."""
+    port = free_port(HOST)
+    with subprocess.Popen([*COMMAND, "front", *urls, "--port", str(port)]) as process:
+        try:
+            end = time.monotonic() + START_S
+            while sum(row["up"] for row in rows(f"http://{HOST}:{port}")) < len(urls):
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.1)
+            yield f"http://{HOST}:{port}"
+        finally:
+            process.terminate()
+
+
+def rows(url: str) -> list[dict[str, int]]:
+    """What the front says of each replica; nothing while it does not listen."""
+    try:
+        found: list[dict[str, int]] = httpx.get(f"{url}/replicas").json()["replicas"]
+    except httpx.ConnectError:
+        return []
+    return found
+
+
+@asynccontextmanager
+async def clients(soak: Soak) -> AsyncIterator[None]:
+    """Conversations go on within the block; each ends whole behind it."""
+    async with httpx.AsyncClient(timeout=60.0) as http:
+        tasks = [asyncio.create_task(soak.client(n, http)) for n in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            soak.stop = True
+            await asyncio.gather(*tasks)
+
+
+async def whole(soak: Soak, count: int) -> None:
+    """Until so many requests more have ended whole."""
+    count += soak.told["whole"]
+    async with asyncio.timeout(LOAD_S):
+        while soak.told["whole"] < count:
+            await asyncio.sleep(0.05)
+
+
+async def kill_a_busy_one(soak: Soak, processes: dict[str, int]) -> None:
+    """One that answers now; whoever asked by then may have been there."""
+    while not (busy := [row for row in rows(soak.url) if row["requests"] > 1]):
+        await asyncio.sleep(0.02)
+    os.kill(processes[str(busy[0]["url"])], signal.SIGKILL)
+    soak.excused_until = time.monotonic()
+
+
+async def trial(soak: Soak, processes: dict[str, int]) -> None:
+    async with clients(soak):
+        await whole(soak, 2 * CLIENTS)
+        await kill_a_busy_one(soak, processes)
+        await whole(soak, 4 * CLIENTS)
+
+
+def test_of_a_killed_replica_only_what_it_was_answering_is_lost(
+    engine: Path, tmp_path: Path
+) -> None:
+    with servers(engine) as urls, front(urls) as url:
+        soak = Soak(tmp_path, REPLICAS)
+        soak.url = url
+        asyncio.run(trial(soak, {url: listener(url) for url in urls}))
+        assert not soak.wrong
+        lost = soak.told.pop("error in the stream, excused", 0)
+        assert list(soak.told) == ["whole"] and lost <= CLIENTS
+        text = httpx.get(f"{url}/metrics").text
+        retried = 'spark_front_retries_total{why="lost"} '
+        (again,) = (row for row in text.splitlines() if row.startswith(retried))
+        assert lost + float(again.removeprefix(retried)) >= 1
+        assert sum(row["up"] for row in rows(url)) == REPLICAS - 1
