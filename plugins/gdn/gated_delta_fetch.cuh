@@ -26,9 +26,10 @@ struct Tiles {
   u64 full[2], empty[2];
 };
 
-// A consumer's place in its warpgroup and in fragments.
+// A consumer's place in its warpgroup and in fragments; computed anew where it is asked for, which
+// costs fewer registers than it takes.
 struct Lane {
-  int id = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
+  int thread = forget(threadIdx.x), id = thread % 32, warp = thread % GROUP / 32;
   int row = id / 4, pair = id % 4 * 2;
   u32 token = (id & 7) + (id >> 4) * 8, half = id >> 3 & 1;  // of ldmatrix and stmatrix
 

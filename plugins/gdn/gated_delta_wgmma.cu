@@ -52,15 +52,6 @@ DEVICE void ask_tokens(float (&d)[TILE / 8][4], const u32 (&part)[KD / 16][4], u
     else Mma::keys<false>(d, part[i], at);
   }
 }
-// d (+)= x times 16 rows, from 16 i on, of the transpose of a part of T or P, whose upper right block
-// of 32 by 32 is zeros.
-template <bool FRESH>
-DEVICE void ask_rows(float (&d)[TILE / 8][4], const u32 (&x)[TILE / 16][4], u64 part, int i) {
-  auto& left = reinterpret_cast<float (&)[TILE / 16][4]>(d[0]);
-  auto& right = reinterpret_cast<float (&)[TILE / 16][4]>(d[TILE / 16]);
-  if (i < 2) Mma::keys<FRESH>(left, x[i], part + (u64)(i * 2));
-  Mma::keys<FRESH>(right, x[i], part + (u64)(i * 2 + PANEL / 32));
-}
 // d (+)= x times the transpose of T or P in two parts. LOW: the product of both low parts too.
 template <bool FRESH, bool LOW>
 DEVICE void ask_triangle(float (&d)[TILE / 8][4], const u32 (&high)[TILE / 16][4],
@@ -68,11 +59,11 @@ DEVICE void ask_triangle(float (&d)[TILE / 8][4], const u32 (&high)[TILE / 16][4
   const u64 tile_low = tile + PANEL / 16;
 #pragma unroll
   for (int i = 0; i < TILE / 16; i++) {
-    if (FRESH && i == 0) ask_rows<true>(d, low, tile, i);
-    else ask_rows<false>(d, low, tile, i);
-    if (LOW) ask_rows<false>(d, low, tile_low, i);
-    ask_rows<false>(d, high, tile_low, i);
-    ask_rows<false>(d, high, tile, i);
+    if (FRESH && i == 0) Mma::keys<true>(d, low[i], tile + (u64)(i * 2));
+    else Mma::keys<false>(d, low[i], tile + (u64)(i * 2));
+    if (LOW) Mma::keys<false>(d, low[i], tile_low + (u64)(i * 2));
+    Mma::keys<false>(d, high[i], tile_low + (u64)(i * 2));
+    Mma::keys<false>(d, high[i], tile + (u64)(i * 2));
   }
 }
 // R^T in two parts, of d = S K^T.
@@ -139,8 +130,8 @@ DEVICE void store_outputs(const State& x, u8* corner, u16* out, const Lane& lane
 // One tile, number n of this block's; `before`: where the tile before left its outputs to be stored.
 // SAVE is called when the state is that behind the tile.
 template <class Save>
-DEVICE void scan_tile(State& x, Tiles& m, u32 base, int n, u16* before, const Lane& lane,
-                      Save save) {
+DEVICE void scan_tile(State& x, Tiles& m, u32 base, int n, u16* before, Save save) {
+  const Lane lane;
   const float* f = m.f[n & 1];
   const u32 at = uniform(base + (n & 1) * (u32)sizeof(Tile));
   const u64 keys = wgmma_tile(at), queries = wgmma_tile(at + QUERIES_AT);
@@ -221,9 +212,9 @@ struct Memory {
 
 // One sequence, rows begin to end, of which the last may have no token; n tiles came before.
 DEVICE void scan_sequence(Tiles& m, u32 base, const Memory& at, const Lane& lane, int begin,
-                          int end, int n) {
+                          int end, int last, int n) {
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS + lane.warp * 16;
-  const int slot = at.slots[begin], live = end - (slot < 0 || at.counts[end - 1] == 0);
+  const int slot = at.slots[begin], live = end - (last == 0);
   State x = {};
   auto of_state = [&](int of, int half) {
     return ((i64)of * HV * VD + column + lane.row + half * 8) * KD + lane.pair;
@@ -257,9 +248,8 @@ DEVICE void scan_sequence(Tiles& m, u32 base, const Memory& at, const Lane& lane
   constexpr i64 STRIDE = (i64)TILE * HV * VD;
 #pragma unroll 1
   for (int row = begin; row < live; row++, n++) {
-    const int to = at.saves[row];
-    scan_tile(x, m, base, n, row > begin ? out + (row - 1) * STRIDE : nullptr, lane, [&] {
-      if (to >= 0) leave(to, row);
+    scan_tile(x, m, base, n, row > begin ? out + (row - 1) * STRIDE : nullptr, [&] {
+      if (const int to = at.saves[row]; to >= 0) leave(to, row);
     });
   }
   if (live > begin) store_outputs(x, m.o[lane.warp], out + (live - 1) * STRIDE, lane, true);
@@ -280,10 +270,10 @@ DEVICE void each_sequence(const int* slots, const int* counts, int rows, Scan sc
   int n = 0;
 #pragma unroll 1
   for (int sequence = blockIdx.z;; sequence += gridDim.z) {
-    const int begin = sequence_begin(slots, rows, sequence);
+    const int begin = uniform(sequence_begin(slots, rows, sequence));
     if (begin == rows) return;
-    const int end = sequence_begin(slots, rows, sequence + 1);
-    const int last = slots[begin] < 0 ? 0 : counts[end - 1];
+    const int end = uniform(sequence_begin(slots, rows, sequence + 1));
+    const int last = uniform(slots[begin] < 0 ? 0 : counts[end - 1]);
     scan(begin, end, last, n);
     n += end - begin - (last == 0);
   }
@@ -304,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(2 * GROUP, 1)
   if (uniform(threadIdx.x / GROUP) == 0) {  // else ptxas sees wgmma in a divergent path
     const u32 base = uniform(shared_address(shared_memory));
     each_sequence(slots, counts, rows, [&](int begin, int end, int last, int n) {
-      scan_sequence(m, base, at, Lane{}, begin, end, n);
+      scan_sequence(m, base, at, Lane{}, begin, end, last, n);
     });
   } else {
     const Source source{c, t_in, p_in, factors};
