@@ -1,11 +1,11 @@
-// gated_delta_chunk (prefill) on Hopper's warpgroup matrix unit: gated_delta.cu's launches and sums,
+// gated_delta_chunk (prefill) on the warpgroup matrix unit: gated_delta.cu's launches and sums,
 // its scan turned round. Keys of 128 dimensions, 64 value columns a block.
 //
 // The scan, grid (columns / 64, value heads, sequences), computes the transposes, values by tokens:
 //   R^T = beta V^T - (beta e^G) S K^T;  V'^T = R^T T^T;  O^T = e^G S Q^T + V'^T P^T;
 //   S <- e^Gc S + (tail V')^T K
 // so that every left operand (S, R^T, V'^T, tail V'^T) is what the same lanes hold of the product
-// before: nothing but what was fetched goes through shared memory, and the consumers, one warpgroup,
+// before: only what was fetched goes through shared memory, and the consumers, one warpgroup,
 // never meet. What the next product does not need is asked for in between and runs beside the sums
 // of single lanes: S Q^T in two halves, P V' behind the state's product. A warpgroup of producers
 // fetches (gated_delta_fetch.cuh). One block a multiprocessor.
