@@ -1,5 +1,5 @@
-// wgmma over bf16 or f16 as attention and the delta rule need them: Q·K^T with Q in shared memory or
-// in registers, and P·V with V's rows as they lie in memory. sm_90a only.
+// wgmma over bf16 or f16 as attention and the delta rule need them: Q·K^T with Q in shared memory
+// or in registers, and P·V with V's rows as they lie in memory. sm_90a only.
 //
 // Tiles: panels of 64 values (128 bytes, 128-byte swizzle: 16-byte chunk ^= row & 7) by all their
 // rows, one panel after the other, at multiples of 1024 bytes. D as in wgmma.cuh.

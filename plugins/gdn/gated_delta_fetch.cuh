@@ -1,9 +1,11 @@
 // What gated_delta_wgmma.cu's scan has of a tile in shared memory, and the warpgroup that fetches
-// it: a warp the keys, one the queries, one the values and factors (cp.async), one T and P (TMA bulk
-// copies: prepare leaves them as wgmma reads them). Two buffers: a tile is fetched while the one
-// before it is computed. Each warp waits for its own copies alone, fences the async proxy and arrives.
+// it: a warp the keys, one the queries, one the values and factors (cp.async), one T and P (TMA
+// bulk copies: prepare leaves them as wgmma reads them). Two buffers: a tile is fetched while the
+// one before it is computed. Each warp waits for its own copies alone, fences the async proxy and
+// arrives.
 //
-// Panels of 64 columns as in common/wgmma16.cuh; of the values the same, though ldmatrix reads them.
+// Panels of 64 columns as in common/wgmma16.cuh; of the values the same, though ldmatrix reads
+// them.
 #pragma once
 #include "common/wgmma16.cuh"
 #include "gdn/gated_delta_prepare.cuh"
@@ -71,7 +73,8 @@ DEVICE void copy_rows(u32 to, const u16* from, int valid, int lane) {
   }
 }
 
-// The warp's part of every tile of a sequence whose last row has `last` tokens; n tiles came before.
+// The warp's part of every tile of a sequence whose last row has `last` tokens; n tiles came
+// before.
 DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int last, int n) {
   const int head = blockIdx.y, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
 #pragma unroll 1

@@ -106,7 +106,8 @@ DEVICE void make_tails(u32 (&part)[3][TILE / 16][4], const float (&d)[TILE / 8][
   }
 }
 
-// O^T of a tile, through a corner of shared memory of the warp's own, to `out` (of its first value).
+// O^T of a tile, through a corner of shared memory of the warp's own, to `out` (of its first
+// value).
 DEVICE void store_outputs(const State& x, u8* corner, u16* out, const Lane& lane, bool there) {
   __syncwarp();  // all have read the tile before
 #pragma unroll
@@ -127,8 +128,8 @@ DEVICE void store_outputs(const State& x, u8* corner, u16* out, const Lane& lane
   }
 }
 
-// One tile, number n of this block's; `before`: where the tile before left its outputs to be stored.
-// SAVE is called when the state is that behind the tile.
+// One tile, number n of this block's; `before`: where the tile before left its outputs to be
+// stored. SAVE is called when the state is that behind the tile.
 template <class Save>
 DEVICE void scan_tile(State& x, Tiles& m, u32 base, int n, u16* before, Save save) {
   const Lane lane;

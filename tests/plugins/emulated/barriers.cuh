@@ -1,7 +1,7 @@
 // mbarriers as the PTX manual says: a phase ends when all arrivals came, and the next one begins.
-// In the eight bytes: arrivals that are left, arrivals of a phase, the phase's parity and the bytes of
-// TMA bulk copies that it waits for. These arrive at once, or (`late`) when somebody waits for them.
-// Included by the ptx.cuh of this folder.
+// In the eight bytes: arrivals that are left, arrivals of a phase, the phase's parity and the bytes
+// of TMA bulk copies that it waits for. These arrive at once, or (`late`) when somebody waits for
+// them. Included by the ptx.cuh of this folder.
 #pragma once
 
 struct Arrivals {
