@@ -29,7 +29,7 @@ GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
-_DYNAMIC = re.compile(r"extern __shared__ \S+ u8 (\w+)\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
 U8 = NDArray[np.uint8]
 
 

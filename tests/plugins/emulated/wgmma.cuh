@@ -12,8 +12,8 @@ void wgmma_wait() {
   __syncwarp();  // all lanes have read
 }
 inline u32 uniform(u32 value) { return __reduce_or_sync(~0u, value); }
-inline void keep_order(float (&)[8][4]) {}
-inline void keep_order(float (&)[32][4]) {}
+template <int N>
+void keep_order(float (&)[N][4]) {}
 template <int N>
 void more_registers() {}
 template <int N>
@@ -78,12 +78,12 @@ struct Wgmma16 {
         }
       }
   }
-  template <bool FRESH, class A>
-  static void keys(float (&d)[8][4], const A& a, u64 b) {
+  template <bool FRESH, int N, class A>
+  static void keys(float (&d)[N][4], const A& a, u64 b) {
     add<FRESH>(d, operand(a), [=](int k, int n) { return wgmma_value(b, n, k); });
   }
-  template <bool FRESH>
-  static void values(float (&d)[32][4], const u32 (&a)[4], u64 b) {
+  template <bool FRESH, int N>
+  static void values(float (&d)[N][4], const u32 (&a)[4], u64 b) {
     add<FRESH>(d, operand(a), [=](int k, int n) { return wgmma_value(b, k, n); });
   }
 };
