@@ -37,8 +37,8 @@ U8 = NDArray[np.uint8]
 def _texts() -> dict[str, str]:
     """The sources by path, as the host's compiler takes them."""
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for name in ("ptx.cuh", "matrices.cuh", "barriers.cuh", "wgmma.cuh"):
-        found[f"common/{name}"] = (HERE / name).read_text()
+    for path in HERE.glob("*.cuh"):
+        found[f"common/{path.name}"] = path.read_text()
     found["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
     found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
     found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
@@ -163,5 +163,5 @@ def call(
     ]
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
-    (x, y, z), threads = launch.grid, launch.block[0]
-    kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z)
+    (x, y, z), threads, size = launch.grid, launch.block[0], launch.cluster[0]
+    kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z, size)
