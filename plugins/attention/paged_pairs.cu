@@ -5,13 +5,10 @@
 // same keys and values in tiles of 64 tokens, two of each in shared memory. A third warpgroup fills
 // them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
 // its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
-// bits do not depend on where its tile of queries begins.
-// Figures: log/paged_pairs.md.
+// bits do not depend on where its tile of queries begins. Figures: log/paged_pairs.md.
 // Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
 // last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
-// SPLITS 0, PACKED: a block has 128 of the rows (token, head of the group) of a tile and kv head, by
-// token, so that a short tile has fewer blocks; and into how many parts they divide the keys, up to
-// the grid's, is found at the launch, by what fills the multiprocessors evenly.
+// SPLITS 0 is PACKED, below.
 // Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
 // those in registers), MOST, REST (registers of a consumer's and a producer's thread), SMS
 // (multiprocessors).
@@ -21,6 +18,9 @@
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STEPS = D / 16;
 static_assert(GQA_GROUP % CONSUMERS == 0, "both heads of a block have one kv head");
 constexpr int LEAST = 8;  // tiles of keys that are worth a block
+// A block has 128 of the rows (token, head of the group) of a tile and kv head, by token, so that a
+// short tile has fewer blocks; and into how many parts they divide the keys, up to the grid's, is
+// found at the launch, by what fills the multiprocessors evenly.
 constexpr bool PACKED = SPLITS == 0;
 constexpr int BEGUN = 4;          // tiles that take as long as a block's beginning and end
 constexpr float LOWEST = -1e30f;  // below any score; a row that sees no key of a part keeps it
@@ -292,7 +292,7 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
-// PACKED: into how many parts this launch divides the keys, at most `most` (32 or fewer): those with
+// PACKED: into how many parts this launch divides the keys, up to `most` (32 or fewer): those with
 // which the blocks of all live rows are done first, the one that adds parts up being the last.
 DEVICE int parts_of(const int* slots, const int* starts, const int* counts, int most) {
   int blocks = 0, longest = 0;
@@ -360,20 +360,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     more_registers<MOST>();
     bool mine = true;  // to store
     if (count > 0) {
-      Consumer x = {uniform(base + group * HALF_TILE),
-                    uniform(base + KEYS_AT),
-                    uniform(base + VALUES_AT),
-                    {},
-                    {},
-                    {},
-                    {},
-                    {},
-                    {},
-                    {},
-                    0.0f,
-                    0,
-                    0,
-                    barriers};
+      // clang-format off: it would take a line for each
+      Consumer x = {uniform(base + group * HALF_TILE), uniform(base + KEYS_AT),
+                    uniform(base + VALUES_AT), {}, {}, {}, {}, {}, {}, {}, 0.0f, 0, 0, barriers};
+      // clang-format on
       x.top[0] = x.top[1] = LOWEST;
       x.scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
       x.row = rows.first + 16 * warp + (lane_id() >> 2);

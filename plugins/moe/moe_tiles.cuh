@@ -1,8 +1,8 @@
 // Grouped GEMM of experts by mma.sync, many tokens: what moe_tiles.cu and moe_tiles_fp4.cu share.
 //
 // Work: a tile of up to BLOCK_M tokens of one expert (moe_sort.cuh) times four panels of 64 weight
-// rows. Persistent blocks of eight warps; a warp has WARP_TILES m16 tiles of weight rows (mma.sync's
-// m, in registers): half a panel and all tokens (its n), or a panel and every other eight tokens. A
+// rows. Persistent blocks of eight warps; a warp has WARP_TILES m16 tiles of weight rows (the m of
+// mma.sync, in registers): half a panel and all tokens (its n), or a panel and every other eight. A
 // ring of DEPTH stages is filled by cp.async across the bounds of tiles; one block barrier a stage.
 // The place of a warp's copies of weights serves to turn its results before they are stored.
 // The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
