@@ -42,6 +42,8 @@ def test_a_sample_is_killed() -> None:
         (-9, {}, "broken"),
         (None, {}, "broken"),  # out of time
         (None, {"may_hang": True}, "killed"),
+        (-6, {}, "broken"),
+        (-6, {"may_abort": True}, "killed"),
         (0, {"equivalent": "nobody can tell"}, "equivalent"),
         (1, {"equivalent": "nobody can tell"}, "broken"),
     ],

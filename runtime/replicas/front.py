@@ -71,10 +71,9 @@ class Front:
             status, body = own
             await answer(status, JSON, msgspec.json.encode(body), False)
             return
-        if not target.startswith("/"):  # behind a replica's address it would be another's
-            words = f"the request's target must begin with /, not {target[:80]!r}"
+        if words := _unfit(scope, target):
             status, body, headers = problem_of(path, 400, words, current())
-            await answer(status, headers, body, False)
+            await answer(status, [*headers, ("connection", "close")], body, False)
             return
         try:
             whole = await self._bodies.take(Request(scope, receive))
@@ -156,6 +155,16 @@ class Front:
         states = {r.name: (r.up, opened.get(r.name, 0)) for r in self._fleet.replicas.values()}
         text = self.metrics.render(states) + merge(texts)
         await asked.send(200, TEXT, text.encode(), False)
+
+
+def _unfit(scope: Scope, target: str) -> str:
+    """Why a request is refused before its body is read; empty where it is not."""
+    if not target.startswith("/"):  # behind a replica's address it would be another's
+        return f"the request's target must begin with /, not {target[:80]!r}"
+    lengths = {b"content-length", b"transfer-encoding"}
+    if lengths <= {name for name, _ in scope["headers"]}:  # RFC 9112, 6.3: request smuggling
+        return "a request has a content-length or a transfer-encoding, not both"
+    return ""
 
 
 async def _unless_gone(receive: Receive, work: asyncio.Future[None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 TIMEOUT = 90.0  # seconds for all tests of one mutant
 _EDIT = {"file", "old", "new"}
-_KEYS = {*_EDIT, "edits", "tests", "why", "equivalent", "timeout", "may_hang"}
+_KEYS = {*_EDIT, "edits", "tests", "why", "equivalent", "timeout", "may_hang", "may_abort"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Mutant:
         equivalent: the argument why no test can see it; empty where one must.
         timeout: seconds for its tests together.
         may_hang: running into `timeout` counts as seen.
+        may_abort: so does SIGABRT: an emulated kernel broke a rule of the GPU.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Mutant:
     equivalent: str = ""
     timeout: float = TIMEOUT
     may_hang: bool = False
+    may_abort: bool = False
 
     @property
     def file(self) -> str:
@@ -71,7 +73,8 @@ def _mutant(label: str, row: dict[str, Any]) -> Mutant:
     whole = all(isinstance(e.get(key), str) for e in edits for key in _EDIT)
     if not (whole and row.get("tests") and row.get("why")) or {"edits", "old"} <= set(row):
         raise ValueError(f"{label}: wanted are file, old, new (or edits of them), tests and why")
-    rest = {key: row[key] for key in ("equivalent", "timeout", "may_hang") if key in row}
+    keys = ("equivalent", "timeout", "may_hang", "may_abort")
+    rest = {key: row[key] for key in keys if key in row}
     return Mutant(label, tuple(Edit(**e) for e in edits), tuple(row["tests"]), row["why"], **rest)
 
 

@@ -17,6 +17,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -167,7 +168,8 @@ def judge(mutant: Mutant, answer: Answer) -> tuple[str, str]:
     code = answer["code"]
     if code is None and not mutant.may_hang:
         return "broken", f"ran into {mutant.timeout:.0f} s; say may_hang where that is its nature"
-    if code not in (None, 0, 1):
+    aborted = code == -signal.SIGABRT and mutant.may_abort
+    if code not in (None, 0, 1) and not aborted:
         return "broken", f"pytest ended with {code}: {answer['log'][-600:]}"
     seen = code != 0
     if mutant.equivalent:

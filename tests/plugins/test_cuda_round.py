@@ -127,6 +127,14 @@ def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) 
     assert widest == 4, "four drafts' keys are read once"
 
 
+@pytest.mark.parametrize(("dim", "half", "most"), [(64, 8, 1), (128, 16, 4)])
+def test_teams_take_heads_whose_rows_fill_the_banks(dim: int, half: int, most: int) -> None:
+    launch = replace(rounds(3, F8, 4, 2, (5, 100)), dim=dim, half=half)
+    arrays = launch.inputs(np.random.default_rng(3))
+    found = works(paged_attention.OP, launch.attrs, arrays, TARGETS["sm_90a"])
+    assert max(int(w.tactic.name.rpartition("_by_")[2]) for w in found) == most
+
+
 def test_runs_fit_their_list() -> None:
     """What list_runs may make of a row, for all lengths up to 3000 and all sizes of chunks."""
 
