@@ -62,47 +62,104 @@ SECONDS = Finite(0)
 @click.group()
 @click.version_option(package_name="spark-engine", prog_name="spark-bench")
 def main() -> None:
-    """Measures servers as their clients see them."""
+    """Load tests of servers, as their clients see them."""
 
 
 @main.command()
 @click.argument("target", metavar="URL|ENGINE")
 @click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--closed", type=COUNT, help="So many requests at a time (8 if no way is given).")
-@click.option("--rate", type=Finite(0, min_open=True), help="Random arrivals a second.")
-@click.option("--bursts", type=COUNT, help="So many arrivals at once, every --every seconds.")
-@click.option("--every", type=SECONDS, default=10.0, show_default=True)
-@click.option("--stagger", type=SECONDS, default=0.0, help="Seconds between those of a burst.")
-@click.option("--requests", type=COUNT, default=64, show_default=True, help="Or conversations.")
-@click.option("--prompts", type=click.Choice(["ids", "text"]), default="ids", show_default=True)
-@click.option("--input", default="512-2048", show_default=True, help="Tokens of a prompt.")
-@click.option("--output", default="64-256", show_default=True, help="Tokens of an answer.")
-@click.option("--shared", type=click.IntRange(0), default=0, help="Tokens that all begin with.")
-@click.option("--turns", type=COUNT, default=1, show_default=True, help="Of each conversation.")
-@click.option("--turn-input", default="64-256", show_default=True, help="Tokens of a later turn.")
-@click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
-@click.option("--vocab", type=COUNT, help="Draw ids below this; an engine's own, or 1000.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A folder with tokenizer.json.")
-@click.option("--replay", "recorded", type=click.Path(path_type=Path), help="Ask a recorded chat.")
-@click.option("--own-answers", is_flag=True, help="With --replay: go on with what is answered.")
-@click.option("--body", default="{}", help="JSON that goes into every request.")
-@click.option("--target", "wanted", multiple=True, metavar="NAME=MS", help="Of goodput: ttft, …")
-@click.option("--repeats", type=COUNT, default=3, show_default=True)
-@click.option("--warm", type=click.IntRange(0), default=8, help="Requests before, not counted.")
 @click.option(
-    "--processes", type=COUNT, help="Of clients; one for four cores by default, 8 at most."
+    "--closed", type=COUNT, help="Closed loop: this many requests in flight (the default, with 8)."
 )
-@click.option("--seed", type=int, help="Of what is drawn; a new one by default.")
-@click.option("--model", help="Which of the models served at URL.")
-@click.option("--api-key", envvar="SPARK_API_KEY", help="What the server asks for.")
+@click.option("--rate", type=Finite(0, min_open=True), help="Open loop: Poisson arrivals a second.")
+@click.option(
+    "--bursts", type=COUNT, help="Bursts: this many arrivals at once, every --every seconds."
+)
+@click.option(
+    "--every", type=SECONDS, default=10.0, show_default=True, help="Seconds between bursts."
+)
+@click.option(
+    "--stagger", type=SECONDS, default=0.0, help="Seconds between the arrivals of a burst."
+)
+@click.option(
+    "--requests",
+    type=COUNT,
+    default=64,
+    show_default=True,
+    help="Requests of a run; conversations with --turns or --replay.",
+)
+@click.option(
+    "--prompts",
+    type=click.Choice(["ids", "text"]),
+    default="ids",
+    show_default=True,
+    help="Prompts as random token ids, or as text of the tokenizer.",
+)
+@click.option("--input", default="512-2048", show_default=True, help="Prompt tokens, N or MIN-MAX.")
+@click.option("--output", default="64-256", show_default=True, help="Output tokens, N or MIN-MAX.")
+@click.option(
+    "--shared", type=click.IntRange(0), default=0, help="Prefix tokens that all prompts share."
+)
+@click.option(
+    "--turns", type=COUNT, default=1, show_default=True, help="Turns of each conversation."
+)
+@click.option(
+    "--turn-input",
+    default="64-256",
+    show_default=True,
+    help="New prompt tokens of each later turn.",
+)
+@click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
+@click.option(
+    "--vocab", type=COUNT, help="Draw token ids below this; by default the engine's, or 1000."
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder of a tokenizer.json, for --prompts text.",
+)
+@click.option(
+    "--replay",
+    "recorded",
+    type=click.Path(path_type=Path),
+    help="Replay a recorded multi-turn trace (JSON).",
+)
+@click.option(
+    "--own-answers", is_flag=True, help="With --replay: continue from the server's answers."
+)
+@click.option("--body", default="{}", help="JSON that is merged into every request.")
+@click.option(
+    "--target",
+    "wanted",
+    multiple=True,
+    metavar="NAME=MS",
+    help="Goodput target: ttft=500, itl=50, tpot or e2e. May be repeated.",
+)
+@click.option(
+    "--repeats", type=COUNT, default=3, show_default=True, help="Runs, whose spread is shown."
+)
+@click.option("--warm", type=click.IntRange(0), default=8, help="Warm-up requests, not counted.")
+@click.option(
+    "--processes", type=COUNT, help="Client processes; by default one for four cores, 8 at most."
+)
+@click.option("--seed", type=int, help="Seed of prompts and arrivals; a new one by default.")
+@click.option("--model", help="Model name at URL.")
+@click.option("--api-key", envvar="SPARK_API_KEY", help="API key of the server.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep that JSON.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="A .html or .png.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write that JSON to a file."
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    help="Plot the result to a .html or .png file.",
+)
 @click.option("--wait", is_flag=True, help="Wait for another bench on this machine to end.")
 def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
-    """Asks the server at URL, or one that is started for ENGINE, and shows what came how fast.
+    """Load-tests the server at URL, or one started for ENGINE: TTFT, ITL, throughput, goodput.
 
-    What follows -- goes to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
+    Options behind -- go to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
     """
     kept: list[Json] = []
     with command("spark-bench"):

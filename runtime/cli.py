@@ -20,11 +20,13 @@ from click.core import ParameterSource
 
 from spark_engine.command import command
 from spark_engine.device_choice import choose
+from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
+from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
@@ -116,11 +118,19 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
         mode = _mode(context, values)
         choose(os.environ, values["device"])
         folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
+        _check_device(folder, values["device"])
         run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
         sys.exit(code)
+
+
+def _check_device(folder: Path, number: int | None) -> None:
+    """Raises OptionError where a GPU is chosen for an engine that uses none."""
+    if number is not None and (target := read_manifest(folder).target) in HOST_TARGETS:
+        words = f"{folder} is for the {target}: leave it out, or build for the GPU with --target"
+        raise OptionError(f"--device does nothing: {words}")
 
 
 def _given(context: click.Context, name: str) -> bool:

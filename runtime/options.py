@@ -92,7 +92,7 @@ ENGINE = (
     Option(
         "--policy",
         Group.ENGINE,
-        "What prefill beside decode is for: short waits of everybody's tokens, or many tokens.",
+        "Chunked prefill beside decode: short inter-token latency (ITL), or throughput.",
         click.Choice([pace.value for pace in Pace]),
         fills=(PrefillPolicy, "pace"),
         turn=Pace,
@@ -101,7 +101,7 @@ ENGINE = (
     Option(
         "--itl-ms",
         Group.ENGINE,
-        "Milliseconds that a prefill may hold a token up; by default as --policy says.",
+        "Milliseconds of ITL that a prefill chunk may add; by default as --policy says.",
         float,
         metavar="T",
         fills=(PrefillPolicy, "itl_ms"),

@@ -279,7 +279,7 @@ def test_a_signal_ends_it_and_leaves_what_there_is(trial: Trial) -> None:
     words += [str(trial.folder / "table.toml"), "--commit", "abc", "--stages", "first,long,never"]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     last = time.monotonic() + 60
-    while "+long" not in trial.happened() and time.monotonic() < last:
+    while "+long" not in trial.happened() and time.monotonic() < last and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=30)
@@ -381,8 +381,10 @@ def test_the_table_of_the_project() -> None:
 
 def test_commands_see_their_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr(machines.card_of, "card", lambda n: {} if n < 2 else None)
+    monkeypatch.setattr(machines.card_of, "card", lambda n: {} if n in ("0", "1") else None)
     assert machines.here().gpus == ("3", "5")
+    told = machines.told(Machine(("0",), 2), "abc")["cards"]
+    assert told == [{"number": "0", "idle": None, "others": []}]
     assert machines.environment(stage("s"), ("5",))["CUDA_VISIBLE_DEVICES"] == "5"
     assert machines.words_of("python -m x")[0] == sys.executable
     assert os.path.basename(machines.words_of("spark-check e")[0]) == "spark-check"

@@ -36,7 +36,7 @@ class Machine:
 def here() -> Machine:
     """This one."""
     count = 0
-    while card_of.card(count) is not None:
+    while card_of.card(str(count)) is not None:
         count += 1
     listed = os.environ.get(VISIBLE)
     gpus = [str(i) for i in range(count)]
@@ -49,11 +49,11 @@ def told(machine: Machine, commit: str) -> Json:
     """What may decide a figure, and is noted once: cards, clocks, who else is there, the tree."""
     cards = []
     for name in machine.gpus:
-        number = int(name) if name.isdigit() else 0
-        with card_of.Watch(number) as watch:
+        with card_of.Watch(name) as watch:  # by number or by UUID: nvidia-smi takes both
             time.sleep(LOOK)
-        known = {"number": name, **(card_of.card(number) or {}), "idle": watch.summary()}
-        cards.append(known | {"others": card_of.processes(number)})
+        idle = next(iter(watch.summary().values()), None)
+        known = {"number": name, **(card_of.card(name) or {}), "idle": idle}
+        cards.append(known | {"others": card_of.processes(name)})
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return {"at": when, "commit": commit, "cards": cards, "host": card_of.host()}
 

@@ -153,12 +153,14 @@ def finer_rows(max_seqs: int) -> tuple[int, ...]:
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers. Raises OptionError naming the part that is no number."""
+    """`1,2,4` as numbers. Raises OptionError naming the part that is no number from 1."""
     sizes = []
     for part in text.split(","):
         if not part.strip().isdecimal():
             raise OptionError(f"{option} {text}: {part!r} is not a number; write e.g. 1,2,4")
         sizes.append(int(part))
+        if not sizes[-1]:
+            raise OptionError(f"{option} {text}: a bucket of 0 holds nothing; write e.g. 1,2,4")
     return tuple(sizes)
 
 

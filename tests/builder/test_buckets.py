@@ -117,6 +117,8 @@ def test_parse() -> None:
     for text in ("1,,2", "a", "", "-1", "1.5"):
         with pytest.raises(OptionError, match="not a number"):
             parse_sizes("--decode", text)
+    with pytest.raises(OptionError, match="--decode 4,0: a bucket of 0 holds nothing"):
+        parse_sizes("--decode", "4,0")
     assert parse_rounds("--verify", "1:3, 16:2") == ((1, 3), (16, 2))
     for text in ("1", "1:", ":2", "1:2:3", "1:2,", "a:1", ""):
         with pytest.raises(OptionError, match="is not rows:drafts; write e.g. 1:3,8:2"):

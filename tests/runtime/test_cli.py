@@ -118,6 +118,7 @@ WRONG = [
     (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
     (("--prompt", "a", "--system", "b"), "--system does nothing with --prompt; it is for --chat"),
     (("--prompt", "a", "--no-graphs"), "--no-graphs does nothing"),
+    (("--prompt", "a", "--device", "0"), "--device does nothing"),
     (("--prompt", "a", "--profile", "/proc/none/t"), "--profile /proc/none/t: No such file"),
     (("--serve", "--profile", "/proc/none/t"), "--profile /proc/none/t: No such file"),
     (("--serve", "--cache-gib", "-1"), "--cache-gib is -1; give GiB from 0"),
