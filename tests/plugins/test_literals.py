@@ -279,3 +279,15 @@ def test_fp8_block_linear_scales_blocks_of_128(ask: Ask) -> None:
     values: list[object] = [x, [[10, 100]], w, [[1, 2], [4, 8]]]
     (y,) = ask("fp8_block_linear", {"dtype": "f32"}, values)
     near(y[0, 126:], [0, 2 * 10 * 1 + 3 * 100 * 2, 2 * 10 * 4 + 3 * 100 * 8, 0])
+
+
+@pytest.mark.parametrize(("end", "seen"), [(9, [6, 7, 8]), (2, [0, 0, 1]), (0, [0, 0, 0])])
+def test_a_slot_of_drafts_shows_the_columns_before_a_position(end: int, seen: list[int]) -> None:
+    """Four taps and two drafts: a state of six columns, in which a position's place is its rest."""
+    state = np.zeros((6, 1), np.float32)
+    for position in range(max(0, end - 6), end):
+        state[position % 6] = position
+    (operand,) = (o for o in registry.get("causal_conv").operands if o.completes)
+    assert operand.completes is not None
+    shown = operand.completes.whole(state, state, end, 2)
+    assert shown[:, 0].tolist() == seen
