@@ -115,13 +115,13 @@ def _fallen(receiver: Receiver, error: Exception) -> int:
     return 2 if user and not passing else 1  # after 1 its host stands by again
 
 
-def _check(spec: RankSpec, begin: Stamp) -> None:
+def _check(spec: RankSpec, stamp: Stamp) -> None:
     """Raises EngineError where rank 0 has another engine or another version."""
     mine = manifest_digest(Path(spec.engine)), version("spark-engine")
-    if mine == (begin.digest, begin.version):
+    if mine == (stamp.digest, stamp.version):
         return
-    if mine[1] != begin.version:
-        words = f"runs spark-engine {mine[1]}, rank 0 {begin.version}: install one version"
+    if mine[1] != stamp.version:
+        words = f"runs spark-engine {mine[1]}, rank 0 {stamp.version}: install one version"
     else:
         words = f"has another {MANIFEST} than rank 0: copy the engine folder from there"
     raise EngineError(f"{spec.engine} on {os.uname().nodename} {words}")
