@@ -11,7 +11,8 @@ template <class T>
 T* in_block(T* place, u32 other) {
   const u32 at = shared_address(place);
   check(other < blocks.size(), "a block that the cluster has not");
-  check(at % sizeof(T) == 0 && at < SHARED, "an address is misaligned or not of shared memory");
+  check(at % sizeof(T) == 0 && at < SHARED_OF_BLOCK,
+        "an address is misaligned or not of shared memory");
   check(!blocks[other].all.gone, "a block's shared memory is used after its end");
   return (T*)(blocks[other].dynamic + at);
 }

@@ -17,14 +17,14 @@ inline void enter() {
 }
 // A cluster of one block or more whose first is `first` along x.
 inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks) {
-  alignas(1024) static u8 memory[MOST_BLOCKS][SHARED];
+  alignas(1024) static u8 memory[MOST_BLOCKS][SHARED_OF_BLOCK];
   check(size <= MOST_BLOCKS && gridDim.x % size == 0, "a cluster of another kind");
   blocks.assign(size, {}), cluster = Assembly{size * count};
   std::vector<int> order;
   for (int b = 0; b < size; ++b) {
-    Block& block = blocks[b];
+    BlockOnHost& block = blocks[b];
     block.index = {first.x + b, first.y, first.z}, block.dynamic = memory[b];
-    memset(block.dynamic, 0xFF, SHARED);
+    memset(block.dynamic, 0xFF, SHARED_OF_BLOCK);
     block.all = Assembly{count}, block.warps.assign(count / 32, Assembly{32});
     block.threads.assign(count, {}), block.exchanges.resize(count / 32);
     for (int i = 0; i < count; ++i) {

@@ -85,7 +85,7 @@ struct Exchange {
   u32 words[32][8];
 };
 inline ucontext_t scheduler;
-struct Block {
+struct BlockOnHost {
   Dim index;
   u8* dynamic;
   Assembly all, named[16];
@@ -93,10 +93,10 @@ struct Block {
   std::vector<Assembly> warps;
   std::vector<Exchange> exchanges;
 };
-inline std::vector<Block> blocks;  // of a cluster
-inline Block* here;                // the running thread's
+inline std::vector<BlockOnHost> blocks;  // of a cluster
+inline BlockOnHost* here;                // the running thread's
 inline bool late;
-constexpr u32 SHARED = 1 << 18;  // bytes of a block
+constexpr u32 SHARED_OF_BLOCK = 1 << 18;  // bytes of a block
 inline u8* dynamic;
 
 inline Thread& self() { return here->threads[threadIdx.x]; }
@@ -293,7 +293,8 @@ inline void launch_dependents() {}
 inline u32 shared_address(u32 at) { return at; }
 inline u32 shared_address(const void* p) { return (u32)((const u8*)p - dynamic); }
 inline u8* shared(u32 at, u32 bytes) {
-  check(at % bytes == 0 && at < SHARED, "an address is misaligned or not of shared memory");
+  check(at % bytes == 0 && at < SHARED_OF_BLOCK,
+        "an address is misaligned or not of shared memory");
   return dynamic + at;
 }
 template <class T, class Address>
