@@ -59,6 +59,8 @@ struct Wgmma16;
          F32(d, 0) : A4(a))                                                               \
     FORM(values, IN_REGISTERS, 256, type, R128, "{%128,%129,%130,%131}, %132", "1, 1, 1", \
          F128(d, 0), F128(d, 16) : A4(a))                                                 \
+    FORM(values, IN_REGISTERS, 64, type, R32, "{%32,%33,%34,%35}, %36", "1, 1, 1",        \
+         F64(d, 0) : A4(a))                                                               \
     FORM(values, IN_REGISTERS, 128, type, R64, "{%64,%65,%66,%67}, %68", "1, 1, 1",       \
          F128(d, 0) : A4(a))                                                              \
   };

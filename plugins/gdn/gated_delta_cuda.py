@@ -29,8 +29,8 @@ SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
 WGMMA_COLUMNS = 64  # value columns of a block of gated_delta_wgmma.cu
 WGMMA_SHARE = 0.8  # of the time: reckoned (benchmarks/log/gated_delta.md)
-# `Tiles` of gated_delta_fetch.cuh: two tiles of nine panels, outputs, factors, barriers.
-WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8
+# `Tiles` of gated_delta_fetch.cuh: two tiles of nine panels, outputs, factors, barriers, bounds.
+WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
 
 
 def columns(h: Heads) -> int:

@@ -21,11 +21,15 @@ struct Tile {  // of one buffer
   u8 v[PANEL];
 };
 constexpr u32 QUERIES_AT = 2 * PANEL, T_AT = 4 * PANEL, P_AT = 6 * PANEL;
+struct Bounds {  // of the sequence that a warp is at: rows, those with tokens, its slot
+  int begin, end, live, slot;
+};
 struct Tiles {
   alignas(1024) Tile tile[2];
   u8 o[GROUP / 32][CORNER];
   float f[2][FACTORS * TILE];
   u64 full[2], empty[2];
+  Bounds bounds[GROUP / 32];
 };
 
 // A consumer's place in its warpgroup and in fragments; computed anew where it is asked for, which
@@ -74,8 +78,8 @@ DEVICE void copy_rows(u32 to, const u16* from, int valid, int lane) {
 }
 
 // The warp's part of every tile of a sequence whose last row has `last` tokens; n tiles came
-// before.
-DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int last, int n) {
+// before and, at the end, with it.
+DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int last, int& n) {
   const int head = blockIdx.y, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int row = begin; row < end - (last == 0); row++, n++) {
