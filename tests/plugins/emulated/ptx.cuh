@@ -231,6 +231,10 @@ template <class T>
 T __ldcg(const T* p) {
   return *p;
 }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {
   return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
 }
