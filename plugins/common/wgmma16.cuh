@@ -36,17 +36,12 @@ struct Wgmma16;
 
 // `sums`: the places of D's registers in the instruction's text; `rest`: of A and the descriptor;
 // `signs`: A and B keep theirs, and which of those in shared memory is transposed.
-#define FORM(name, A, N, type, sums, rest, signs, ...)                                       \
-  template <bool FRESH>                                                                      \
-  static DEVICE void name(float (&d)[N / 8][4], A, u64 b) {                                  \
-    if constexpr (FRESH)                                                                     \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" sums \
-                   "}, " rest ", 0, " signs ";"                                              \
-                   : __VA_ARGS__, "l"(b));                                                   \
-    else                                                                                     \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" sums \
-                   "}, " rest ", 1, " signs ";"                                              \
-                   : __VA_ARGS__, "l"(b));                                                   \
+#define FORM(name, A, N, type, sums, rest, signs, ...)                                            \
+  template <bool FRESH>                                                                           \
+  static DEVICE void name(float (&d)[N / 8][4], A, u64 b) {                                       \
+    if constexpr (FRESH)                                                                          \
+      WGMMA_ASYNC(N, "k16.f32." type "." type, sums, rest ", 0, " signs, __VA_ARGS__, "l"(b));    \
+    else WGMMA_ASYNC(N, "k16.f32." type "." type, sums, rest ", 1, " signs, __VA_ARGS__, "l"(b)); \
   }
 #define IN_REGISTERS const u32(&a)[4]
 #define OF_TYPE(f16, type)                                                                \
