@@ -14,8 +14,8 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import GB10, H200
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import Event, FinishReason
-from tests.house import ROOT
 from tests.models.test_synthetic import folder
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

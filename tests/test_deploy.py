@@ -22,7 +22,7 @@ from spark_engine.runtime.server.api.routes import ROUTES
 from spark_engine.runtime.server.connections import MOST_DESCRIPTORS
 from spark_engine.runtime.server.keys import read_keys
 from spark_engine.runtime.server.server import FORCE_S
-from tests.house import ROOT
+from tests.repository import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
 UNIT, DOCKER = FOLDER / "spark-run.service", (FOLDER / "Dockerfile").read_text()
@@ -121,8 +121,8 @@ def test_the_image_is_of_what_there_is() -> None:
 def test_what_the_image_leaves_out_is_not_installed() -> None:
     left_out = (FOLDER / "Dockerfile.dockerignore").read_text().split()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    rooms = project["tool"]["setuptools"]["package-dir"].values()
-    assert not {room.partition("/")[0] for room in rooms} & set(left_out)
+    packages = project["tool"]["setuptools"]["package-dir"].values()
+    assert not {package.partition("/")[0] for package in packages} & set(left_out)
 
 
 def test_the_composition_is_whole() -> None:

@@ -16,7 +16,7 @@ from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.ranks import spawn
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.fake_gpu import FakeGpu
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 SCRIPT = ROOT / "scripts" / "emulated_spark.sh"
 NEEDS_GPU_OR_HUB = ("spark-build nvidia/", "spark-run doctor engines/27b", "spark-check", "--serve")

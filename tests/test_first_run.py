@@ -21,7 +21,7 @@ from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check
 from spark_engine.runtime import cli as runtime
-from tests.house import ROOT
+from tests.repository import ROOT
 
 SCRIPT = ROOT / "scripts" / "first_run_on_a_spark.sh"
 COMMANDS: dict[str, click.Command] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

@@ -16,7 +16,7 @@ from spark_engine.builder.native.tactics import Work as NodeWork
 from spark_engine.models.open_model import open_model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType, TensorSpec
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

@@ -149,7 +149,7 @@ def run(folder: Path, options: ServerOptions) -> int:
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
     """What starts the engine process."""
     # -P: `python -m` would look in the current folder first, and a clone's root holds a
-    # `spark_engine` without the other rooms
+    # `spark_engine` without the other packages
     return (
         sys.executable,
         "-P",

@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.bench import replay
 from spark_engine.errors import OptionError
-from tests.house import ROOT
+from tests.repository import ROOT
 
 AGENT = ROOT / "bench" / "agent.json"
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}

@@ -10,7 +10,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.plan.options import Options
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows

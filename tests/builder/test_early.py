@@ -22,7 +22,7 @@ from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.shards import TILE
 from spark_engine.plugins.registry import REGISTRY
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 LETS, BEGINS = Early(begins=True, lets=True), Early(begins=True)
 HEADS = {

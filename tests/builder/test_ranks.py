@@ -29,7 +29,7 @@ from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import map_weights
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}

@@ -23,9 +23,9 @@ from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering import covering, forms  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 WORKERS = 2
 OPS = [op for op in registry.OPS if op.cuda.tactics]

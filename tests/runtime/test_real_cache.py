@@ -18,7 +18,7 @@ from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.real import (
     OPTIONS,
     VOCAB,

@@ -21,7 +21,7 @@ import pytest
 
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.server import ServerOptions
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.soak.replicas import CLIENTS, COMMAND, Soak, listener
 
 HOST, REPLICAS, START_S, LOAD_S = "127.0.0.1", 4, 120.0, 90.0

@@ -20,7 +20,7 @@ from spark_engine.runtime.replicas.server_process import ServerProcess, free_por
 from spark_engine.runtime.replicas_command import main
 from spark_engine.runtime.server.logs import LogFormat
 from spark_engine.runtime.server.server import ServerOptions
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
 from benchmarks import replicas as reckoned  # noqa: E402

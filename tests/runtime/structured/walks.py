@@ -21,7 +21,7 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 
 VOCAB = 4128  # more than the tokenizer has, and no multiple of 64

@@ -1,4 +1,4 @@
-"""Imports between the rooms are data, and these are the data.
+"""Which package may import which: the imports that are allowed, as data.
 
 An import that is wanted and not allowed here is a question about the design, not about this file.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOMS, ROOT, files
+from tests.repository import PACKAGES, ROOT, files
 
-ARROWS = {
+ALLOWED = {
     "spark_engine": set(),
     "plugins": {"spark_engine"},
     "models": {"spark_engine", "plugins"},
@@ -23,7 +23,7 @@ ARROWS = {
     "check": {"spark_engine", "plugins", "models", "builder", "runtime"},
     "bench": {"spark_engine", "runtime"},
 }
-# Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
+# Folders of a package, bottom up: each may use those named, and "" is the package's own files.
 _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
@@ -66,7 +66,7 @@ FOLDERS = {
         "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor", "replicas"},
     },
 }
-# Rooms at the bottom say what they may use; the others what they must not.
+# Packages at the bottom say what they may use; the others what they must not.
 ONLY = {
     "spark_engine": {"numpy", "ml_dtypes"},
     "plugins": {"numpy", "ml_dtypes"},
@@ -100,7 +100,7 @@ ONE_FILE = {
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }
-SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
+SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
 
 
 def _imports(path: Path) -> list[tuple[str, int]]:
@@ -116,20 +116,20 @@ def _imports(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-def _room(name: str) -> str:
-    """The room that a name under `spark_engine` belongs to."""
+def _package(name: str) -> str:
+    """The package that a name under `spark_engine` belongs to."""
     second = name.split(".")[1] if "." in name else ""
-    return second if second in ROOMS else "spark_engine"
+    return second if second in PACKAGES else "spark_engine"
 
 
 def _folder(parts: tuple[str, ...]) -> str:
-    """The folder within a room of a file or a module, given as the names from the room on."""
+    """The folder within a package of a file or a module, given as the names from the package on."""
     return parts[1] if len(parts) > 1 and parts[1] in FOLDERS.get(parts[0], ()) else ""
 
 
-def _up(here: str, there: str, room: str) -> bool:
-    """Whether an import between two folders of a room is not allowed."""
-    return here != there and there not in FOLDERS[room][here]
+def _up(here: str, there: str, package: str) -> bool:
+    """Whether an import between two folders of a package is not allowed."""
+    return here != there and there not in FOLDERS[package][here]
 
 
 def _wrong(path: Path) -> list[str]:
@@ -140,13 +140,13 @@ def _wrong(path: Path) -> list[str]:
         if level:
             wrong.append(f"relative import of {name}")
         elif top == "spark_engine":
-            if (room := _room(name)) != here and room not in ARROWS[here]:
-                wrong.append(f"{here} may not import {room}: {name}")
-            elif room == here and here in FOLDERS and len(name.split(".")) > 2:
+            if (package := _package(name)) != here and package not in ALLOWED[here]:
+                wrong.append(f"{here} may not import {package}: {name}")
+            elif package == here and here in FOLDERS and len(name.split(".")) > 2:
                 folders = _folder(path.parts), _folder(tuple(name.split(".")[1:]))
                 if _up(*folders, here):
                     wrong.append(f"{here}/{folders[0]} may not import {here}/{folders[1]}: {name}")
-        elif top in ROOMS or top == "tests":
+        elif top in PACKAGES or top == "tests":
             wrong.append(f"bare import of {name}: say spark_engine.{name}")
         elif top not in sys.stdlib_module_names:
             wrong += _foreign(here, text, top)
@@ -164,23 +164,23 @@ def _foreign(here: str, path: str, top: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_imports_follow_the_arrows(path: Path) -> None:
+def test_imports_are_allowed(path: Path) -> None:
     assert _wrong(path) == []
 
 
 @pytest.mark.parametrize("path", files("plugins/*.cu", "plugins/*.cuh"), ids=str)
-def test_headers_follow_the_arrows(path: Path) -> None:
+def test_includes_are_allowed(path: Path) -> None:
     included = re.findall(r'#include "([^"]+)"', (ROOT / path).read_text())
     there = {_folder(("plugins", *Path(name).parts)) for name in included}
     up = {folder for folder in there if _up(_folder(path.parts), folder, "plugins")}
     assert not up and "" not in there, f"{path} may not include what is in {up or 'no folder'}"
 
 
-def test_every_room_is_looked_at() -> None:
-    for room, folders in FOLDERS.items():
-        found = {_folder(path.parts) for path in SOURCES if path.parts[0] == room}
-        assert found == set(folders), room
-    assert {path.parts[0] for path in SOURCES} == set(ROOMS) == set(ARROWS)
+def test_every_package_is_listed() -> None:
+    for package, folders in FOLDERS.items():
+        found = {_folder(path.parts) for path in SOURCES if path.parts[0] == package}
+        assert found == set(folders), package
+    assert {path.parts[0] for path in SOURCES} == set(PACKAGES) == set(ALLOWED)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the tests of the house share: the rooms, and the files that git tracks or would track."""
+"""The repository as tests see it: its packages, and the files that git tracks or would track."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
+PACKAGES = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
 
 
 def files(*patterns: str, tracked_only: bool = False) -> list[Path]:
