@@ -89,7 +89,7 @@ def build(checkpoint: Path, folder: Path) -> None:
     code = _run(command)
     if code or not (folder / MANIFEST).exists():
         raise EngineError(
-            f"building the embedded model failed with code {code}; its words are above"
+            f"building the embedded model failed with code {code}; see its output above"
         )
     os.utime(folder / MANIFEST)  # an unchanged engine is not written again, and would stay stale
 

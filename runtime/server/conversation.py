@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
@@ -87,18 +87,18 @@ class Reader:
             raise RequestError("this engine has no chat template; use /v1/completions")
         return self._template
 
-    def read(self, job: ChatJob) -> Reading:
+    def read(self, chat: ChatRequest) -> Reading:
         """Raises RequestError for messages and switches that are malformed or contradictory."""
         template, tokenizer = self.template, self._tokenizer
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        given = {name: getattr(job, name) for name in FIELDS}
-        thinking = Thinking.of(given, job.chat_template_kwargs, self._budget)
-        ending = Ending.of(job.add_generation_prompt, job.continue_final_message)
-        tools, thoughts = job.offered or (), self.formats.thoughts
-        prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
-        parallel = job.parallel_tool_calls is not False
-        form = self.form(job, prompt.thinking, tools, job.tool_choice, parallel)
+        given = {name: getattr(chat, name) for name in FIELDS}
+        thinking = Thinking.of(given, chat.chat_template_kwargs, self._budget)
+        ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)
+        tools, thoughts = chat.offered or (), self.formats.thoughts
+        prompt = template.prompt(chat.messages, tools, thinking.options, ending, thoughts)
+        parallel = chat.parallel_tool_calls is not False
+        form = self.form(chat, prompt.thinking, tools, chat.tool_choice, parallel)
         opened, calls = thoughts if prompt.thinking else None, self.formats.calls if tools else None
         constraint = thinking.bind(form, tokenizer, opened, calls)
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)

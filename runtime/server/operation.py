@@ -15,12 +15,12 @@ import msgspec
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.http_request import Listener
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import LIMITS, Keyring
 from spark_engine.runtime.server.logs import AccessLog
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.telemetry import SEND_S, Traces
-from spark_engine.runtime.server.visits import Listener
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:

@@ -311,7 +311,7 @@ class _Server(uvicorn.Server):
 
     async def _on_engine_death(self) -> None:
         await self._client.died.wait()
-        log.error("the engine is gone: %s", self._client.reason)
+        log.error("the engine process died: %s", self._client.reason)
         self._code = USER if self._client.users_fault else BUG
         await asyncio.sleep(self._options.grace_s)
         self.should_exit = True

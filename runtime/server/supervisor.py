@@ -1,7 +1,7 @@
-"""Keeps an engine process alive: starts it, watches its steps, ends one that stands still, starts
-it again with growing pauses, and gives up when it dies too often.
+"""Supervises the engine process: starts it, ends one that hangs (watchdog), restarts it with
+exponential backoff, and gives up when it dies too often.
 
-Knows lives and times; what happens to requests meanwhile is the desk's business (`client.py`).
+Knows processes and times; what happens to requests meanwhile is decided in `client.py`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Supervision:
     dumps: Path | None = None
 
 
-class Desk(Protocol):
-    """Who has the requests."""
+class RequestHolder(Protocol):
+    """Who has the requests: `EngineClient`."""
 
     @property
     def sent(self) -> int:
@@ -93,7 +93,7 @@ class Desk(Protocol):
         ...
 
 
-class Pauses:
+class Backoff:
     """How long to wait before another start; None when there were enough within `window_s`."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
@@ -148,10 +148,10 @@ class Supervisor:
     """One engine process after another. All methods belong to one event loop."""
 
     def __init__(
-        self, command: Sequence[str], desk: Desk, how: Supervision, trace: NoTrace
+        self, command: Sequence[str], holder: RequestHolder, how: Supervision, trace: NoTrace
     ) -> None:
-        self._command, self._desk, self._how, self._trace = tuple(command), desk, how, trace
-        self._pauses = Pauses(how.restarts, how.window_s)
+        self._command, self._holder, self._how, self._trace = tuple(command), holder, how, trace
+        self._backoff = Backoff(how.restarts, how.window_s)
         self._dumps = Dumps(how.dumps)
         self._context: zmq.asyncio.Context | None = None
         self._life: EngineProcess | None = None
@@ -201,7 +201,7 @@ class Supervisor:
         if not self.running:
             again = f"the engine is being started again: {self.reason}"
             return again if self.death else "the engine is being loaded"
-        return self.watchdog.complaint(time.monotonic(), self._desk.sent > 0)
+        return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
 
     async def dump(self, words: str) -> Path | None:
         """Writes what both processes do, and says where; None where it could not."""
@@ -225,10 +225,10 @@ class Supervisor:
             while (pause := await self._live()) is not None:
                 await asyncio.sleep(pause)
                 self.restarts += 1
-                log.info("starting the engine again")
+                log.info("restarting the engine")
         except Exception as error:
-            log.exception("the engine's keeper failed")
-            self._give_up(Death(f"the engine's keeper failed ({type(error).__name__}: {error})"))
+            log.exception("the supervisor failed")
+            self._give_up(Death(f"the supervisor failed ({type(error).__name__}: {error})"))
 
     async def _live(self) -> float | None:
         """One life, from the start to its end; the pause before the next, None if there is none."""
@@ -243,12 +243,12 @@ class Supervisor:
         self.running, self.death = False, death
         damaged = death.user and not death.passing
         hopeless = damaged or (self._first is not None and not self._first.done())
-        pause = None if hopeless else self._pauses.after(time.monotonic())
+        pause = None if hopeless else self._backoff.after(time.monotonic())
         if pause is not None:
-            self._desk.lost(death.reason, for_good=False)
-            log.error("the engine is gone, and starts again in %.1f s: %s", pause, death.reason)
+            self._holder.lost(death.reason, for_good=False)
+            log.error("the engine process died; restarting it in %.1f s: %s", pause, death.reason)
         if life is not None and (found := life.left()) and not death.user:
-            self._write(f"the engine process fell: {death.reason}", found)
+            self._write(f"the engine process died: {death.reason}", found)
         if life is not None and not await life.close():
             death = Death(f"the engine process {life.pid} cannot be ended ({death.reason})")
             pause = None
@@ -261,7 +261,7 @@ class Supervisor:
         due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
         while not life.ended.done():
             await asyncio.wait({life.ended}, timeout=due_s)
-            now, owes = time.monotonic(), self._desk.sent > 0
+            now, owes = time.monotonic(), self._holder.sent > 0
             self.watchdog.tick(now, due_s, owes)
             if life.ended.done() or not self.running:
                 continue
@@ -283,9 +283,9 @@ class Supervisor:
         self.watchdog.hear(time.monotonic(), step)
         if isinstance(report, StepReport):
             self.stats = report.stats
-            self._desk.on_step(report)
+            self._holder.on_step(report)
         elif isinstance(report, Refused):
-            self._desk.on_refused(report)
+            self._holder.on_refused(report)
         elif isinstance(report, Ready):
             self._on_ready(report.info)
         elif self._life is not None:
@@ -299,8 +299,8 @@ class Supervisor:
         if self._first is not None and not self._first.done():
             self._first.set_result(info)
         else:
-            log.info("the engine is there again")
-        self._desk.back()
+            log.info("the engine is ready again")
+        self._holder.back()
 
     def _give_up(self, death: Death) -> None:
         self.running, self.death = False, death
@@ -308,10 +308,10 @@ class Supervisor:
         if self._first is not None and not self._first.done():
             kind = EngineError if death.user else EngineDied
             self._first.set_exception(kind(death.reason))
-        self._desk.lost(death.reason, for_good=True)
+        self._holder.lost(death.reason, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
-        http = {"supervisor": self._describe(), "desk": self._desk.describe()}
+        http = {"supervisor": self._describe(), "engine_client": self._holder.describe()}
         try:
             path = self._dumps.write(words, engine, http)
         except OSError as error:

@@ -15,8 +15,8 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import Form, form_of
 from spark_engine.runtime.structured.lark import Lark, json_of, one_of, quoted
 from spark_engine.runtime.structured.matcher import Grammars
-from spark_engine.runtime.structured.places import locate
 from spark_engine.runtime.structured.raw_text import without
+from spark_engine.runtime.structured.schema_errors import locate
 from spark_engine.runtime.structured.tool_calls import CallWriter
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer

@@ -19,9 +19,9 @@ from spark_engine.runtime.structured.lark import (
     quoted,
     token,
 )
-from spark_engine.runtime.structured.places import check_size, join
 from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.raw_values import Values
+from spark_engine.runtime.structured.schema_errors import check_size, join
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
     FUNCTION,

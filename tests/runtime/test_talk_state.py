@@ -11,7 +11,7 @@ import pytest
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.session import Answer
 from spark_engine.runtime.talk_commands import FIELDS
 from spark_engine.runtime.talk_state import Conversation, Totals
@@ -40,7 +40,7 @@ def test_what_a_template_gets() -> None:
 def test_a_saved_chat_is_a_request_and_is_loaded_again(tmp_path: Path) -> None:
     chat, file = _chat(), tmp_path / "chat.json"
     chat.save(file)
-    body = msgspec.json.decode(file.read_bytes(), type=ChatJob)
+    body = msgspec.json.decode(file.read_bytes(), type=ChatRequest)
     assert body.model == "small" and body.temperature == 0.5 and len(body.messages) == 5
     assert body.chat_template_kwargs == {"enable_thinking": False}
     other = Conversation("small", 256, thinking=True, settings={"seed": 3})

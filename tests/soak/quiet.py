@@ -36,8 +36,8 @@ def check_state(engine: dict[str, Any], http: dict[str, Any]) -> list[str]:
             wrong.append(f"a {pool['name']} is missing: {pool}, {cached} are the cache's")
     held = [k for k in ("swap_bytes", "running", "waiting", "launched", "sequences") if engine[k]]
     wrong += [f"the engine still holds {k}: {engine[k]}" for k in held]
-    if http["desk"]["in_flight"]:
-        wrong.append(f"the HTTP process still holds {http['desk']}")
+    if http["engine_client"]["in_flight"]:
+        wrong.append(f"the HTTP process still holds {http['engine_client']}")
     return wrong
 
 

@@ -73,7 +73,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatJob`."""
+    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatRequest`."""
     try:
         yield
     except RequestError as error:

@@ -33,7 +33,7 @@ stands_here()
 
 def _write(dumps: Dumps, words: str, engine: dict[str, str]) -> Path:
     async def write() -> Path:
-        return dumps.write(words, engine, {"desk": 1})
+        return dumps.write(words, engine, {"engine_client": 1})
 
     return asyncio.run(write())
 
@@ -41,7 +41,7 @@ def _write(dumps: Dumps, words: str, engine: dict[str, str]) -> Path:
 def test_a_dump_says_what_both_processes_did(tmp_path: Path) -> None:
     path = _write(Dumps(tmp_path), "it hung", {STATE: '{"a": 1}'})
     text = path.read_text()
-    assert text.startswith("it hung\n") and '{"a": 1}' in text and '{"desk":1}' in text
+    assert text.startswith("it hung\n") and '{"a": 1}' in text and '{"engine_client":1}' in text
     assert "engine process: stacks ==\n(none:" in text
     assert "in write" in text, "the stack of this very thread"
     assert path.stat().st_mode & 0o777 == 0o600, "nobody else's business"

@@ -68,7 +68,7 @@ class Running:
         lines = found.read_text().splitlines()
         state = json.loads(lines[lines.index("== engine process: state ==") + 1])
         found.unlink()
-        assert check_state(state, {"desk": {"in_flight": 0}}) == []
+        assert check_state(state, {"engine_client": {"in_flight": 0}}) == []
 
     def dumps(self) -> list[str]:
         """Those that were written, the oldest first; taken away."""

@@ -14,7 +14,7 @@ import zmq.asyncio
 from spark_engine.errors import EngineError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server import client as desk
+from spark_engine.runtime.server import client as engine_client
 from spark_engine.runtime.server import engine_process, supervisor
 from spark_engine.runtime.server.client import Busy, EngineClient, Mailbox, Restarting, TooSlow
 from spark_engine.runtime.server.engine_process import Death
@@ -27,8 +27,8 @@ from spark_engine.runtime.server.ipc import (
     decode_command,
 )
 from spark_engine.runtime.server.supervisor import (
+    Backoff,
     EngineDied,
-    Pauses,
     Supervision,
     Supervisor,
     Watchdog,
@@ -37,12 +37,12 @@ from spark_engine.runtime.server.supervisor import (
 FAST = Supervision(watchdog_s=10, restarts=2, wait_s=0.05)
 
 
-def test_pauses_grow_and_end() -> None:
-    pauses = Pauses(7, 100)
-    assert [pauses.after(now) for now in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, None]
-    assert pauses.after(99.5) is None, "the first is not forgotten yet"
-    assert pauses.after(103) == 4, "those at 0, 1, 2 and 3 are"
-    assert Pauses(0, 100).after(5) is None
+def test_backoff_grows_and_ends() -> None:
+    backoff = Backoff(7, 100)
+    assert [backoff.after(now) for now in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, None]
+    assert backoff.after(99.5) is None, "the first is not forgotten yet"
+    assert backoff.after(103) == 4, "those at 0, 1, 2 and 3 are"
+    assert Backoff(0, 100).after(5) is None
 
 
 def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> None:
@@ -221,7 +221,7 @@ def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
 
 
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "UNREAD", 5)
+    monkeypatch.setattr(engine_client, "UNREAD", 5)
 
     async def use(trial: Trial) -> None:
         trial.lives.rise()

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.api.job import ChatJob
-from spark_engine.runtime.server.api.messages import MessagesBody, job_of
+from spark_engine.runtime.server.api.messages import MessagesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events
 
@@ -23,8 +23,8 @@ TOOLS = [{"name": "weather", "description": "d", "input_schema": SCHEMA}]
 PATH = "/v1/messages"
 
 
-def _job(**fields: Any) -> ChatJob:
-    return job_of(decode(msgspec.json.encode({**BODY, **fields}), MessagesBody))
+def _chat(**fields: Any) -> ChatRequest:
+    return to_chat_request(decode(msgspec.json.encode({**BODY, **fields}), MessagesBody))
 
 
 def test_a_conversation_of_blocks_is_one_of_messages() -> None:
@@ -61,7 +61,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
         {"type": "text", "text": "kind"},
     ]
     call = {"name": "weather", "arguments": {"city": "Paris"}}
-    assert _job(messages=messages, system=system).messages == [
+    assert _chat(messages=messages, system=system).messages == [
         {"role": "system", "content": "be\n\nkind"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
         {
@@ -80,32 +80,32 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
 
 
 def test_fields_have_their_counterparts() -> None:
-    job = _job(
+    chat = _chat(
         system="s", stop_sequences=["x"], temperature=0.5, top_k=3, top_p=0.9, stream=True,
         tools=TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True},
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
     )  # fmt: skip
-    assert (job.max_completion_tokens, job.stop, job.top_k, job.stream) == (200, ["x"], 3, True)
-    assert (job.temperature, job.top_p, job.tool_choice) == (0.5, 0.9, "required")
-    assert job.parallel_tool_calls is False and job.reasoning_effort == "low"
-    assert job.thinking == {"type": "enabled", "budget_tokens": 1024}
+    assert (chat.max_completion_tokens, chat.stop, chat.top_k, chat.stream) == (200, ["x"], 3, True)
+    assert (chat.temperature, chat.top_p, chat.tool_choice) == (0.5, 0.9, "required")
+    assert chat.parallel_tool_calls is False and chat.reasoning_effort == "low"
+    assert chat.thinking == {"type": "enabled", "budget_tokens": 1024}
     function = {"name": "weather", "description": "d", "parameters": SCHEMA}
-    assert job.tools == [{"type": "function", "function": function}]
-    assert job.response_format is not None
-    assert job.response_format["json_schema"]["schema"] == SCHEMA
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert chat.response_format is not None
+    assert chat.response_format["json_schema"]["schema"] == SCHEMA
     for choice, wanted in (
         ({"type": "auto"}, "auto"),
         ({"type": "none"}, "none"),
         ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
     ):
-        assert _job(tool_choice=choice).tool_choice == wanted
+        assert _chat(tool_choice=choice).tool_choice == wanted
 
 
 def test_thinking_is_asked_for() -> None:
-    assert _job().enable_thinking is False
-    assert _job(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
-    assert _job(thinking={"type": "adaptive"}).enable_thinking is None
+    assert _chat().enable_thinking is False
+    assert _chat(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
+    assert _chat(thinking={"type": "adaptive"}).enable_thinking is None
     server = Asking("hello")
     server.post(PATH, BODY)
     assert server.prompt.endswith("<think>\n\n</think>\n\n")
@@ -269,7 +269,7 @@ def test_other_errors_have_the_form_too() -> None:
     name, data = list(events(failing.post(PATH, {**BODY, "stream": True})))[-1]
     assert name == "error" and data["error"] == {"type": "api_error", "message": "nan"}
     with pytest.raises(BadField):
-        _job(messages=[{"role": "user", "content": None}])
+        _chat(messages=[{"role": "user", "content": None}])
 
 
 def test_the_real_client_reads_it() -> None:

@@ -14,11 +14,16 @@ import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.blocks import Blocks
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
-from spark_engine.runtime.server.api.job import ChatJob
-from spark_engine.runtime.server.api.responses import ResponsesBody, job_of
-from spark_engine.runtime.server.kept import KEPT_S, Entry, Kept, UnknownResponse
+from spark_engine.runtime.server.api.responses import ResponsesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.stored_responses import (
+    KEPT_S,
+    ResponseStore,
+    StoredResponse,
+    UnknownResponse,
+)
 from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events, script
 
 PATH = "/v1/responses"
@@ -26,9 +31,9 @@ TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict":
 BODY: dict[str, Any] = {"model": "fake", "input": "hi"}
 
 
-def _job(items: Any, **fields: Any) -> ChatJob:
+def _chat(items: Any, **fields: Any) -> ChatRequest:
     body = decode(msgspec.json.encode({**BODY, **fields}), ResponsesBody)
-    return job_of(body, items)
+    return to_chat_request(body, items)
 
 
 def test_items_are_messages() -> None:
@@ -54,7 +59,7 @@ def test_items_are_messages() -> None:
         function = {"name": name, "arguments": arguments}
         return {"id": ident, "type": "function", "function": function}
 
-    assert _job(items, instructions="i").messages == [
+    assert _chat(items, instructions="i").messages == [
         {"role": "system", "content": "i"},
         {"role": "developer", "content": "d"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -80,7 +85,7 @@ def test_a_thought_begins_a_turn() -> None:
         return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
 
     said = {"type": "message", "role": "assistant", "content": "a"}
-    first, second = _job([thought("t"), said, thought("u"), said]).messages
+    first, second = _chat([thought("t"), said, thought("u"), said]).messages
     wanted = {"role": "assistant", "content": "a"}
     assert first == {**wanted, "reasoning_content": "t"}
     assert second == {**wanted, "reasoning_content": "u"}
@@ -88,31 +93,31 @@ def test_a_thought_begins_a_turn() -> None:
 
 def test_fields_have_their_counterparts() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    job = _job(
+    chat = _chat(
         [], max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, tools=TOOLS,
         tool_choice="required", parallel_tool_calls=False, reasoning={"effort": "low"},
         text={"format": form}, top_logprobs=2, seed=3, top_k=4,
     )  # fmt: skip
-    assert (job.max_completion_tokens, job.temperature, job.top_p, job.stream) == (
+    assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.stream) == (
         9,
         0.5,
         0.9,
         True,
     )
     function = {"name": "weather", "parameters": SCHEMA, "strict": True}
-    assert job.tools == [{"type": "function", "function": function}]
-    assert (job.tool_choice, job.parallel_tool_calls) == ("required", False)
-    assert (job.reasoning_effort, job.logprobs, job.top_logprobs) == ("low", True, 2)
-    assert (job.seed, job.top_k) == (3, 4)
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
+    assert (chat.reasoning_effort, chat.logprobs, chat.top_logprobs) == ("low", True, 2)
+    assert (chat.seed, chat.top_k) == (3, 4)
     inner = {"name": "n", "schema": SCHEMA, "strict": True}
-    assert job.response_format == {"type": "json_schema", "json_schema": inner}
+    assert chat.response_format == {"type": "json_schema", "json_schema": inner}
     named = {"type": "function", "name": "weather"}
     wanted = {"type": "function", "function": {"name": "weather"}}
-    assert _job([], tools=TOOLS, tool_choice=named).tool_choice == wanted
+    assert _chat([], tools=TOOLS, tool_choice=named).tool_choice == wanted
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "weather"}]}
     more = [*TOOLS, {"type": "function", "name": "other"}]
-    job = _job([], tools=more, tool_choice=allowed)
-    assert job.tool_choice == "required" and len(job.tools or []) == 1
+    chat = _chat([], tools=more, tool_choice=allowed)
+    assert chat.tool_choice == "required" and len(chat.tools or []) == 1
 
 
 def test_a_whole_answer() -> None:
@@ -309,7 +314,7 @@ def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: s
 
 def test_what_is_kept_is_bounded_in_time_and_size() -> None:
     now = 0.0
-    kept = Kept(1000, lambda: now)
+    kept = ResponseStore(1000, lambda: now)
     one = kept.put({"id": "a", "output": []}, b"[]")
     one.stop = lambda: None
     for name in "bcd":
@@ -368,7 +373,7 @@ def test_a_response_that_cannot_be_kept_leaves_nothing_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Asking("Hello")
-    monkeypatch.setattr(server.service.kept, "put", lambda *_: 1 / 0)
+    monkeypatch.setattr(server.service.responses, "put", lambda *_: 1 / 0)
     assert server.post(PATH, BODY).status_code == 500
     assert server.client.cancelled == [0]
 
@@ -378,11 +383,11 @@ def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyP
     first = server.post(PATH, BODY).json()["id"]
     loops: list[bool] = []
 
-    def items(entry: Entry) -> list[Any]:
+    def items(entry: StoredResponse) -> list[Any]:
         loops.append(threading.current_thread() is threading.main_thread())
         return []
 
-    monkeypatch.setattr(Entry, "items", items)
+    monkeypatch.setattr(StoredResponse, "items", items)
     monkeypatch.setattr("spark_engine.runtime.server.service.LARGE", 500)
     assert server.post(PATH, {**BODY, "previous_response_id": first}).status_code == 200
     assert loops == [False]

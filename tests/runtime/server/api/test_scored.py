@@ -10,8 +10,8 @@ import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.client import Mailbox
+from spark_engine.runtime.server.http_request import HttpRequest
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.visits import Visit
 from tests.runtime.fake_client import FakeClient
 from tests.runtime.server.api.asking import Asking, events, tokenizer
 from tests.runtime.server.test_metrics import samples
@@ -138,15 +138,15 @@ def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], words: str) ->
 def test_a_scored_prompt_counts_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text('[[key]]\nname = "ann"\nkey = "a"\ntokens_per_minute = 1000\n')
-    visits: list[Visit] = []
+    requests: list[HttpRequest] = []
     keys = Keyring(path)
-    server = _asking(keys=keys, listeners=[visits.append])
+    server = _asking(keys=keys, listeners=[requests.append])
     ids = tokenizer().encode(PROMPT)
     body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2, "n": 2}
     answer = server.post(TEXT, {**body, "return_token_ids": True}, authorization="Bearer a")
     assert answer.json()["choices"][1]["prompt_token_ids"] == ids
-    (visit,) = visits
-    assert visit.work is not None and visit.work.prompt == len(ids)
+    (request,) = requests
+    assert request.use is not None and request.use.prompt == len(ids)
     found = samples(server.service.metrics)
     assert found["spark:key_tokens_total{key=ann,kind=prompt}"] == len(ids)
     (asked,) = (v for k, v in found.items() if k.startswith("vllm:request_params_max_tokens_sum"))

@@ -13,9 +13,9 @@ from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.client import Busy, EngineDied, TooSlow
 from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.generation import GenerationFailed
-from spark_engine.runtime.server.kept import UnknownResponse
 from spark_engine.runtime.server.keys import LimitReached, Unauthorised
 from spark_engine.runtime.server.request_ids import current
+from spark_engine.runtime.server.stored_responses import UnknownResponse
 
 LEFT = 499  # nginx's status for a client that closed the connection
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses that are kept for a while, so that their owner can go on from them.
+"""Responses of /v1/responses that are stored for an hour (`store: true`), for their owner alone.
 
 Knows their ids, owners, ages and sizes; knows no API's form beyond that. All methods belong to one
 event loop.
@@ -28,7 +28,7 @@ class UnknownResponse(BadField):
 
 
 @dataclass
-class Entry:
+class StoredResponse:
     """One answer, as JSON. `before` are the items of the conversation that it answers, as JSON.
 
     `owner`: the name of the key that it was asked for with; empty where there are no keys. `stop`
@@ -60,26 +60,26 @@ class Entry:
         return before + list(self.response["output"])
 
 
-class Kept:
-    """The answers, each found by its owner alone. `clock` is in seconds."""
+class ResponseStore:
+    """The responses, each found by its owner alone. `clock` is in seconds."""
 
     def __init__(
         self, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the longest unasked for first
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()  # least recent first
         self._most = most_bytes
         self._clock = clock
         self.bytes = 0
 
-    def put(self, response: Json, before: bytes, owner: str = "") -> Entry:
-        """Keeps an answer, whether it has ended or not; `before` as `Entry` says."""
-        entry = Entry(response["id"], owner, before)
+    def put(self, response: Json, before: bytes, owner: str = "") -> StoredResponse:
+        """Keeps an answer, whether it has ended or not; `before` as `StoredResponse` says."""
+        entry = StoredResponse(response["id"], owner, before)
         self._entries[entry.ident] = entry
         self.bytes += entry.size
         self.update(entry, response)
         return entry
 
-    def update(self, entry: Entry, response: Json) -> None:
+    def update(self, entry: StoredResponse, response: Json) -> None:
         """Its answer has changed. Nothing happens to one that was forgotten."""
         if self._entries.get(entry.ident) is not entry:
             return
@@ -90,7 +90,7 @@ class Kept:
         self._entries.move_to_end(entry.ident)
         self._forget()
 
-    def find(self, ident: str, owner: str = "") -> Entry:
+    def find(self, ident: str, owner: str = "") -> StoredResponse:
         """Raises UnknownResponse, also for another owner's."""
         self._forget()
         entry = self._entries.get(ident)
@@ -109,7 +109,7 @@ class Kept:
         if entry.stop is not None:
             entry.stop()
 
-    def ended(self, ident: str, owner: str = "") -> Entry:
+    def ended(self, ident: str, owner: str = "") -> StoredResponse:
         """One to go on from. Raises UnknownResponse, and BadField where it has not ended."""
         entry = self.find(ident, owner)
         if entry.stop is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_engine.errors import CapacityError
-from spark_engine.runtime.server.problems import error_response
+from spark_engine.runtime.server.http_errors import error_response
 
 
 def test_what_has_no_room_now_is_to_come_again_and_no_bug() -> None:

@@ -1,4 +1,4 @@
-"""Every request is a visit: under which key it came, and what the log and the metrics say of it."""
+"""HTTP requests: under which key each came, and what the log and the metrics say of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ import pytest
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.http_request import (
+    EngineUse,
+    HttpRequest,
+    RequestMiddleware,
+    admit,
+    current,
+)
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import OnePerKind
 from spark_engine.runtime.server.logs import AccessLog, LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.request_ids import RequestIds
-from spark_engine.runtime.server.visits import Visit, Visits, Work, admit, current
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.test_metrics import samples
 
@@ -42,16 +48,16 @@ FAILS = [Event(0, 40), Event(0, finish=FinishReason.ERROR, message="not finite")
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2}
 
 
-class House:
-    """An application, who asks it, and what it said of each visit."""
+class Server:
+    """An application, who asks it, and what it said of each request."""
 
     def __init__(self, folder: Path, script: list[Event]) -> None:
         (folder / "keys").write_text(KEYS)
         (folder / "keys").chmod(0o600)
-        self.visits: list[Visit] = []
+        self.requests: list[HttpRequest] = []
         self.service = service(FakeClient(script), None)
         self.keys = Keyring(folder / "keys")
-        listeners = [self.visits.append, AccessLog()]
+        listeners = [self.requests.append, AccessLog()]
         self.app = create_app(Endpoints(self.service), self.keys, listeners)
 
     def ask(self, path: str = "/v1/completions", key: str = "a", **body: Any) -> httpx.Response:
@@ -67,21 +73,21 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path, SCRIPT)
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path, SCRIPT)
 
 
-def test_a_visit_knows_what_it_brought(house: House) -> None:
-    assert house.ask(**BODY).status_code == 200
-    (visit,) = house.visits
-    assert (visit.key, visit.method, visit.handler) == ("ann", "POST", "/v1/completions")
-    assert (visit.status, visit.problem) == (200, "")
-    work = visit.work
-    assert work is not None
-    assert (work.prompt, work.cached, work.completion) == (3, 2, 6), "a prompt counts once"
-    assert work.ends == ("length", "length") and work.params.max_tokens == 3
-    assert work.first is not None and 0 <= work.first <= visit.seconds < 5
-    found = samples(house.service.metrics)
+def test_a_request_knows_how_it_used_the_engine(server: Server) -> None:
+    assert server.ask(**BODY).status_code == 200
+    (request,) = server.requests
+    assert (request.key, request.method, request.handler) == ("ann", "POST", "/v1/completions")
+    assert (request.status, request.problem) == (200, "")
+    use = request.use
+    assert use is not None
+    assert (use.prompt, use.cached, use.completion) == (3, 2, 6), "a prompt counts once"
+    assert use.ends == ("length", "length") and use.params.max_tokens == 3
+    assert use.first is not None and 0 <= use.first <= request.seconds < 5
+    found = samples(server.service.metrics)
     assert found["spark:key_tokens_total{key=ann,kind=prompt}"] == 3
     assert found["spark:key_tokens_total{key=ann,kind=completion}"] == 6
     counted = "http_requests_total{handler=/v1/completions,method=POST,status=%d}"
@@ -89,99 +95,99 @@ def test_a_visit_knows_what_it_brought(house: House) -> None:
     assert found["http_requests_in_flight{}"] == 0
 
 
-def test_the_answer_says_what_is_left_to_the_key(house: House) -> None:
-    answer = house.ask(**BODY)
+def test_the_answer_says_what_is_left_to_the_key(server: Server) -> None:
+    answer = server.ask(**BODY)
     shown = {k: v for k, v in answer.headers.items() if k.startswith("x-ratelimit")}
     assert shown["x-ratelimit-limit-requests"] == "3"
     assert shown["x-ratelimit-remaining-requests"] == "2"
     assert shown["x-ratelimit-limit-tokens"] == "1000"
     assert 900 <= int(shown["x-ratelimit-remaining-tokens"]) < 1000
     assert re.fullmatch(r"\d+s", shown["x-ratelimit-reset-tokens"])
-    assert not any(k.startswith("x-ratelimit") for k in house.ask(key="b", **BODY).headers)
+    assert not any(k.startswith("x-ratelimit") for k in server.ask(key="b", **BODY).headers)
 
 
-def test_a_limit_is_an_answer_with_the_time_to_wait(house: House) -> None:
-    statuses = [house.ask(**BODY).status_code for _ in range(3)]
-    refused = house.ask(**BODY)
+def test_a_limit_is_an_answer_with_the_time_to_wait(server: Server) -> None:
+    statuses = [server.ask(**BODY).status_code for _ in range(3)]
+    refused = server.ask(**BODY)
     assert (statuses, refused.status_code) == ([200] * 3, 429)
     assert 15 <= int(refused.headers["retry-after"]) <= 20
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "'ann' has used its 3 requests a minute" in error["message"]
-    assert house.visits[-1].key == "ann" and house.visits[-1].problem == "rate_limit_exceeded"
-    assert house.ask(key="b", **BODY).status_code == 200
-    assert house.ask("/v1/models").status_code == 200, "what costs nothing is not counted"
-    found = samples(house.service.metrics)
+    assert server.requests[-1].key == "ann" and server.requests[-1].problem == "rate_limit_exceeded"
+    assert server.ask(key="b", **BODY).status_code == 200
+    assert server.ask("/v1/models").status_code == 200, "what costs nothing is not counted"
+    found = samples(server.service.metrics)
     assert found["spark:key_limited_total{key=ann,limit=requests}"] == 1
-    assert len(house.service.client.submitted) == 8  # type: ignore[attr-defined]
+    assert len(server.service.client.submitted) == 8  # type: ignore[attr-defined]
 
 
-def test_tokens_are_charged_as_they_come(house: House) -> None:
-    account = house.keys.accounts["ann"]
+def test_tokens_are_charged_as_they_come(server: Server) -> None:
+    account = server.keys.accounts["ann"]
     assert account.tokens is not None
     before = account.tokens.level
-    house.ask(**BODY)
+    server.ask(**BODY)
     assert before - 10 <= account.tokens.level <= before - 8, "three read, six made"
     account.charge(2000)
-    refused = house.ask(**BODY)
+    refused = server.ask(**BODY)
     assert refused.status_code == 429 and "1000 tokens a minute" in refused.text
 
 
 @pytest.mark.parametrize("script", [SCRIPT, FAILS])
 def test_a_request_under_way_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
-    house = House(tmp_path, script)
+    server = Server(tmp_path, script)
     for body in (BODY, {**BODY, "stream": True}, {"prompt": 3.5}):
-        house.ask(**body)
-    assert [account.open for account in house.keys.accounts.values()] == [0, 0]
+        server.ask(**body)
+    assert [account.open for account in server.keys.accounts.values()] == [0, 0]
 
 
-def test_what_runs_on_behind_the_answer_counts_until_it_ends(house: House) -> None:
-    account, metrics = house.keys.accounts["ann"], house.service.metrics
-    running: list[Visit] = []
+def test_what_runs_on_behind_the_answer_counts_until_it_ends(server: Server) -> None:
+    account, metrics = server.keys.accounts["ann"], server.service.metrics
+    running: list[HttpRequest] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        visit = current()
-        assert visit is not None
-        admit({"authorization": "Bearer a"}, house.keys, True, metrics)
-        visit.begin(5)
-        running.append(visit)
+        request = current()
+        assert request is not None
+        admit({"authorization": "Bearer a"}, server.keys, True, metrics)
+        request.begin(5)
+        running.append(request)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    asyncio.run(Visits(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
+    asyncio.run(RequestMiddleware(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
     assert account.open == 1
-    work = Work(5, 0, 7, ("stop",), None, None, SamplingParams())
-    running[0].bring(work)
+    use = EngineUse(5, 0, 7, ("stop",), None, None, SamplingParams())
+    running[0].finish(use)
     assert account.open == 0
     assert samples(metrics)["spark:key_tokens_total{key=ann,kind=completion}"] == 7
 
 
-def test_without_a_key_nobody_comes_in_but_to_the_open_paths(house: House) -> None:
+def test_without_a_key_nobody_comes_in_but_to_the_open_paths(server: Server) -> None:
     for path in ("/v1/models", "/v1/models/fake"):
-        refused = house.ask(path, key="")
+        refused = server.ask(path, key="")
         assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
-    assert house.ask(key="", **BODY).status_code == 401
-    assert [house.ask(p, key="").status_code for p in ("/health", "/metrics", "/version")] == (
+    assert server.ask(key="", **BODY).status_code == 401
+    assert [server.ask(p, key="").status_code for p in ("/health", "/metrics", "/version")] == (
         [200] * 3
     )
-    assert house.service.client.submitted == []  # type: ignore[attr-defined]
-    assert house.visits[0].problem == "invalid_api_key" and house.visits[0].account is None
+    assert server.service.client.submitted == []  # type: ignore[attr-defined]
+    assert server.requests[0].problem == "invalid_api_key" and server.requests[0].account is None
 
 
-def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(house: House) -> None:
-    house.service.metrics.add_key("ann", ["requests"])
-    shown = house.ask("/metrics", key="").text
+def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(server: Server) -> None:
+    server.service.metrics.add_key("ann", ["requests"])
+    shown = server.ask("/metrics", key="").text
     assert "ann" not in shown and "spark:key" not in shown and "spark:prompt_tokens" in shown
-    house.app = create_app(Endpoints(house.service, metrics_by_key=True), house.keys)
-    assert house.ask("/metrics", key="").status_code == 401
-    assert house.ask("/health", key="").status_code == 200
-    shown = house.ask("/metrics").text
+    server.app = create_app(Endpoints(server.service, metrics_by_key=True), server.keys)
+    assert server.ask("/metrics", key="").status_code == 401
+    assert server.ask("/health", key="").status_code == 200
+    shown = server.ask("/metrics").text
     assert 'spark:key_limited_total{key="ann",limit="requests"} 0.0' in shown
     assert "spark:prompt_tokens" in shown
 
 
-def test_anthropics_header_brings_a_key_too(house: House) -> None:
+def test_anthropics_header_brings_a_key_too(server: Server) -> None:
     async def ask(headers: dict[str, str]) -> int:
-        transport = httpx.ASGITransport(house.app)
+        transport = httpx.ASGITransport(server.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return (await client.get("/v1/models", headers=headers)).status_code
 
@@ -191,18 +197,18 @@ def test_anthropics_header_brings_a_key_too(house: House) -> None:
 
 
 def test_a_stream_that_fails_in_its_midst_says_so(tmp_path: Path) -> None:
-    house = House(tmp_path, FAILS)
-    answer = house.ask(**BODY | {"n": 1, "stream": True, "return_token_ids": True})
+    server = Server(tmp_path, FAILS)
+    answer = server.ask(**BODY | {"n": 1, "stream": True, "return_token_ids": True})
     assert answer.status_code == 200 and "not finite" in answer.text
-    (visit,) = house.visits
-    assert visit.problem == "engine_error" and visit.work is not None
-    assert (visit.work.completion, visit.work.ends) == (1, ("error",))
+    (request,) = server.requests
+    assert request.problem == "engine_error" and request.use is not None
+    assert (request.use.completion, request.use.ends) == (1, ("error",))
 
 
-def test_paths_that_are_not_there_make_one_series(house: House) -> None:
+def test_paths_that_are_not_there_make_one_series(server: Server) -> None:
     for name in ("/a", "/b", "/v1/models/x"):
-        assert house.ask(name, key="b").status_code == 404
-    found = samples(house.service.metrics)
+        assert server.ask(name, key="b").status_code == 404
+    found = samples(server.service.metrics)
     assert found["http_requests_total{handler=none,method=GET,status=404}"] == 2
     name = "http_requests_total{handler=/v1/models/{name:path},method=GET,status=404}"
     assert found[name] == 1
@@ -228,12 +234,12 @@ def _limit() -> None:
         handler.addFilter(OnePerKind())
 
 
-def test_the_access_log_as_json(house: House, lines: io.StringIO) -> None:
+def test_the_access_log_as_json(server: Server, lines: io.StringIO) -> None:
     set_up(LogFormat.JSON, LogLevel.WARNING, lines)
     _limit()
-    house.ask(**BODY)
+    server.ask(**BODY)
     for _ in range(5):
-        house.ask("/nothing?secret=1", key="b")
+        server.ask("/nothing?secret=1", key="b")
     rows = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert len(rows) == 6, "a line for each, also where others are limited"
     first, last = rows[0], rows[-1]
@@ -247,9 +253,9 @@ def test_the_access_log_as_json(house: House, lines: io.StringIO) -> None:
     assert "key=a\n" not in lines.getvalue() and '"a"' not in lines.getvalue()
 
 
-def test_the_access_log_for_people(house: House, lines: io.StringIO) -> None:
+def test_the_access_log_for_people(server: Server, lines: io.StringIO) -> None:
     set_up(LogFormat.TEXT, LogLevel.INFO, lines)
-    house.ask(**BODY)
+    server.ask(**BODY)
     (line,) = lines.getvalue().splitlines()
     assert line.startswith("spark-run: access id=")
     words = dict(word.split("=", 1) for word in line.split()[2:])
@@ -259,8 +265,8 @@ def test_the_access_log_for_people(house: House, lines: io.StringIO) -> None:
 
 def test_no_name_breaks_a_line(lines: io.StringIO) -> None:
     set_up(LogFormat.TEXT, LogLevel.INFO, lines)
-    visit = Visit("an id", "GET", "/a b\n\x1b[31mé='", "", {})
-    AccessLog()(visit)
+    request = HttpRequest("an id", "GET", "/a b\n\x1b[31mé='", "", {})
+    AccessLog()(request)
     (line,) = lines.getvalue().splitlines()
     assert "\x1b" not in line and "id='an id'" in line and line.isascii()
 
@@ -269,7 +275,7 @@ def test_other_lines_name_the_request_they_are_about(lines: io.StringIO) -> None
     async def noisy(scope: Any, receive: Any, send: Any) -> None:
         logging.getLogger("x").warning("within %s", "it")
 
-    layers = RequestIds(Visits(noisy, service(FakeClient(), None).metrics, []))
+    layers = RequestIds(RequestMiddleware(noisy, service(FakeClient(), None).metrics, []))
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"r7")]}
     for form in LogFormat:
         set_up(form, LogLevel.INFO, lines)

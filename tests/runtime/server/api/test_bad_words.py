@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.server.api.barred import MOST_WORDS, bar
+from spark_engine.runtime.server.api.bad_words import MOST_WORDS, bar
 from spark_engine.runtime.server.api.fields import BadField
 from tests.runtime.structured.walks import tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.structured import places
+from spark_engine.runtime.structured import schema_errors
 from tests.runtime.structured.walks import spec
 
 BAD = {"type": "string", "format": "nope"}
@@ -41,15 +41,15 @@ def _deep(count: int) -> dict[str, Any]:
 
 def test_a_schema_has_bounds() -> None:
     for schema, words in (
-        (_deep(places.DEEPEST), "nests 65 deep"),
-        ({"enum": ["x" * places.MOST_TEXT]}, "characters; at most"),
+        (_deep(schema_errors.DEEPEST), "nests 65 deep"),
+        ({"enum": ["x" * schema_errors.MOST_TEXT]}, "characters; at most"),
         ({"items": {"type": "integer", "multipleOf": 99991}}, "multipleOf are 99991 together"),
         ({"type": "string", "pattern": "a?b*" * 20_000}, "patterns are too"),
     ):
         with pytest.raises(RequestError, match=words) as caught:
             spec(guided_json=schema)
         assert caught.value.param == "guided_json" and len(str(caught.value)) < 600
-    assert spec(guided_json=_deep(places.DEEPEST - 1)) is not None
+    assert spec(guided_json=_deep(schema_errors.DEEPEST - 1)) is not None
     assert spec(guided_json={"type": "number", "multipleOf": 0.25}) is not None
 
 
@@ -69,7 +69,9 @@ def test_looking_for_a_place_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         return "wrong"
 
     wide: Any = {"properties": {str(i): {"anyOf": [{}] * 10} for i in range(1000)}}
-    place, words = places.locate(wide, "x", wrong)
-    assert place.startswith("x.properties") and words == "wrong" and asked < places.TRIALS + 2
-    monkeypatch.setattr(places, "TRIALS_S", -1)
-    assert places.locate(wide, "x", wrong) == ("x", "wrong")
+    place, words = schema_errors.locate(wide, "x", wrong)
+    assert (
+        place.startswith("x.properties") and words == "wrong" and asked < schema_errors.TRIALS + 2
+    )
+    monkeypatch.setattr(schema_errors, "TRIALS_S", -1)
+    assert schema_errors.locate(wide, "x", wrong) == ("x", "wrong")

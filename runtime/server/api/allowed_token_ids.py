@@ -14,7 +14,7 @@ from spark_engine.runtime.structured.matcher import MOST_TEXT
 FIELD = "allowed_token_ids"
 
 
-def allow_only(
+def only_these_ids(
     ids: Sequence[int], known: int, ends: Sequence[int], most: int, bound: ConstraintSpec | None
 ) -> ConstraintSpec:
     """What binds an answer of at most `most` tokens to `ids`, besides what binds it already.

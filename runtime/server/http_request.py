@@ -1,7 +1,7 @@
-"""One HTTP request from its head to the end of its answer: who came, what it got, how long it took.
+"""One HTTP request, from its head to the end of its answer: its API key, status, tokens and times.
 
-Knows HTTP and clocks. What a visit brought is told to the metrics, the access log and the traces
-when it ends; the pieces in between find it by `current`.
+The middleware tells the metrics, the access log and the traces of each that has ended; code in
+between finds its request by `current`. Knows HTTP and clocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LEFT = 499  # and of one whose client left before
 
 
 @dataclass(slots=True)
-class Work:
-    """What the engine did for a visit; times in seconds, None where they are not known.
+class EngineUse:
+    """What the engine did for a request; times in seconds, None where they are not known.
 
     Attributes:
         prompt, cached: tokens of the prompts, each counted once, and those not computed.
@@ -48,7 +48,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Visit:
+class HttpRequest:
     """One HTTP request.
 
     Attributes:
@@ -73,10 +73,10 @@ class Visit:
     held: bool = False
     status: int = 0
     problem: str = ""
-    work: Work | None = None
+    use: EngineUse | None = None
     pending: bool = False
     seconds: float = 0.0
-    after: Callable[[Visit], None] | None = None  # called when what was pending has ended
+    after: Callable[[HttpRequest], None] | None = None  # called when what was pending has ended
 
     @property
     def key(self) -> str:
@@ -84,13 +84,13 @@ class Visit:
         return "" if self.account is None else self.account.key.name
 
     def begin(self, prompt: int) -> None:
-        """The engine takes so many tokens of prompts for it; `bring` says what came of them."""
+        """The engine takes so many tokens of prompts for it; `finish` says what came of them."""
         self.pending = True
         self.charge(prompt)
 
-    def bring(self, work: Work) -> None:
+    def finish(self, use: EngineUse) -> None:
         """What the engine does for it has ended."""
-        self.work, self.pending = work, False
+        self.use, self.pending = use, False
         if self.after is not None:
             self.after(self)
 
@@ -100,37 +100,37 @@ class Visit:
             self.account.charge(tokens)
 
 
-_CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
-Listener = Callable[[Visit], None]
+_CURRENT: ContextVar[HttpRequest | None] = ContextVar("request", default=None)
+Listener = Callable[[HttpRequest], None]
 
 
-def current() -> Visit | None:
-    """The visit that this task belongs to; None where there is none, as in tests."""
+def current() -> HttpRequest | None:
+    """The request that this task belongs to; None where there is none, as in tests."""
     return _CURRENT.get()
 
 
 def key() -> str:
-    """The name of the current visit's key; empty where none was asked for."""
-    visit = _CURRENT.get()
-    return "" if visit is None else visit.key
+    """The name of the current request's key; empty where none was asked for."""
+    request = _CURRENT.get()
+    return "" if request is None else request.key
 
 
 def note_route(path: str) -> None:
-    """Says which route the current visit took."""
-    visit = _CURRENT.get()
-    if visit is not None:
-        visit.handler = path
+    """Says which route the current request took."""
+    request = _CURRENT.get()
+    if request is not None:
+        request.handler = path
 
 
 def note_problem(error: Mapping[str, Any]) -> None:
-    """Says with which `error` of an answer the current visit ends."""
-    visit = _CURRENT.get()
-    if visit is not None:
-        visit.problem = str(error.get("code") or error.get("type") or "error")
+    """Says with which `error` of an answer the current request ends."""
+    request = _CURRENT.get()
+    if request is not None:
+        request.problem = str(error.get("code") or error.get("type") or "error")
 
 
-class Visits:
-    """The outermost layer of the application: every request is a visit.
+class RequestMiddleware:
+    """The outermost layer of the application: it opens and ends an `HttpRequest`.
 
     `listeners` are told of each when it has ended; what one raises is its own fault and ends
     nothing but the request.
@@ -146,50 +146,50 @@ class Visits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        visit = begin(scope)
-        token = _CURRENT.set(visit)
+        request = begin(scope)
+        token = _CURRENT.set(request)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                visit.status = message["status"]
-                message["headers"] = [*message["headers"], *_headers(visit)]
+                request.status = message["status"]
+                message["headers"] = [*message["headers"], *_headers(request)]
             await send(message)
 
         self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, answer)
         except BaseException:
-            visit.status = visit.status or BROKEN
+            request.status = request.status or BROKEN
             raise
         finally:
             _CURRENT.reset(token)
-            self._end(visit)
+            self._end(request)
 
-    def _end(self, visit: Visit) -> None:
-        visit.seconds = time.monotonic() - visit.start
+    def _end(self, request: HttpRequest) -> None:
+        request.seconds = time.monotonic() - request.start
         metrics = self._metrics
         metrics.in_flight.dec()
-        method = visit.method if visit.method in METHODS else "other"
-        metrics.http(method, visit.handler, visit.status or LEFT, visit.seconds)
-        if visit.pending:
-            visit.after = self._let_go
+        method = request.method if request.method in METHODS else "other"
+        metrics.http(method, request.handler, request.status or LEFT, request.seconds)
+        if request.pending:
+            request.after = self._release_key
         else:
-            self._let_go(visit)
+            self._release_key(request)
         for listener in self._listeners:
-            listener(visit)
+            listener(request)
 
-    def _let_go(self, visit: Visit) -> None:
-        if visit.account is not None and visit.held:
-            visit.account.leave()
-            if (work := visit.work) is not None:
-                self._metrics.charged(visit.key, work.prompt, work.completion)
+    def _release_key(self, request: HttpRequest) -> None:
+        if request.account is not None and request.held:
+            request.account.leave()
+            if (use := request.use) is not None:
+                self._metrics.charged(request.key, use.prompt, use.completion)
 
 
-def begin(scope: Scope) -> Visit:
-    """The visit of a request whose head has come."""
+def begin(scope: Scope) -> HttpRequest:
+    """The request whose head has come."""
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     client = scope.get("client")
-    return Visit(
+    return HttpRequest(
         id=request_ids.current(),
         method=scope["method"],
         path=(scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
@@ -199,22 +199,22 @@ def begin(scope: Scope) -> Visit:
 
 
 def admit(headers: Mapping[str, str], keys: Keyring, counts: bool, metrics: Metrics) -> None:
-    """Lets the current visit in under its key, where the server asks for one; where it `counts`, it
-    is held to the key's limits. Raises Unauthorised or LimitReached."""
-    visit = _CURRENT.get()
+    """Lets the current request in under its key, where the server asks for one; where it `counts`,
+    it is held to the key's limits. Raises Unauthorised or LimitReached."""
+    request = _CURRENT.get()
     if not keys.locked:
         return
     account = keys.find(_secret(headers))
-    if visit is None:
+    if request is None:
         return
-    visit.account = account
+    request.account = account
     if counts:
         try:
             account.enter()
         except LimitReached as reached:
             metrics.limited(account.key.name, reached.kind)
             raise
-        visit.held = True
+        request.held = True
 
 
 def _secret(headers: Mapping[str, str]) -> bytes:
@@ -225,12 +225,12 @@ def _secret(headers: Mapping[str, str]) -> bytes:
     return token.strip().encode("latin-1")
 
 
-def _headers(visit: Visit) -> list[tuple[bytes, bytes]]:
+def _headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
     """What is left to the key."""
     rows: list[tuple[str, str]] = []
-    if visit.account is not None:
+    if request.account is not None:
         for kind in ("requests", "tokens"):
-            bucket = getattr(visit.account, kind)
+            bucket = getattr(request.account, kind)
             if bucket is not None:
                 left = max(0, int(bucket.level))
                 rows.append((f"x-ratelimit-limit-{kind}", str(int(bucket.rate))))

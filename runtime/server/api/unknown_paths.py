@@ -8,7 +8,7 @@ from __future__ import annotations
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.messages_answer import anthropic_error
 from spark_engine.runtime.server.api.routes import ROUTES
-from spark_engine.runtime.server.problems import NoSuchPath
+from spark_engine.runtime.server.http_errors import NoSuchPath
 
 _TEXT = "this server reads and writes text"
 # what other servers have under these paths, and why this one has not
@@ -52,6 +52,6 @@ def no_such_path(method: str, path: str) -> NoSuchPath:
     return NoSuchPath(404, f"there is no {path} here; there is {exist}", "not_found")
 
 
-def in_the_form_of(path: str, status: int, problem: Json) -> Json:
+def in_api_form(path: str, status: int, problem: Json) -> Json:
     """An error in OpenAI's form as the API under `path` says it."""
     return anthropic_error(status, problem) if path.startswith("/v1/messages") else problem

@@ -1,7 +1,7 @@
-"""The one form of a chat request: the body of /v1/chat/completions.
+"""`ChatRequest`: the body of /v1/chat/completions, and the one form of a chat request.
 
-The other chat APIs are translated into it and out of it, so what a conversation means stands in one
-place. Knows fields and their checks; knows no template and no engine.
+The other chat APIs are translated to it and back, so what a conversation means stands in one place.
+Knows fields and their checks; knows no template and no engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_engine.runtime.server.api.fields import BadField, check_type
 TRANSLATED = ("tool_choice", "response_format", "reasoning_effort", "thinking")
 
 
-class ChatJob(Body, kw_only=True):
+class ChatRequest(Body, kw_only=True):
     """One conversation that is to be answered."""
 
     messages: list[dict[str, Any]]

@@ -21,7 +21,7 @@ _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
 _GRAMMAR = "use response_format or structured_outputs"
 # name: (values that ask for nothing, what to do instead); null always asks for nothing
-REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         "use_beam_search": ((False,), "answers are sampled, one token at a time"),
         "logits_processors": (([],), "use logit_bias, response_format or structured_outputs"),
@@ -60,7 +60,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )  # fmt: skip
 
 
-class Refused(StructuredFields, kw_only=True):
+class UnsupportedFields(StructuredFields, kw_only=True):
     """The same names as fields, which are not built."""
 
     use_beam_search: msgspec.Raw = _ABSENT
@@ -95,9 +95,9 @@ class Refused(StructuredFields, kw_only=True):
     max_new_tokens: msgspec.Raw = _ABSENT
     stop_regex: msgspec.Raw = _ABSENT
 
-    def check_refused(self) -> None:
+    def check_supported(self) -> None:
         """Raises BadField for a field that asks for something."""
-        for name, (neutral, instead) in REFUSED.items():
+        for name, (neutral, instead) in UNSUPPORTED.items():
             if not (data := bytes(getattr(self, name))):
                 continue
             value = msgspec.json.decode(data) if len(data) <= _SHOWN else data[:80]
