@@ -20,27 +20,27 @@ Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.Para
 
 
 class Mode(enum.StrEnum):
-    """What a run of the command does; all but TALK are options of the same name."""
+    """What a run of the command does; all but TERMINAL are options of the same name."""
 
     PROMPT = "prompt"
     PROMPT_IDS = "prompt_ids"
     CHAT = "chat"
     SERVE = "serve"
-    TALK = "talk"
+    TERMINAL = "terminal"
 
     @property
     def flag(self) -> str:
         """As it is typed, or what it is."""
-        if self is Mode.TALK:
+        if self is Mode.TERMINAL:
             return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
 
 
-ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TALK)
+ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TERMINAL)
 SERVING = frozenset({Mode.SERVE})
-CHATS = frozenset({Mode.CHAT, Mode.TALK})
+CHATS = frozenset({Mode.CHAT, Mode.TERMINAL})
 ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
-MANY = frozenset({Mode.SERVE, Mode.TALK})
+MANY = frozenset({Mode.SERVE, Mode.TERMINAL})
 ANSWERING = frozenset(Mode) - SERVING
 
 

@@ -184,7 +184,7 @@ def test_who_chats_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.Monk
         monkeypatch.setattr(sys.stdin, "isatty", lambda stdin=stdin: stdin)
         monkeypatch.setattr(sys.stdout, "isatty", lambda stdout=stdout: stdout)
         said[stdin, stdout] = cli._unasked()
-    assert said == {(True, True): "talk", (False, True): "chat", (False, False): "chat"}
+    assert said == {(True, True): "terminal", (False, True): "chat", (False, False): "chat"}
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     with pytest.raises(OptionError, match="no terminal to chat on"):
         cli._unasked()

@@ -61,8 +61,8 @@ def test_why_an_option_does_nothing() -> None:
     assert "instead of --prompt-ids" in str(why_idle(row, Mode.PROMPT_IDS, {}))
     both = Option("--x", Group.ANSWER, "X.", modes=frozenset({Mode.CHAT, Mode.PROMPT}))
     assert why_idle(both, Mode.PROMPT_IDS, {}) == "with --prompt-ids; it is for --prompt and --chat"
-    talk = why_idle(both, Mode.TALK, {})
-    assert talk == "with a chat on the terminal; it is for --prompt and --chat"
+    terminal = why_idle(both, Mode.TERMINAL, {})
+    assert terminal == "with a chat on the terminal; it is for --prompt and --chat"
     needing = Option("--x", Group.ANSWER, "X.", needs=("--some-y", "which shows it"))
     assert why_idle(needing, Mode.CHAT, {"some_y": True}) is None
     words = "without --some-y, which shows it: add --some-y"

@@ -1,4 +1,4 @@
-"""What a chat shows on a terminal: answers as Markdown while they come, thoughts dim, our notes.
+"""What a chat shows on the terminal: streamed answers as Markdown, reasoning dim, our notes.
 
 Knows rich. A model's text never reaches the terminal as control sequences.
 """

@@ -1,4 +1,4 @@
-"""A chat as it stands: what was said, how answers are asked for, what they took; saved and loaded.
+"""The state of a chat on the terminal: messages, settings, token counts; saved and loaded.
 
 Knows messages and settings. Knows no terminal, no engine and no template.
 """

@@ -1,7 +1,7 @@
 """A chat on the terminal: read a line, run a command or answer, again.
 
-Knows the order of things and Ctrl-C. The engine is `session`'s, the keyboard `talk_input`'s, the
-screen `talk_screen`'s.
+Knows this loop and Ctrl-C. `session` has the engine, `terminal_input` reads the keyboard,
+`terminal_screen` shows the answer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from types import FrameType
 from typing import Protocol
 
 from spark_engine.errors import UserError
-from spark_engine.runtime import talk_commands
+from spark_engine.runtime import terminal_commands
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.session import Answer, Session
-from spark_engine.runtime.talk_commands import MARK, Next
-from spark_engine.runtime.talk_screen import Screen
-from spark_engine.runtime.talk_state import Conversation
+from spark_engine.runtime.terminal_commands import MARK, Next
+from spark_engine.runtime.terminal_conversation import Conversation
+from spark_engine.runtime.terminal_screen import Screen
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 WELCOME = "{model}, up to {context:,} tokens. /help lists the commands, Ctrl-D leaves."
 
 
-class Impatient(KeyboardInterrupt):
+class SecondInterrupt(KeyboardInterrupt):
     """A second Ctrl-C while the first is about to stop an answer: the program is to end."""
 
 
@@ -36,7 +36,7 @@ class Keyboard(Protocol):
         """A line; None for no more. Raises KeyboardInterrupt for a line that was dropped."""
 
 
-class Talk:
+class TerminalChat:
     """One chat over an open session."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Talk:
                 line = self._keyboard.read()
                 if line is None or self._take(line) is Next.LEAVE:
                     return
-            except Impatient:
+            except SecondInterrupt:
                 raise
             except KeyboardInterrupt:  # the line was dropped
                 continue
@@ -65,7 +65,7 @@ class Talk:
             return Next.ASK
         try:
             if line.startswith(MARK) and not line.startswith(2 * MARK):
-                said = talk_commands.run(line, self._conversation)
+                said = terminal_commands.run(line, self._conversation)
                 if said.text:
                     self._screen.note(said.text)
                 if said.next is Next.ANSWER:
@@ -140,7 +140,8 @@ def figures(answer: Answer) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C is a wish that can be asked for; a second one is Impatient.
+    """Within, the first Ctrl-C sets a flag, which is returned by a call; a second one raises
+    SecondInterrupt.
 
     An engine is never left in the middle of a step.
     """
@@ -149,7 +150,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            raise Impatient
+            raise SecondInterrupt
         asked = True
 
     before = signal.signal(signal.SIGINT, stop)

@@ -1,4 +1,4 @@
-"""Lines that are typed in a chat: editing, history, completion of /commands, several lines.
+"""Reads the lines typed in a chat: editing, history, completion of /commands, several lines.
 
 Knows prompt_toolkit. Knows nothing of what a line means.
 """
@@ -16,13 +16,13 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from spark_engine.runtime.talk_commands import COMMANDS, MARK
+from spark_engine.runtime.terminal_commands import COMMANDS, MARK
 
 PROMPT, MORE = "> ", "… "
 BLOCK = '"""'  # on lines of their own, around a message of several lines
 
 
-class Lines:
+class LineReader:
     """What somebody types. `history`: the file that keeps it, readable for its owner alone; None,
     or a file that cannot be written, keeps it for this run."""
 

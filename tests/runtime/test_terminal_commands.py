@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_engine.errors import OptionError, RequestError, UserError
-from spark_engine.runtime.talk_commands import COMMANDS, SETTINGS, Next, run
-from spark_engine.runtime.talk_state import Conversation
+from spark_engine.runtime.terminal_commands import COMMANDS, SETTINGS, Next, run
+from spark_engine.runtime.terminal_conversation import Conversation
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from spark_engine.runtime.talk_input import Commands, Lines
+from spark_engine.runtime.terminal_input import Commands, LineReader
 
 TYPED = [
     ("hello\r", "hello"),
@@ -28,7 +28,7 @@ TYPED = [
 
 def _read(keys: str, history: Path | None = None) -> str | None:
     with create_pipe_input() as pipe:
-        lines = Lines(history, input=pipe, output=DummyOutput())
+        lines = LineReader(history, input=pipe, output=DummyOutput())
         pipe.send_text(keys)
         return lines.read()
 

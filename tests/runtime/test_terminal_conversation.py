@@ -13,8 +13,8 @@ from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.session import Answer
-from spark_engine.runtime.talk_commands import FIELDS
-from spark_engine.runtime.talk_state import Conversation, Totals
+from spark_engine.runtime.terminal_commands import FIELDS
+from spark_engine.runtime.terminal_conversation import Conversation, Totals
 from spark_engine.runtime.text.reply_parts import Kind
 
 

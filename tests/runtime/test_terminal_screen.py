@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from spark_engine.runtime.printable import printable
-from spark_engine.runtime.talk_screen import Screen, whole_blocks
+from spark_engine.runtime.terminal_screen import Screen, whole_blocks
 
 PIECES = ["a b", "\n", "\n\n", "- x", "  y", "```", "```py\n", "~~~", "# h", "1. z", "**b**", " "]
 BLOCKS = [

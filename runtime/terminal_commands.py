@@ -1,6 +1,6 @@
-"""What may be typed in a chat instead of a message: a table of /commands.
+"""The /commands of a chat on the terminal, a table.
 
-Each changes a conversation, or says something of it. Knows no terminal and no engine.
+Each changes the conversation or reports on it. Knows no terminal and no engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_engine.hints import near
 from spark_engine.runtime.answer_options import ANSWER
 from spark_engine.runtime.option import Option
 from spark_engine.runtime.server.api.common import Body, check
-from spark_engine.runtime.talk_state import Conversation
+from spark_engine.runtime.terminal_conversation import Conversation
 
 MARK = "/"  # of a command; twice for a message that begins with it
 # What /set sets: the options that fill a field of a request, by the name that is typed.
@@ -37,7 +37,7 @@ class Next(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command says, and what follows."""
 
     text: str = ""
@@ -51,12 +51,12 @@ class Command:
     name: str
     takes: str
     help: str
-    run: Callable[[Conversation, str], Said]
+    run: Callable[[Conversation, str], CommandResult]
     choices: Sequence[str] = ()
     files: bool = False
 
 
-def run(line: str, conversation: Conversation) -> Said:
+def run(line: str, conversation: Conversation) -> CommandResult:
     """Runs a line that begins with `/`. Raises OptionError or RequestError."""
     name, _, rest = line.strip().removeprefix(MARK).partition(" ")
     for row in COMMANDS:
@@ -71,46 +71,46 @@ def run(line: str, conversation: Conversation) -> Said:
     )
 
 
-def _help(_: Conversation, __: str) -> Said:
+def _help(_: Conversation, __: str) -> CommandResult:
     rows = [(f"/{row.name} {row.takes}".rstrip(), row.help) for row in COMMANDS]
     rows += [
         ("Alt-Enter", 'a new line; or paste, or type between two """'),
         ("Ctrl-C", "stop the answer, or drop the line; Ctrl-D leaves"),
     ]
     width = max(len(left) for left, _ in rows) + 2
-    return Said("\n".join(f"{left:{width}}{right}" for left, right in rows))
+    return CommandResult("\n".join(f"{left:{width}}{right}" for left, right in rows))
 
 
-def _new(conversation: Conversation, _: str) -> Said:
+def _new(conversation: Conversation, _: str) -> CommandResult:
     conversation.clear()
-    return Said("a new chat; the system message and the settings stay")
+    return CommandResult("a new chat; the system message and the settings stay")
 
 
-def _system(conversation: Conversation, text: str) -> Said:
+def _system(conversation: Conversation, text: str) -> CommandResult:
     if text == "off":
         conversation.system = None
-        return Said("no system message")
+        return CommandResult("no system message")
     if text:
         conversation.system = text
-        return Said("the system message is set")
+        return CommandResult("the system message is set")
     if conversation.system is None:
-        return Said("there is no system message; /system TEXT sets one")
-    return Said(f"{conversation.system}\n(/system off takes it away)")
+        return CommandResult("there is no system message; /system TEXT sets one")
+    return CommandResult(f"{conversation.system}\n(/system off takes it away)")
 
 
-def _think(conversation: Conversation, text: str) -> Said:
+def _think(conversation: Conversation, text: str) -> CommandResult:
     if text and text not in ("on", "off"):
         raise OptionError(f"/think is {text!r}; give on or off")
     if text:
         conversation.thinking = text == "on"
-    return Said(f"thinking is {'on' if conversation.thinking else 'off'}")
+    return CommandResult(f"thinking is {'on' if conversation.thinking else 'off'}")
 
 
-def _set(conversation: Conversation, text: str) -> Said:
+def _set(conversation: Conversation, text: str) -> CommandResult:
     if not text:
         set_ = {key: _current(conversation, row) for key, row in SETTINGS.items()}
         given = (f"{key} {value!r}" for key, value in set_.items() if value is not None)
-        return Said(", ".join(given) or "nothing is set: all as the model's makers chose")
+        return CommandResult(", ".join(given) or "nothing is set: all as the model's makers chose")
     key, _, value = text.partition(" ")
     row = SETTINGS.get(key.replace("_", "-"))
     if row is None or row.fills is None:
@@ -120,7 +120,7 @@ def _set(conversation: Conversation, text: str) -> Said:
         raise OptionError(f"/set {row.key} needs a value, or `default`")
     _change(conversation, row.fills[1], row, value.strip())
     now = _current(conversation, row)
-    return Said(f"{row.key} is {'as by default' if now is None else repr(now)}")
+    return CommandResult(f"{row.key} is {'as by default' if now is None else repr(now)}")
 
 
 def _change(conversation: Conversation, field: str, row: Option, value: str) -> None:
@@ -152,24 +152,24 @@ def _path(text: str, conversation: Conversation, command: str) -> Path:
     return conversation.file
 
 
-def _save(conversation: Conversation, text: str) -> Said:
+def _save(conversation: Conversation, text: str) -> CommandResult:
     path = _path(text, conversation, "save")
     conversation.save(path)
-    return Said(f"saved to {path}: a body for /v1/chat/completions")
+    return CommandResult(f"saved to {path}: a body for /v1/chat/completions")
 
 
-def _load(conversation: Conversation, text: str) -> Said:
+def _load(conversation: Conversation, text: str) -> CommandResult:
     path = _path(text, conversation, "load")
     conversation.load(path, FIELDS)
-    return Said(f"{path}: {len(conversation.messages)} messages")
+    return CommandResult(f"{path}: {len(conversation.messages)} messages")
 
 
-def _retry(conversation: Conversation, _: str) -> Said:
+def _retry(conversation: Conversation, _: str) -> CommandResult:
     conversation.take_back_answer()
-    return Said(next=Next.ANSWER)
+    return CommandResult(next=Next.ANSWER)
 
 
-def _stats(conversation: Conversation, _: str) -> Said:
+def _stats(conversation: Conversation, _: str) -> CommandResult:
     total = conversation.totals
     lines = [
         f"model     {conversation.model}",
@@ -180,11 +180,11 @@ def _stats(conversation: Conversation, _: str) -> Said:
     ]
     if total.drafted:
         lines.append(f"drafts    {total.accepted:,} of {total.drafted:,} kept")
-    return Said("\n".join(lines))
+    return CommandResult("\n".join(lines))
 
 
-def _exit(_: Conversation, __: str) -> Said:
-    return Said(next=Next.LEAVE)
+def _exit(_: Conversation, __: str) -> CommandResult:
+    return CommandResult(next=Next.LEAVE)
 
 
 COMMANDS = (

@@ -22,9 +22,9 @@ from rich.console import Console
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.session import Session
-from spark_engine.runtime.talk import Impatient, Talk
-from spark_engine.runtime.talk_screen import Screen
-from spark_engine.runtime.talk_state import Conversation
+from spark_engine.runtime.terminal_chat import SecondInterrupt, TerminalChat
+from spark_engine.runtime.terminal_conversation import Conversation
+from spark_engine.runtime.terminal_screen import Screen
 from tests.runtime import small_engine
 
 SETTINGS = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
@@ -62,15 +62,15 @@ def _chat(session: Session) -> Conversation:
     return Conversation("small", capacity(session.info.limits), settings=dict(SETTINGS))
 
 
-def _talk(session: Session, chat: Conversation, *lines: str | None) -> str:
+def _type(session: Session, chat: Conversation, *lines: str | None) -> str:
     out = io.StringIO()
-    Talk(session, chat, Script(*lines), Screen(Console(file=out, width=200))).run()
+    TerminalChat(session, chat, Script(*lines), Screen(Console(file=out, width=200))).run()
     return out.getvalue()
 
 
 def test_turns_follow_each_other_and_the_beginning_is_cached(session: Session) -> None:
     chat = _chat(session)
-    shown = _talk(session, chat, "Once upon a time " * 12, "", None, "and then?", "/exit", "never")
+    shown = _type(session, chat, "Once upon a time " * 12, "", None, "and then?", "/exit", "never")
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
     assert "never" not in str(chat.messages) and "up to 512 tokens" in shown
     figures = re.findall(r"\[6 tokens, cut at its limit, .*, (\d+) of (\d+) prompt", shown)
@@ -81,32 +81,32 @@ def test_turns_follow_each_other_and_the_beginning_is_cached(session: Session) -
 
 def test_the_same_is_answered_again_and_by_settings(session: Session) -> None:
     chat = _chat(session)
-    _talk(session, chat, "/think off", "a bear")
+    _type(session, chat, "/think off", "a bear")
     first = list(chat.messages)
-    _talk(session, chat, "/retry")
+    _type(session, chat, "/retry")
     assert chat.messages == first and "reasoning_content" not in first[1]
-    _talk(session, chat, "/set max-tokens 2", "/retry")
+    _type(session, chat, "/set max-tokens 2", "/retry")
     assert len(chat.messages) == 2 and chat.totals.tokens == 6 + 6 + 2
-    _talk(session, chat, "/system You are a bear.", "//hi")
+    _type(session, chat, "/system You are a bear.", "//hi")
     assert chat.prompt()[0]["role"] == "system" and chat.messages[2]["content"] == "/hi"
 
 
 def test_a_mistake_is_said_and_the_chat_goes_on(session: Session) -> None:
     chat = _chat(session)
-    shown = _talk(session, chat, "/nope", "b " * 2000, "hi")
+    shown = _type(session, chat, "/nope", "b " * 2000, "hi")
     assert "there is no /nope" in shown and "context length is 512 tokens" in shown
     assert [m["content"] for m in chat.messages if m["role"] == "user"] == ["hi"]
     before = chat.settings
-    shown = _talk(session, chat, "/set min-tokens 9999", "more")
+    shown = _type(session, chat, "/set min-tokens 9999", "more")
     assert "min_tokens is 9999; at most" in shown
     assert len(chat.messages) == 2 and before is not chat.settings
 
 
 def test_an_answer_that_a_stop_string_ended_leaves_nothing_to_the_next(session: Session) -> None:
     chat = _chat(session)
-    _talk(session, chat, "/think off", "a bear")
+    _type(session, chat, "/think off", "a bear")
     text = chat.messages[1]["content"]
-    _talk(session, chat, f"/set stop {text.strip()[1]}", "/retry", "/set stop default", "/retry")
+    _type(session, chat, f"/set stop {text.strip()[1]}", "/retry", "/set stop default", "/retry")
     assert chat.messages[1]["content"] == text
     assert chat.totals.answers == 3 and 12 < chat.totals.tokens < 18, "the second was cut"
 
@@ -129,11 +129,11 @@ def test_ctrl_c_stops_the_answer_alone(session: Session, monkeypatch: pytest.Mon
     chat, before = _chat(session), signal.getsignal(signal.SIGINT)
     chat.settings["max_tokens"] = 200
     seen = _interrupting(monkeypatch, at=3, times=1)
-    text = _talk(session, chat, "a bear")
+    text = _type(session, chat, "a bear")
     tokens = int(re.findall(r"\[(\d+) tokens, stopped", text)[0])
     assert 3 <= tokens < 20 and chat.totals.tokens == tokens
     assert chat.messages[1]["reasoning_content"] == "".join(seen), "what came stays"
-    _talk(session, chat, "/set max-tokens 3", "and?")
+    _type(session, chat, "/set max-tokens 3", "and?")
     assert len(chat.messages) == 4 and chat.totals.tokens == tokens + 3, "and the chat goes on"
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -143,8 +143,8 @@ def test_a_second_ctrl_c_ends_the_program(
 ) -> None:
     _interrupting(monkeypatch, at=1, times=2)
     chat, before = _chat(session), signal.getsignal(signal.SIGINT)
-    with pytest.raises(Impatient):
-        _talk(session, chat, "a bear")
+    with pytest.raises(SecondInterrupt):
+        _type(session, chat, "a bear")
     assert signal.getsignal(signal.SIGINT) is before
 
 
