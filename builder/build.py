@@ -74,11 +74,11 @@ def build(
     gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
-    wish, options = options.target, with_target(options)
+    requested, options = options.target, with_target(options)
     tile = TILE if options.gpu else 1
     model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
     plan = resolve(options, facts_of(model))
-    found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
+    found = (*no_gpu_note(requested, options.target), *tokenizer_note(checkpoint))
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -189,9 +189,9 @@ def with_target(options: Options) -> Options:
     return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
-def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
+def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     """A sentence where `auto` became the CPU on a machine that has NVIDIA's driver."""
-    if wish != "auto" or target != CPU or not driver_present():
+    if requested != "auto" or target != CPU or not driver_present():
         return ()
     if find_spec("cuda") is None:
         why = f"a GPU is here, but the extra `cuda` is not installed ({EXTRA})"

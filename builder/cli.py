@@ -167,13 +167,13 @@ def main(
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
-        wishes = {
+        drafting = {
             "verify": parse_rounds("--verify", verify) if verify is not None else None,
             "drafts": parse_drafts(drafts),
             "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
         }
         target = target_for(executor, target)
-        options = Options(target, fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
+        options = Options(target, fuse=not no_fuse, **sizes, **drafting, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if hub is not None:
                 gpu_of(options)  # what is wrong here need not wait for a download

@@ -32,7 +32,7 @@ from spark_engine.cuda_driver import (
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Shape, Target, rehearsal, target_of
 from spark_engine.partition import part, whole
-from spark_engine.rehearsal import wished
+from spark_engine.rehearsal import requested_rehearsal
 from spark_engine.tensors import Array
 
 OURS = 7 / 8  # of memory that the GPU shares with the host
@@ -48,8 +48,8 @@ def present() -> Target | None:
     In a rehearsal it is the part of it that stands for another (`kernel.rehearsal`). Raises
     OptionError for one that this GPU does not give.
     """
-    wish, found = wished(), _present()
-    return rehearsal(wish.target, found) if wish and found else found
+    rehearsed, found = requested_rehearsal(), _present()
+    return rehearsal(rehearsed.target, found) if rehearsed and found else found
 
 
 def _present() -> Target | None:
@@ -108,15 +108,15 @@ class Gpu:
             context = value(driver.cuDevicePrimaryCtxRetain(self._device))
             undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
             value(driver.cuCtxSetCurrent(context))
-            wish = wished()
-            if wish is None:
+            rehearsed = requested_rehearsal()
+            if rehearsed is None:
                 mine = whole(self._device, context, undo)
             else:  # the end of a green context leaves the thread with one that is destroyed
                 undo.callback(lambda: value(driver.cuCtxSetCurrent(before)))
-                mine = part(self._device, context, wish.target.sms, wish.occupy, undo)
+                mine = part(self._device, context, rehearsed.target.sms, rehearsed.occupy, undo)
             self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
-            self.crowding = _crowding(self._device, wish.target) if wish else None
+            self.crowding = _crowding(self._device, rehearsed.target) if rehearsed else None
             undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 

@@ -27,6 +27,7 @@ from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import ExecutorError, OptionError  # noqa: E402
 from spark_engine.kernel import CARDS, GB10, H200, Shape  # noqa: E402
 from spark_engine.kernel import rehearsal as rehearsed  # noqa: E402
+from spark_engine.rehearsal import Rehearsal, requested_rehearsal  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
@@ -64,13 +65,13 @@ def test_only_a_larger_gpu_rehearses_a_smaller_one(of: Any, on: Any) -> None:
 )
 def test_a_wrong_word_of_the_environment_is_named(given: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        rehearsal.wished({rehearsal.VARIABLE: given})
+        requested_rehearsal({rehearsal.VARIABLE: given})
 
 
 def test_what_the_environment_asks_for() -> None:
-    assert rehearsal.wished({}) is None and rehearsal.wished({rehearsal.VARIABLE: ""}) is None
-    assert rehearsal.wished({rehearsal.VARIABLE: "sm_121a"}) == rehearsal.Wish(GB10)
-    assert rehearsal.wished({rehearsal.VARIABLE: "sm_121a:occupy"}) == rehearsal.Wish(GB10, True)
+    assert requested_rehearsal({}) is None and requested_rehearsal({rehearsal.VARIABLE: ""}) is None
+    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a"}) == Rehearsal(GB10)
+    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a:occupy"}) == Rehearsal(GB10, True)
 
 
 # ---- the part of the multiprocessors -------------------------------------------------------------

@@ -140,14 +140,14 @@ class NativeBackend(Backend):
             for size in self._sizes(graph)
         }
 
-    def _times(self, wish: bool | None) -> bool:
+    def _times(self, requested: bool | None) -> bool:
         """Whether tactics are timed: as told, or where the target's card is."""
-        if not (timed_unasked(self._target) if wish is None else wish):
+        if not (timed_unasked(self._target) if requested is None else requested):
             return False
         present = device.present()
         if present == self._target:
             return True
-        if wish:
+        if requested:
             here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
             raise OptionError(
                 f"--timing needs the GPU it builds for: {self._target.name} "

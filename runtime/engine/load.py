@@ -153,10 +153,10 @@ def load(
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
-    wishes = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
+    options = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
     mark, shown = mark or _ignore, shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
-        return _load(path, manifest, wishes, mark, shown, comm)
+        return _load(path, manifest, options, mark, shown, comm)
     with ExitStack() as undo:
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
@@ -165,7 +165,7 @@ def load(
         group.begin(begin, manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
-            loaded = _load(path, manifest, wishes, heard.mark, heard, group.comm)
+            loaded = _load(path, manifest, options, heard.mark, heard, group.comm)
         undo.callback(loaded.close)
         undo.callback(group.leave)
         group.all_open()
@@ -196,20 +196,20 @@ def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
 def _load(
     path: Path,
     manifest: Manifest,
-    wishes: LoadOptions,
+    options: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
     """One rank's part, or all of an engine that has one."""
     rank = 0 if comm is None else comm.rank
-    if not wishes.graphs and manifest.executor != NATIVE:
+    if not options.graphs and manifest.executor != NATIVE:
         words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
         raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
-    swap_bytes = min(wishes.swap_bytes, memory.kv + memory.states)
+    swap_bytes = min(options.swap_bytes, memory.kv + memory.states)
     free = available_memory()
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
@@ -225,22 +225,22 @@ def _load(
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, wishes, mark, shown, comm)
+        return _load_native(folder, options, mark, shown, comm)
     manifest = folder.manifest  # from here on the verified one
-    wanted = least_buckets(manifest) if wishes.least else manifest.buckets
+    wanted = least_buckets(manifest) if options.least else manifest.buckets
     shown.say(f"opening {len(wanted)} buckets")
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
     share = None if free is None else free // here
     with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, share)) as pool:
-        opened = pool.map(lambda b: _open(folder, b, wishes.threads, table), wanted)
+        opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
         for bucket, executor in zip(wanted, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
             shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = table[manifest.executor]
     made = Loaded(*_common(manifest), executors, folder, opener=opener)
-    return _measured(made, manifest, manifest.limits.snapshots, wishes.cache_bytes)
+    return _measured(made, manifest, manifest.limits.snapshots, options.cache_bytes)
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
@@ -269,7 +269,7 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
 
 def _load_native(
     folder: EngineFolder,
-    wishes: LoadOptions,
+    options: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,
@@ -277,15 +277,15 @@ def _load_native(
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
-    manifest, threads = folder.manifest, wishes.threads
+    manifest, threads = folder.manifest, options.threads
 
     def rows_in(room: Room) -> int:
         check_capacity(manifest, 0, room.usable, room.kept)
-        rows = device_rows(manifest, room, wishes.cache_bytes)
+        rows = device_rows(manifest, room, options.cache_bytes)
         # the same on all ranks: what the least room holds
         return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
 
-    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
+    engine = NativeEngine(folder, rows_in, mark, options.graphs, options.masks, comm)
     rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
     if rows:
         shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
@@ -303,7 +303,7 @@ def _load_native(
         undo.pop_all()
     own = engine.states, engine.tables, engine.open
     made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
-    return _measured(made, manifest, rows, wishes.cache_bytes)
+    return _measured(made, manifest, rows, options.cache_bytes)
 
 
 def _common(

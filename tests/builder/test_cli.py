@@ -130,7 +130,7 @@ def test_a_targets_name_is_looked_at_before_any_package(
 
 
 @pytest.mark.parametrize(
-    ("wish", "here", "installed", "words"),
+    ("given", "here", "installed", "words"),
     [
         ("auto", True, False, "pip install 'spark-engine[cuda]'"),
         ("auto", True, True, "cannot be used"),
@@ -139,12 +139,12 @@ def test_a_targets_name_is_looked_at_before_any_package(
     ],
 )
 def test_a_gpu_that_is_not_used_is_spoken_of(
-    wish: str, here: bool, installed: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
+    given: str, here: bool, installed: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = sys.modules[build.__module__]
     monkeypatch.setattr(module, "driver_present", lambda: here)
     monkeypatch.setattr(module, "find_spec", lambda name: object() if installed else None)
-    notes = no_gpu_note(wish, "cpu")
+    notes = no_gpu_note(given, "cpu")
     assert len(notes) == (words is not None) and all(str(words) in note for note in notes)
     assert no_gpu_note("auto", "sm_90a") == ()
 

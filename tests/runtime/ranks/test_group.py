@@ -127,7 +127,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
         def close(self) -> None:
             seen.append("closed")
 
-    def opened(path: Path, manifest: Any, wishes: Any, mark: Any, shown: Any, comm: Any) -> Any:
+    def opened(path: Path, manifest: Any, options: Any, mark: Any, shown: Any, comm: Any) -> Any:
         steps: list[Callable[[], None]] = [
             lambda: mark("files"),
             lambda: shown.say("opening"),
