@@ -17,6 +17,7 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.build_record import recorded
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
@@ -28,7 +29,6 @@ from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
-from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder

@@ -113,18 +113,18 @@ def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
     (bucket,) = [b for b in folder.manifest.buckets if (b.family, b.rows) == ("decode", 32)]
     executor: Any = Ticking(folder.engine(bucket).payload)
     seen: list[tuple[bool, bool]] = []
-    executor.crowding, executor.prepare = "crowded", lambda f, shape, a: shape.pdl
+    executor.smem_scale, executor.prepare = "crowded", lambda f, shape, a: shape.pdl
     inner = executor.launches
 
     def launches(payload: bytes) -> list[Any]:
         shape = Shape((1, 1, 1), (1, 1, 1), (), pdl=True)
-        seen.append((executor.prepare(None, shape, ()), executor.crowding is None))
+        seen.append((executor.prepare(None, shape, ()), executor.smem_scale is None))
         return list(inner(payload))
 
     executor.launches = launches
     overlap = launch_overlap.Overlap(executor, executor.payload)
     assert seen == [(True, True), (True, False), (False, True), (False, False)]
-    assert executor.crowding == "crowded"
+    assert executor.smem_scale == "crowded"
     whole = overlap.whole()
     assert whole["pdl"] == whole["plain_loose"] == 1.001 and whole["alone_pdl"] > 0
     common = overlap.common()
@@ -143,7 +143,7 @@ def test_a_kind_that_is_given_ids_is_not_run_by_itself(monkeypatch: pytest.Monke
     run: list[Any] = []
     monkeypatch.setattr(launch_overlap, "launches", lambda payload: made)
     monkeypatch.setattr(launch_overlap.Overlap, "seconds", lambda self, own: run.append(own) or 1.0)
-    gpu = SimpleNamespace(crowding=None, prepare=None)
+    gpu = SimpleNamespace(smem_scale=None, prepare=None)
     executor = SimpleNamespace(gpu=gpu, launches=lambda payload: [*made])
     overlap = launch_overlap.Overlap(executor, b"")
     row = overlap.chains("mlp.experts kernel")

@@ -28,7 +28,7 @@ from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
-from spark_engine.runtime.executors.watched import Watched
+from spark_engine.runtime.executors.timed import TimedExecutor
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 
 CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
@@ -274,7 +274,7 @@ class Engine:
         own, clock, trace = self.loaded.executors, self.loaded.clock, self._trace
         if not trace.on:
             return own
-        return {key: Watched(one, clock, partial(trace.ran, key)) for key, one in own.items()}
+        return {key: TimedExecutor(one, clock, partial(trace.ran, key)) for key, one in own.items()}
 
     def _verify(self) -> tuple[tuple[int, ...], ...]:
         built, asked = self.loaded.limits.drafts, self.options.drafts

@@ -36,8 +36,8 @@ from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
-from spark_engine.runtime.executors.watched import Clock
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders

@@ -19,12 +19,12 @@ from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.executors.cache_size import Room
-from spark_engine.runtime.executors.claim import claim_gpu, refuse_mps
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import Ranked, calls, meet
+from spark_engine.runtime.executors.peers import Ranked, calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
     Kernel,
@@ -74,7 +74,7 @@ class NativeEngine:
         buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
-            undo.callback(claim_gpu())
+            undo.callback(lock_gpu())
             self.gpu = Gpu()
             undo.callback(self.gpu.close)
             refuse_mps(self.gpu)
@@ -99,7 +99,7 @@ class NativeEngine:
             self.zeroed = resources.zeros(self.zeroed_bytes)
             self.wide_bytes = max(b.wide_bytes for b in buckets)
             self.wide = resources.zeros(self.wide_bytes)
-            self.peers = meet(resources, self.symmetric_bytes, comm)
+            self.peers = connect_peers(resources, self.symmetric_bytes, comm)
             self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")

@@ -1,5 +1,5 @@
-"""How the GPUs of ranks reach each other, set up over whatever the ranks speak through: regions
-that they read of each other on one host, or a library's calls between hosts.
+"""Connects the GPUs of ranks, over the communicator that the ranks have: peer memory that they
+read of each other on one host, or NCCL's calls between hosts.
 
 Knows who gathers and the device's regions; knows no launch.
 """
@@ -71,7 +71,9 @@ def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls
     return made
 
 
-def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMemory | None:
+def connect_peers(
+    resources: DeviceResources, nbytes: int, comm: Ranked | None
+) -> PeerMemory | None:
     """This rank's region and the others', if they have any; all are there, and zero, when it
     returns.
 

@@ -17,13 +17,13 @@ import numpy as np
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
 from spark_engine.trt_payload import TrtPayload
 
 
-class TrtExecutor(AtOnce):
+class TrtExecutor(SynchronousExecutor):
     """One bucket.
 
     Raises EngineError where TensorRT-RTX or a GPU is missing, or the engine is not for this GPU.

@@ -220,7 +220,7 @@ def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
     fake.idle = shared
     open_fake(fake, monkeypatch)
     region = SimpleNamespace(own=1 << 50, table=1 << 51)
-    monkeypatch.setattr(runtime_native, "meet", lambda *given: region)
+    monkeypatch.setattr(runtime_native, "connect_peers", lambda *given: region)
     told: Any = SimpleNamespace(send=lambda data: None, check=lambda: None)
     group: Any = SimpleNamespace(leave=lambda: None, close=lambda: None)
 

@@ -282,7 +282,7 @@ def test_a_bucket_calls_the_library_between_its_kernels(
 ) -> None:
     ranks = Ranks(nccl, {"write": write, "read": read})
     mine = threading.local()
-    monkeypatch.setattr(native, "claim_gpu", lambda: lambda: None)
+    monkeypatch.setattr(native, "lock_gpu", lambda: lambda: None)
     monkeypatch.setattr(native, "Gpu", lambda: ranks.gpus[mine.rank])
     asked: list[int] = []
 

@@ -1,6 +1,6 @@
-"""The record of a build against this run: does every bucket still say what it said then?
+"""The `record` level: does every bucket still generate the tokens of its build's record?
 
-Knows the manifest's md5 sums and who makes them; compares nothing else.
+Knows the md5 sums of the manifest (`runtime/engine/build_record.py` makes them), nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import closing
 from spark_engine.check.compare import Verdict
 from spark_engine.check.engines import folder_of, has_graph
 from spark_engine.check.report import Finding, Level
-from spark_engine.runtime.engine.greedy import greedy, machine
+from spark_engine.runtime.engine.build_record import greedy, machine
 from spark_engine.runtime.engine.load import Loaded, load
 
 

@@ -1,11 +1,11 @@
-"""What every bucket of an engine says, greedily, to fixed prompts: a build's own record of itself.
+"""The build record: md5 sums of what every bucket generates, greedily, from fixed prompts.
 
-    python -m spark_engine.runtime.engine.greedy ENGINE [least]     prints the record as JSON
+    python -m spark_engine.runtime.engine.build_record ENGINE [least]     prints the record as JSON
 
 With `least`, of a CPU's engine, only for its least buckets: to open one takes longer than to run
 it.
 
-Buckets are launched one by one, past the scheduler, so that what is said depends on nothing that
+Buckets are launched one by one, without the scheduler, so that the tokens depend on nothing that
 was measured. Knows the step inputs of docs/graph.md; judges nothing.
 """
 

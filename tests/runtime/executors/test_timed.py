@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.runtime.executors import device_clock  # noqa: E402
 from spark_engine.runtime.executors.device_clock import DeviceClock  # noqa: E402
-from spark_engine.runtime.executors.watched import Watched  # noqa: E402
+from spark_engine.runtime.executors.timed import TimedExecutor  # noqa: E402
 
 
 class Device:
@@ -64,7 +64,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device: Device) -> None:
     told: list[tuple[float, float]] = []
-    one: Any = Watched(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
     first = one.launch(2.0)
     device.host += 1.5
     second = one.launch(3.0)  # queued behind the first, half a second before it ends
@@ -81,7 +81,7 @@ def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device
 
 def test_a_launch_in_two_parts_is_told_from_its_first_to_its_last(device: Device) -> None:
     told: list[tuple[float, float]] = []
-    one: Any = Watched(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
     rest = one.launch_to_sample(2.0)
     device.host += 5.0  # the device has nothing to do for some of it
     rest()()
@@ -92,6 +92,6 @@ def test_a_synchronous_launch_ran_while_it_was_called() -> None:
     told: list[tuple[float, float]] = []
     ran: list[float] = []
     inner: Any = SimpleNamespace(specs=1, launch=lambda b: ran.append(b) or (lambda: None))
-    one: Any = Watched(inner, None, lambda a, b: told.append((a, b)))
+    one: Any = TimedExecutor(inner, None, lambda a, b: told.append((a, b)))
     one.launch_to_sample(4.0)()()
     assert ran == [4.0] and len(told) == 1 and told[0][0] <= told[0][1] and one.specs == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.check.record import _Keeper
+from spark_engine.check.node_recorder import _Keeper
 from spark_engine.check.reference import Step
 from spark_engine.manifest import StateInfo
 from spark_engine.plugins.registry import get

@@ -1,4 +1,4 @@
-"""What every node of two launches reads and writes, taken while references compute a session.
+"""Records what every node of two launches reads and writes, while references compute a session.
 
 The two are the launches whose sequences reach furthest, one of each family. Knows sessions and the
 reference executor; judges nothing.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.check.engines import folder_of
-from spark_engine.check.judge import Held, Masks, Recorded
+from spark_engine.check.judge import Masks, Recorded, StateValue
 from spark_engine.check.prompts import Session
 from spark_engine.check.ranks import RanksExecutor
 from spark_engine.check.reference import ReferenceExecutor, Step
@@ -24,14 +24,14 @@ from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import AtOnce, Executor, Specs, Wait
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
 from spark_engine.runtime.executors.memory import BucketKey
 
 Buffers = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Taken:
+class RecordedLaunch:
     """One launch, node by node; `weights` are the names of operands that never change. `rank`:
     whose nodes they are."""
 
@@ -45,11 +45,11 @@ class Taken:
 class Recorder:
     """Opens `loaded`, an engine of reference executors, so that two of its launches are recorded.
 
-    `watched` is to run the launches of all sessions in their order, each once.
+    `recording` is to run the launches of all sessions in their order, each once.
     """
 
     def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
-        self.taken: list[Taken] = []
+        self.launches: list[RecordedLaunch] = []
         self._sessions = sessions
         launched = {launch.family for session in sessions for launch in session.launches}
         order = [PREFILL, DECODE, *sorted(launched - {PREFILL, DECODE})]
@@ -57,14 +57,16 @@ class Recorder:
         self._states = folder_of(loaded).manifest.states
         self._weights = frozenset(folder_of(loaded).weights())
         self._at = 0
-        executors = {key: _Watched(key, one, self) for key, one in loaded.executors.items()}
-        self.watched = replace(loaded, executors=executors)
+        executors = {
+            key: _RecordingExecutor(key, one, self) for key, one in loaded.executors.items()
+        }
+        self.recording = replace(loaded, executors=executors)
 
     def run(self, shown: Progress) -> None:
         """Runs as many launches as are needed, for the nodes alone."""
         needed = max(self._wanted) + 1
         with (
-            SessionRunner("reference", self.watched) as runner,
+            SessionRunner("reference", self.recording) as runner,
             shown.track("op level, launches by reference", needed) as step,
         ):
             for _, feed in zip(range(needed), feeds(self._sessions), strict=False):
@@ -80,7 +82,7 @@ class Recorder:
             masks = Masks.of(buffers, tile_of(key[0]))
             for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
                 keeper = _Keeper(own, self._states)
-                self.taken.append(Taken(key, keeper.nodes, masks, self._weights, rank))
+                self.launches.append(RecordedLaunch(key, keeper.nodes, masks, self._weights, rank))
                 part.watch = keeper.keep
         executor.run(buffers)
         for part in parts:
@@ -133,14 +135,14 @@ class _Keeper:
         return array.copy() if held is not None or name in self._buffers else array
 
 
-def _held(info: StateInfo, pages: NDArray[np.int64]) -> Held:
+def _held(info: StateInfo, pages: NDArray[np.int64]) -> StateValue:
     if info.unit != "page":
-        return Held(info.spec.name)
+        return StateValue(info.spec.name)
     count = info.spec.dims[0]
-    return Held(info.spec.name, pages[(pages >= 0) & (pages < count - 1)], count)
+    return StateValue(info.spec.name, pages[(pages >= 0) & (pages < count - 1)], count)
 
 
-class _Watched(AtOnce):
+class _RecordingExecutor(SynchronousExecutor):
     """The protocol of `runtime/executors/executor.py`, told to the recorder."""
 
     def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.builder import record
+from spark_engine.builder import build_record
+from spark_engine.builder.build_record import recorded
 from spark_engine.builder.plan.options import Options
-from spark_engine.builder.record import recorded
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.interface import Limits
 from spark_engine.manifest import Greedy
-from spark_engine.runtime.engine import greedy as module
+from spark_engine.runtime.engine import build_record as module
+from spark_engine.runtime.engine.build_record import SAID, SHORT, greedy, main, name_of
 from spark_engine.runtime.engine.engine import Engine
-from spark_engine.runtime.engine.greedy import SAID, SHORT, greedy, main, name_of
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors.executor import Wait
@@ -159,7 +159,7 @@ def test_an_engine_that_cannot_run_is_built_without_a_record(
     manifest, before = read_manifest(engine), (engine / MANIFEST).read_bytes()
     kept, (note,) = recorded(tmp_path, manifest)
     assert kept is manifest and "running it failed" in note and "manifest.json" in note
-    monkeypatch.setattr(record, "_run", lambda command: (0, '{"machine": "", "md5": {}}', ""))
+    monkeypatch.setattr(build_record, "_run", lambda command: (0, '{"machine": "", "md5": {}}', ""))
     kept, (note,) = recorded(engine, manifest)
     assert kept is manifest and "its target is not this machine's" in note
     assert (engine / MANIFEST).read_bytes() == before

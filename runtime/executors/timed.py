@@ -1,4 +1,4 @@
-"""An executor that tells when its launches ran.
+"""An executor that reports when each of its launches ran.
 
 Knows the `Executor` protocol and a device's clock; knows neither who listens nor why.
 """
@@ -28,8 +28,8 @@ class Clock(Protocol):
         ...
 
 
-class Watched:
-    """`inner`, whose launches are told with their first and their last second.
+class TimedExecutor:
+    """`inner`; `tell` gets the start and the end of each of its launches, in seconds.
 
     Without a clock a launch is synchronous, and ran while it was called.
     """

@@ -1,7 +1,7 @@
-"""Runs a new engine once, over fixed prompts, for the record that its manifest keeps.
+"""Runs a new engine once over fixed prompts, for the build record in its manifest.
 
-The builder may not import the runtime, so that is started as a process, which also has the GPU's
-memory to itself. Knows how to start it; what is said is the runtime's business.
+The builder may not import the runtime, so it starts `runtime/engine/build_record.py` as a process,
+which also has the GPU's memory to itself. Knows how to start it, and nothing of the tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_engine.engine_file import MANIFEST
 from spark_engine.manifest import Greedy, Manifest
 from spark_engine.typed import typed
 
-MODULE = "spark_engine.runtime.engine.greedy"
+MODULE = "spark_engine.runtime.engine.build_record"
 NOWHERE = "it was not run, since its target is not this machine's"
 
 

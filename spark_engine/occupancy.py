@@ -1,7 +1,7 @@
-"""How many blocks a multiprocessor holds at once, where it stands for another GPU's.
+"""A rehearsal's occupancy: as many blocks a multiprocessor as on the GPU that is rehearsed.
 
-A Hopper's has 228 KiB of shared memory, a GB10's 100: what has a GB10's multiprocessor for itself
-would share a Hopper's with the next launch's blocks, or with its own. Knows sizes alone.
+A Hopper's has 228 KiB of shared memory, a GB10's 100: a block that fills a GB10's multiprocessor
+would share a Hopper's with others. Knows sizes alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GRAIN = 128  # bytes in which shared memory is given
 
 
 @dataclass(frozen=True)
-class Crowding:
+class SharedMemoryScale:
     """Shared memory of a multiprocessor, bytes: of the GPU that is rehearsed, and of this one.
 
     `most`: what one block may have here.

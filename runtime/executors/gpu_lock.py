@@ -1,4 +1,4 @@
-"""That a process has one engine open on its GPU, and that no other process's blocks run beside it.
+"""One open engine a process on a GPU, and none under NVIDIA MPS.
 
 Knows the one lock of the process; knows no engine.
 """
@@ -15,7 +15,7 @@ from spark_engine.errors import EngineError
 _GPU_IN_USE = threading.Lock()
 
 
-def claim_gpu() -> Callable[[], None]:
+def lock_gpu() -> Callable[[], None]:
     """Takes the GPU; what gives it back. Raises EngineError while this process has it."""
     if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
