@@ -88,7 +88,7 @@ def test_steps_and_rounds_are_timed_over_their_last_inputs(
 ) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import open_folder
-    from tests.builder.hollow import built
+    from tests.builder.empty_cubins import built
 
     bench: Any = Opened(open_folder(built(tmp_path), "sm_90a"))
     first, second = launch_times.Timer(bench).decode(8, (3, 9), 100, 2)
@@ -107,7 +107,7 @@ def test_steps_and_rounds_are_timed_over_their_last_inputs(
 def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import open_folder
-    from tests.builder.hollow import built
+    from tests.builder.empty_cubins import built
 
     folder = open_folder(built(tmp_path), "sm_90a")
     (bucket,) = [b for b in folder.manifest.buckets if (b.family, b.rows) == ("decode", 32)]

@@ -265,7 +265,7 @@ class TestRuns:
         pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
         from spark_engine.builder.native.launches import launches
         from spark_engine.engine_file import open_folder
-        from tests.builder.hollow import built
+        from tests.builder.empty_cubins import built
 
         folder = open_folder(built(tmp_path), "sm_90a")
         run: dict[str, Any] = {"model": "tiny", "config": str(TINY), "target": "sm_90a"}

@@ -16,7 +16,7 @@ from spark_engine.runtime.engine.plan import Batch
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
 from tests.repository import ROOT
-from tests.runtime.fake import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

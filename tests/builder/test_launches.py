@@ -16,7 +16,7 @@ from spark_engine.builder.native.launches import launches, told  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import read_engine, read_manifest  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
-from tests.builder.hollow import built  # noqa: E402
+from tests.builder.empty_cubins import built  # noqa: E402
 from tests.models.test_synthetic import folder as drawn  # noqa: E402
 from tests.repository import ROOT, files  # noqa: E402
 

@@ -23,7 +23,7 @@ from spark_engine.runtime.executors import native as runtime_native  # noqa: E40
 from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
 from spark_engine.runtime.ranks.leader import Orders  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
-from tests.check.planted import corrupt, scaled  # noqa: E402
+from tests.check.faulty_engines import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
 QUIET = Progress(None)

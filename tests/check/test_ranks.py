@@ -23,7 +23,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.segments import Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
-from tests.check.planted import corrupt
+from tests.check.faulty_engines import corrupt
 from tests.checkpoints import write_checkpoint
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH
 

@@ -24,10 +24,10 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import EngineInfo
-from tests.runtime import fake
-from tests.runtime.fake import build_fake
+from tests.runtime import fake_executor
+from tests.runtime.fake_executor import build_fake
 
-LIMITS = Limits(max_seqs=4, max_context=768, pages=12, vocab=fake.VOCAB)
+LIMITS = Limits(max_seqs=4, max_context=768, pages=12, vocab=fake_executor.VOCAB)
 STAGES = ("schedule", "_prepare", "_launch", "_collect", "_postprocess")
 NAN = 59  # of a prompt whose first token it is no logits are finite
 STEP_S = 0.001
@@ -118,7 +118,7 @@ def open_faulty(folder: Path) -> worker.Opened:
         return sampled(collected, events)
 
     engine.step, loop._postprocess = slow_step, poisoned  # type: ignore[method-assign]
-    return EngineInfo("faulty", LIMITS, fake.EOS), engine
+    return EngineInfo("faulty", LIMITS, fake_executor.EOS), engine
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
 from tests.repository import ROOT
-from tests.runtime.real import (
+from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
     compare,

@@ -25,8 +25,8 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors.executor import Wait
 from spark_engine.tensors import Array
-from tests.runtime.fake import VOCAB, FakeExecutor, build_fake
-from tests.runtime.real import load_random
+from tests.runtime.fake_executor import VOCAB, FakeExecutor, build_fake
+from tests.runtime.random_engines import load_random
 
 LIMITS = Limits(max_seqs=6, max_context=256, pages=20, vocab=VOCAB)
 BUCKETS = (1, 4, 6), (1, 2, 8)

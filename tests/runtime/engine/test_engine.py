@@ -14,7 +14,7 @@ from spark_engine.interface import Limits, drafts_of
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
-from tests.runtime.fake import EOS, VOCAB, build_fake
+from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
 BOTH = pytest.mark.parametrize("depth", [0, 1])

@@ -22,7 +22,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
-from tests.runtime.fake import EOS, VOCAB, build_fake
+from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
 PLAIN = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
 

@@ -27,7 +27,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.engine import automaton
-from tests.runtime.fake import VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
 POISON_RATE = 199  # about every 199th answer is non-finite

@@ -16,7 +16,7 @@ from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.server.dumps import KEPT, NAME, STACKS, STATE, BlackBox, Dumps
 from spark_engine.runtime.server.dumps import read_black_box as read
-from tests.runtime.fake import build_fake
+from tests.runtime.fake_executor import build_fake
 
 FALLS = """
 import os, signal, sys, time

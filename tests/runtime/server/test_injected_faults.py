@@ -25,7 +25,7 @@ from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
 from tests.runtime import faulty_engine
 from tests.runtime.faulty_engine import NAN, order
-from tests.soak.quiet import check_state
+from tests.soak.idle_state import check_state
 
 TEXT = "/v1/completions"
 HANGS_S = 2.0  # longer than a busy machine keeps a process from running

@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.text.reply_formats import Formats
-from tests.runtime.structured.walks import grammars, spec, text, tokenizer, walk
+from tests.runtime.structured.grammar_walks import grammars, spec, text, tokenizer, walk
 
 TOOL = {"type": "function", "function": {"name": "one"}}
 CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

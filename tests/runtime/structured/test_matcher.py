@@ -13,7 +13,7 @@ import pytest
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.structured import matcher
 from spark_engine.runtime.structured.matcher import Grammars
-from tests.runtime.structured.walks import VOCAB, grammars, tokenizer
+from tests.runtime.structured.grammar_walks import VOCAB, grammars, tokenizer
 
 YES = 'start: "yes" | "yesterday"'
 

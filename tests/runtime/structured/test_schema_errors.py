@@ -8,7 +8,7 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured import schema_errors
-from tests.runtime.structured.walks import spec
+from tests.runtime.structured.grammar_walks import spec
 
 BAD = {"type": "string", "format": "nope"}
 

@@ -9,7 +9,7 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.structured.matcher import MOST_TEXT, Grammars
-from tests.runtime.server.api.asking import tokenizer
+from tests.runtime.server.api.api_client import tokenizer
 
 EOS, VOCAB = 1, 512
 

@@ -7,7 +7,7 @@ import pytest
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.api.bad_words import MOST_WORDS, bar
 from spark_engine.runtime.server.api.fields import BadField
-from tests.runtime.structured.walks import tokenizer
+from tests.runtime.structured.grammar_walks import tokenizer
 
 
 def test_texts_are_barred_in_their_tokens_alone_and_behind_a_blank() -> None:

@@ -24,7 +24,7 @@ from spark_engine.runtime.server.stored_responses import (
     StoredResponse,
     UnknownResponse,
 )
-from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events, script
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
@@ -121,7 +121,7 @@ def test_fields_have_their_counterparts() -> None:
 
 
 def test_a_whole_answer() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     answer = server.post(PATH, {**BODY, "tools": TOOLS, "metadata": {"a": "b"}}).json()
     thought, message, call = answer.pop("output")
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "I think.")
@@ -146,16 +146,16 @@ def test_a_whole_answer() -> None:
 def test_the_tokens_of_a_thought_are_counted_to_its_mark() -> None:
     for text, wanted in ((THOUGHT + "So.", "I think.\n</think>"), ("I never stop", "I never stop")):
         finish = FinishReason.STOP if "</think>" in text else FinishReason.LENGTH
-        answer = Asking(text, finish).post(PATH, BODY).json()
+        answer = ApiClient(text, finish).post(PATH, BODY).json()
         count = len(script(wanted, FinishReason.LENGTH))
         assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == count
     off = {**BODY, "reasoning": {"effort": "none"}}
-    answer = Asking("So.").post(PATH, off).json()
+    answer = ApiClient("So.").post(PATH, off).json()
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
 
 
 def test_a_stream_adds_up_to_the_whole() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     body = {**BODY, "tools": TOOLS, "include": ["message.output_text.logprobs"]}
     whole = server.post(PATH, body).json()
     found = list(events(server.post(PATH, {**body, "stream": True})))
@@ -201,14 +201,14 @@ def test_a_stream_adds_up_to_the_whole() -> None:
 )
 def test_why_it_ended(finish: FinishReason, status: str, reason: Any, stream: bool) -> None:
     body = {**BODY, "reasoning": {"effort": "none"}, "stream": stream}
-    answer = Asking("hello", finish).post(PATH, body)
+    answer = ApiClient("hello", finish).post(PATH, body)
     end = list(events(answer))[-1][1]["response"] if stream else answer.json()
     assert (end["status"], end["incomplete_details"]) == (status, reason)
     assert end["output"][0]["status"] == status
 
 
 def test_conversations_go_on_from_what_is_kept() -> None:
-    server = Asking(THOUGHT + "One.")
+    server = ApiClient(THOUGHT + "One.")
     first = server.post(PATH, {**BODY, "input": "first", "instructions": "be brief"}).json()
     second = server.post(PATH, {"input": "second", "previous_response_id": first["id"]}).json()
     prompt = server.prompt
@@ -248,7 +248,7 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
         assert now["status"] == "completed" and now["output"][-1]["content"][0]["text"] == "Hello"
         assert (await http.post(path + "/cancel")).json() == now
 
-    whole = Asking(THOUGHT + "Hello")
+    whole = ApiClient(THOUGHT + "Hello")
     whole.run(ask)
     assert whole.client.cancelled == []
 
@@ -265,13 +265,13 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
         assert ended["output"][0]["content"][0]["text"].startswith("Hel")
         assert stuck.client.cancelled
 
-    stuck = Asking("")
+    stuck = ApiClient("")
     stuck.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
     stuck.run(cancel)
 
 
 def test_failures_are_said_and_kept() -> None:
-    server = Asking("x")
+    server = ApiClient("x")
     one = server.client._script[0]
     broken = one._replace(token=None, finish=FinishReason.ERROR, message="nan")
     server.client._script = [one._replace(finish=None), broken]
@@ -308,7 +308,7 @@ def test_failures_are_said_and_kept() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
-    answer = Asking("x").post(PATH, {**BODY, **fields})
+    answer = ApiClient("x").post(PATH, {**BODY, **fields})
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
@@ -349,7 +349,7 @@ def test_a_bug_in_the_background_is_logged_and_not_told(
         await asyncio.sleep(0.05)
         return (await http.get(f"{PATH}/{ident}")).json()
 
-    found = Asking("Hello").run(ask)
+    found = ApiClient("Hello").run(ask)
     assert (found["status"], found["error"]["message"]) == ("failed", "internal error: ValueError")
     assert any(record.exc_info for record in caplog.records)
 
@@ -357,7 +357,7 @@ def test_a_bug_in_the_background_is_logged_and_not_told(
 def test_what_is_kept_is_its_keys_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text('[[key]]\nname = "ann"\nkey = "a"\n[[key]]\nname = "bob"\nkey = "b"\n')
-    server = Asking("Hello", keys=Keyring(path))
+    server = ApiClient("Hello", keys=Keyring(path))
     ann, bob = ({"authorization": f"Bearer {key}"} for key in "ab")
     ident = server.post(PATH, BODY, **ann).json()["id"]
     for method, end in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
@@ -372,14 +372,14 @@ def test_what_is_kept_is_its_keys_alone(tmp_path: Path) -> None:
 def test_a_response_that_cannot_be_kept_leaves_nothing_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = Asking("Hello")
+    server = ApiClient("Hello")
     monkeypatch.setattr(server.service.responses, "put", lambda *_: 1 / 0)
     assert server.post(PATH, BODY).status_code == 500
     assert server.client.cancelled == [0]
 
 
 def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Asking("Hello")
+    server = ApiClient("Hello")
     first = server.post(PATH, BODY).json()["id"]
     loops: list[bool] = []
 
@@ -394,7 +394,7 @@ def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyP
 
 
 def test_the_real_client_reads_it() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     kwargs: Any = {**BODY, "tools": TOOLS}
 
     async def ask(http: httpx.AsyncClient) -> Any:

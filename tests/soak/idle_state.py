@@ -1,4 +1,4 @@
-"""What must hold when nothing runs: pools that are whole, descriptors and memory that do not grow.
+"""What must hold when a server is idle: whole pools, no growth of descriptors or memory.
 
 Knows dumps and /proc; knows no HTTP.
 """

@@ -1,4 +1,4 @@
-"""The APIs over HTTP without sockets: a client, and an engine that answers with a given text."""
+"""A client of the APIs over HTTP without sockets, and an engine that answers with a given text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def script(text: str, finish: FinishReason = FinishReason.STOP) -> list[Event]:
     return [*events[:-1], events[-1]._replace(finish=finish)] if events else []
 
 
-class Asking:
+class ApiClient:
     """One server. `client` remembers what the engine was asked for."""
 
     def __init__(self, answer: str = "", finish: FinishReason = FinishReason.STOP, **options: Any):

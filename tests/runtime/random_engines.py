@@ -1,4 +1,4 @@
-"""Engines of random checkpoints for the tests of the real executor, and requests run in them."""
+"""Engines of random checkpoints on real executors, and random requests run in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
 from tests.checkpoints import write_checkpoint
-from tests.runtime.fake import free_rows
+from tests.runtime.fake_executor import free_rows
 
 VOCAB = 512
 OpenProgress = list[tuple[Any, ...]]

@@ -1,4 +1,4 @@
-"""Engines with a fault: copies with changed tensors, whose digests say that this is right."""
+"""Engines with a planted fault: copies with changed tensors, and digests that match them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels are worth compiling where no GPU can run them: every form, not every size.
+"""Which cases to compile where no GPU can run them: every form of a kernel, not every size.
 
 Knows the macros of a launch and which of them only say how long a loop is. Two instantiations that
 differ in sizes alone are one form; every value of every other macro is met with every kernel.

@@ -1,7 +1,7 @@
 """The clients of the soak: what they ask, how they leave, and what they may be told.
 
-Knows HTTP and the API; knows no process. A visit ends with a name that is counted, or with what was
-wrong with its end.
+Knows HTTP and the API; knows no process. A session ends with a name that is counted, or with
+what was wrong with its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 CLIENTS = 64
 PATIENCE_S = 110.0  # for a request: longer than the server lets one take
 TURNS = 2  # requests of a conversation, one after the other
-PAUSE_S = 4.0  # mean time between two visits of a client
+PAUSE_S = 4.0  # mean time between two sessions of a client
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = "once upon a time a small bear went to the river and saw that the fish was gone".split()
 BAD: list[tuple[bytes, int]] = [
@@ -44,8 +44,8 @@ class Wrong(Exception):
     """An end that nobody should see."""
 
 
-class Visitors:
-    """All clients of the server at `url`, and the counts of how their visits ended."""
+class Clients:
+    """All clients of the server at `url`, and the counts of how their sessions ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -57,15 +57,15 @@ class Visitors:
         self._now: dict[int, str] = {}
 
     def excuse(self, seconds: float) -> None:
-        """For so long, from now on, a fault may be what a visit ends with."""
+        """For so long, from now on, a fault may be what a session ends with."""
         self._excused = time.monotonic() + seconds
 
     def pause(self) -> None:
-        """No new visits."""
+        """No new sessions."""
         self._open.clear()
 
     def go_on(self) -> None:
-        """Visits again."""
+        """Starts again."""
         self._open.set()
 
     async def gone(self) -> None:
@@ -78,33 +78,33 @@ class Visitors:
         return dict(self._now)
 
     async def live(self, number: int) -> None:
-        """One client: visit after visit."""
+        """One client: session after session."""
         rng = random.Random(number)
         while True:
             await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
             await self._open.wait()
-            visit = rng.choices(VISITS, WEIGHTS)[0]
-            self._now[number] = visit.__name__
+            session = rng.choices(SESSIONS, WEIGHTS)[0]
+            self._now[number] = session.__name__
             begin = time.monotonic()
             try:
-                end = await asyncio.wait_for(visit(self, rng), TURNS * PATIENCE_S)
+                end = await asyncio.wait_for(session(self, rng), TURNS * PATIENCE_S)
             except (TimeoutError, httpx.TimeoutException):
                 took = time.monotonic() - begin
-                end = self._judge(visit.__name__, f"no end after {took:.0f} s", begin)
+                end = self._judge(session.__name__, f"no end after {took:.0f} s", begin)
             except (httpx.HTTPError, OSError, Wrong) as error:
-                end = self._judge(visit.__name__, f"{type(error).__name__}: {error}", begin)
+                end = self._judge(session.__name__, f"{type(error).__name__}: {error}", begin)
             finally:
                 self._now.pop(number, None)
             self.counts[end] += 1
 
-    def _judge(self, visit: str, words: str, begin: float) -> str:
+    def _judge(self, session: str, words: str, begin: float) -> str:
         if begin <= self._excused and "no end" not in words:
-            return f"{visit}: excused by a fault"
-        self.wrong.append(f"{visit}: {words[:300]}")
-        return f"{visit}: WRONG"
+            return f"{session}: excused by a fault"
+        self.wrong.append(f"{session}: {words[:300]}")
+        return f"{session}: WRONG"
 
     def client(self) -> httpx.AsyncClient:
-        """A connection for one visit."""
+        """A connection for one session."""
         return httpx.AsyncClient(base_url=self.url, verify=False, timeout=PATIENCE_S)
 
     def error(self, answer: httpx.Response) -> str:
@@ -161,7 +161,7 @@ def _body(rng: random.Random, **more: Any) -> dict[str, Any]:
     return body | more
 
 
-async def answer(at: Visitors, rng: random.Random) -> str:
+async def answer(at: Clients, rng: random.Random) -> str:
     """A completion in one piece, of one choice or more."""
     n = rng.choice((1, 1, 1, 3))
     body = _body(rng, prompt=_prompt(rng), n=n, logprobs=rng.choice((None, 3)))
@@ -170,7 +170,7 @@ async def answer(at: Visitors, rng: random.Random) -> str:
     return f"completion: {at.whole(found, body['max_tokens'], n)}"
 
 
-async def chat(at: Visitors, rng: random.Random) -> str:
+async def chat(at: Clients, rng: random.Random) -> str:
     """A conversation of two turns, each goes on from the one before."""
     messages = [{"role": "user", "content": _prompt(rng, 20)}]
     end = ""
@@ -186,7 +186,7 @@ async def chat(at: Visitors, rng: random.Random) -> str:
     return f"chat: {end}"
 
 
-async def stream(at: Visitors, rng: random.Random, leave: int = 0, pause_s: float = 0.0) -> str:
+async def stream(at: Clients, rng: random.Random, leave: int = 0, pause_s: float = 0.0) -> str:
     """A stream; read to its end, or left after so many lines."""
     kind = rng.random() < 0.5
     asked = {"prompt": _prompt(rng)} if kind else {"messages": [{"role": "user", "content": "hi"}]}
@@ -205,17 +205,17 @@ async def stream(at: Visitors, rng: random.Random, leave: int = 0, pause_s: floa
     return f"stream: {at.end_of(lines)}"
 
 
-async def leave(at: Visitors, rng: random.Random) -> str:
+async def leave(at: Clients, rng: random.Random) -> str:
     """A stream that is left in its course."""
     return await stream(at, rng, leave=rng.randint(1, 6))
 
 
-async def slow(at: Visitors, rng: random.Random) -> str:
+async def slow(at: Clients, rng: random.Random) -> str:
     """A stream that is read slowly."""
     return await stream(at, rng, pause_s=0.2)
 
 
-async def vanish(at: Visitors, rng: random.Random) -> str:
+async def vanish(at: Clients, rng: random.Random) -> str:
     """A socket that goes at some point of its request, or right behind it."""
     data = json.dumps(_body(rng, prompt=_prompt(rng), stream=rng.random() < 0.5)).encode()
     where = urlsplit(at.url)
@@ -230,7 +230,7 @@ async def vanish(at: Visitors, rng: random.Random) -> str:
     return "vanished"
 
 
-async def malformed(at: Visitors, rng: random.Random) -> str:
+async def malformed(at: Clients, rng: random.Random) -> str:
     """A body that is wrong, and must be told so."""
     data, status = rng.choice(BAD)
     async with at.client() as client:
@@ -242,7 +242,7 @@ async def malformed(at: Visitors, rng: random.Random) -> str:
     return "malformed: refused"
 
 
-async def too_long(at: Visitors, rng: random.Random) -> str:
+async def too_long(at: Clients, rng: random.Random) -> str:
     """A body over the limit, and one just below it whose prompt does not fit."""
     size = rng.choice((8 << 20, 33 << 20))
     data = b'{"prompt": "' + b"a" * size + b'"}'
@@ -255,7 +255,7 @@ async def too_long(at: Visitors, rng: random.Random) -> str:
     return "too long: refused"
 
 
-async def watch(at: Visitors, rng: random.Random) -> str:
+async def watch(at: Clients, rng: random.Random) -> str:
     """A monitor."""
     async with at.client() as client:
         health, metrics = await client.get("/health"), await client.get("/metrics")
@@ -266,8 +266,8 @@ async def watch(at: Visitors, rng: random.Random) -> str:
     return "watched"
 
 
-Visit = Callable[[Visitors, random.Random], Awaitable[str]]
-VISITS: list[Visit] = [
+ClientSession = Callable[[Clients, random.Random], Awaitable[str]]
+SESSIONS: list[ClientSession] = [
     *(answer, chat, stream, leave, slow, vanish, malformed, too_long, watch),
 ]
 WEIGHTS = [24, 12, 20, 14, 6, 10, 8, 0.3, 3]

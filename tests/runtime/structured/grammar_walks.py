@@ -1,4 +1,4 @@
-"""Answers drawn from a grammar's masks alone, by a small sampler: no model, and no mercy.
+"""Answers drawn from a grammar's masks alone, by a small sampler, without a model.
 
 Tokens are the embedded model's. Whatever the mask allows may come, so what holds for these answers
 does not lean on what a model would have said anyway.

@@ -1,4 +1,4 @@
-"""Native engines whose cubins hold nothing: made in seconds, and every record is as it would be."""
+"""Native engines with empty cubins: made in seconds, and every record is as it would be."""
 
 from __future__ import annotations
 
