@@ -99,7 +99,7 @@ def show_repeated(found: Repeated, console: Console) -> None:
     total = found.texts * len(found.runs)
     built = "built invariant" if found.invariant else "not built invariant"
     colour = "green" if found.passed else "red"
-    console.print(f"[{colour}]{found.engine} ({built}): {parted} of {total} texts parted")
+    console.print(f"[{colour}]{found.engine} ({built}): {parted} of {total} texts differed")
 
 
 def _requests(

@@ -92,14 +92,14 @@ class _Run(Grouped):
     OF_FILE,
     "Read options from this TOML file; those on the command line go before it.",
 )
-@click.option("--print-config", is_flag=True, help="Print all options as such a file, and end.")
+@click.option("--print-config", is_flag=True, help="Print all options as such a file, and exit.")
 @click.option(
     "--completion",
     type=click.Choice(completion.SHELLS),
     is_eager=True,
     expose_value=False,
     callback=_complete,
-    help='Print what completes the spark commands: eval "$(spark-run --completion bash)".',
+    help='Print the shell completion of the spark commands: eval "$(spark-run --completion bash)".',
 )
 @click.version_option(package_name="spark-engine", prog_name=NAME)
 @click.pass_context
@@ -107,8 +107,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
     Without --prompt, --prompt-ids, --chat or --serve it chats on a terminal, and elsewhere answers
-    the message on standard input. `spark-run doctor` says what this machine is, which engines it
-    can serve, and what to do where it cannot.
+    the message on standard input. `spark-run doctor` checks this machine: which engines it can
+    serve, and what to do where it cannot.
     """
     with command(NAME):
         if print_config:
@@ -242,7 +242,7 @@ def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int
     if mode is Mode.CHAT:
         if values["chat"] is None and not text.strip():
             raise OptionError(
-                "standard input is empty: type the message there, or give one of --prompt, "
+                "standard input is empty: pipe in the message, or give one of --prompt, "
                 "--prompt-ids, --chat and --serve"
             )
         said = {"system": values["system"], "user": text}

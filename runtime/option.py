@@ -51,12 +51,12 @@ class Group(enum.Enum):
         self.title = title
         self.modes = modes
 
-    TASK = "What to do", frozenset(Mode)
-    ANSWER = "An answer", ANSWERING
-    ENGINE = "The engine", frozenset(Mode)
-    SERVER = "The server (--serve)", SERVING
-    SECURITY = "Who may use the server", SERVING
-    LOGGING = "What the server writes", SERVING
+    TASK = "Task", frozenset(Mode)
+    ANSWER = "Sampling and output", ANSWERING
+    ENGINE = "Engine", frozenset(Mode)
+    SERVER = "Server (--serve)", SERVING
+    SECURITY = "Access control", SERVING
+    LOGGING = "Logs and traces", SERVING
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Grouped(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
-                title = self._group.get(parameter.name or "", "This command")
+                title = self._group.get(parameter.name or "", "General")
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             if records:

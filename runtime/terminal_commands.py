@@ -115,7 +115,7 @@ def _set(conversation: Conversation, text: str) -> CommandResult:
     row = SETTINGS.get(key.replace("_", "-"))
     if row is None or row.fills is None:
         hint = near(key, list(SETTINGS))
-        raise OptionError(f"there is nothing called {key!r}{hint}; it is one of {_names()}")
+        raise OptionError(f"there is no setting {key!r}{hint}; it is one of {_names()}")
     if not value.strip():
         raise OptionError(f"/set {row.key} needs a value, or `default`")
     _change(conversation, row.fills[1], row, value.strip())

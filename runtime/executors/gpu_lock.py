@@ -19,8 +19,8 @@ def lock_gpu() -> Callable[[], None]:
     """Takes the GPU; what gives it back. Raises EngineError while this process has it."""
     if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
-            "this process has an engine open on the GPU already, and blocks of two could wait for "
-            "one another without end: close that one first, or open this one in another process"
+            "this process has an engine open on the GPU already, and blocks of two could deadlock: "
+            "close that one first, or open this one in another process"
         )
     return _GPU_IN_USE.release
 

@@ -139,7 +139,7 @@ def _told(call: Callable[[], object]) -> object:
     except nccl.NCCLError as error:
         raise ExecutorError(f"NCCL says {error}: {NETWORK}") from error
     except RuntimeError as error:
-        raise ExecutorError(f"NCCL is not to be loaded ({error}): {extra('nccl')}") from error
+        raise ExecutorError(f"NCCL cannot be loaded ({error}): {extra('nccl')}") from error
 
 
 class _Work:

@@ -295,5 +295,5 @@ class EngineClient:
         self._open.pop(number, None)
 
     def _on_long_wait(self, number: int) -> None:
-        words = f"the engine is being started again since {self._how.wait_s:g} s ({self.reason})"
+        words = f"the engine has been restarting for {self._how.wait_s:g} s ({self.reason})"
         self._deliver(number, Restarting(f"{words}; retry"), last=True)

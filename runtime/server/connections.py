@@ -150,7 +150,7 @@ class Connection(H11Protocol):
         if self._untaken() < before:
             self._watch_reader()
             return
-        log.warning("a client took nothing of its answer for %g s", self._connections.write_s)
+        log.warning("a client has read nothing of its answer for %g s", self._connections.write_s)
         self.leave()
 
     def leave(self) -> None:

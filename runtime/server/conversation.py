@@ -116,7 +116,7 @@ class Reader:
         if self._tokenizer is None or self._grammars is None:
             if form_of(body) is None:
                 return None
-            raise RequestError("this engine has no tokenizer, which an answer of a form needs")
+            raise RequestError("this engine has no tokenizer, which structured outputs need")
         known = self.formats, self._tokenizer, self._grammars
         return constraint_for(body, tools, choice, *known, thinking=thinking, parallel=parallel)
 

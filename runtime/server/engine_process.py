@@ -155,7 +155,9 @@ class EngineProcess:
                 self._heard(await self._socket.recv())
         except Exception as error:  # the socket, or a message that nobody understands
             log.exception("a message of the engine process failed")
-            words = f"what the engine process says is lost ({type(error).__name__}: {error})"
+            words = (
+                f"the engine process's messages cannot be read ({type(error).__name__}: {error})"
+            )
             self.die(Death(words))
 
     async def _wait(self) -> None:

@@ -94,7 +94,7 @@ class Generation:
                     continue
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
-                    raise GenerationFailed(last.message or "the engine gave the request up")
+                    raise GenerationFailed(last.message or "the engine aborted the request")
                 index = self._open.get(last.request_id)
                 if index is None:
                     continue  # it had ended by a stop string before the engine knew

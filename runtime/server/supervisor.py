@@ -199,7 +199,7 @@ class Supervisor:
         if self.died.is_set():
             return self.reason
         if not self.running:
-            again = f"the engine is being started again: {self.reason}"
+            again = f"the engine is restarting: {self.reason}"
             return again if self.death else "the engine is being loaded"
         return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
 

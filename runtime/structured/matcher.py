@@ -206,7 +206,7 @@ class Grammars:
 
     def _open(self) -> LLTokenizer:
         if not self.ends:
-            raise RequestError("this engine has no end token, which an answer of a form needs")
+            raise RequestError("this engine has no end token, which structured outputs need")
         wrapped = _Tokens(self._load(), self._vocab, self.ends)
         made = LLTokenizer(wrapped, eos_token=list(self.ends), slices=list(SLICES))
         self._count = made.vocab_size

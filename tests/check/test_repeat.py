@@ -109,7 +109,7 @@ def test_what_is_printed() -> None:
         show_repeated(Repeated("e", invariant, 16, 1024, runs), Console(file=stream, width=120))
         text = stream.getvalue()
         assert "text 4, token 7" in text and "0.812" in text
-        assert f"e ({words}): 3 of 32 texts parted" in text
+        assert f"e ({words}): 3 of 32 texts differed" in text
 
 
 def _call(*words: object) -> Result:

@@ -51,7 +51,7 @@ WRONG = [
     ("/etc/passwd", "typed with two"),
     ("/new chat", "/new takes nothing, not 'chat'"),
     ("/think maybe", "give on or off"),
-    ("/set heat 1", "nothing called 'heat'"),
+    ("/set heat 1", "no setting 'heat'"),
     ("/set temprature 1", "did you mean temperature?"),
     ("/set temperature", "needs a value"),
     ("/set temperature hot", "'hot' is not a valid float"),

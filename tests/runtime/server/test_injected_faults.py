@@ -136,7 +136,7 @@ def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
             assert (answer.status_code, error["code"]) == (500, "engine_error"), (stage, kind)
             assert words in error["message"]
             reason = await server.health()
-            assert "started again" in reason and words in reason
+            assert "restarting" in reason and words in reason
             found = await asyncio.wait_for(waits, 20)
             assert found.json()["usage"]["completion_tokens"] == 4, found.text
             assert await server.health() == "", (stage, kind)
