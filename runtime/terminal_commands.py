@@ -195,7 +195,7 @@ COMMANDS = (
     Command(
         "set",
         "[NAME VALUE]",
-        "how answers are drawn: /set temperature 0.7, or default",
+        "sampling, e.g. /set temperature 0.7, or default",
         _set,
         tuple(SETTINGS),
     ),
@@ -203,7 +203,7 @@ COMMANDS = (
     Command(
         "save", "[FILE]", "write the chat to a file, as a request of the server", _save, (), True
     ),
-    Command("load", "[FILE]", "go on with a saved chat", _load, (), True),
-    Command("stats", "", "tokens, speed, and what the cache had", _stats),
+    Command("load", "[FILE]", "continue a saved chat", _load, (), True),
+    Command("stats", "", "tokens, speed, and cached prompt tokens", _stats),
     Command("exit", "", "leave", _exit),
 )
