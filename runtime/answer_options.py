@@ -1,4 +1,4 @@
-"""The options of `spark-run` for answers: how they are drawn, and how chats are taken apart.
+"""The options of `spark-run` for answers: sampling, reasoning and tool calls.
 
 Rows of the table in `runtime/options.py`.
 """

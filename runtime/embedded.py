@@ -1,4 +1,4 @@
-"""The model that comes with the package: where its checkpoint and its engine are, and building it.
+"""The embedded model: where its checkpoint and its engine are, and building it.
 
 Knows folders and the builder's command line. The runtime may not import the builder or the models,
 so the one is started as a process and the other found by its path.

@@ -1,4 +1,4 @@
-"""The options of `spark-run` for those who run a server: who may use it, and what it writes.
+"""The options of `spark-run` for operators of a server: access control, logs, traces.
 
 Rows of the table in `runtime/options.py`.
 """

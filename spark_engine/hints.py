@@ -1,4 +1,4 @@
-"""What to say to somebody who gave something else than what was wanted.
+"""Hints for errors about a wrong path, name or machine: what it looks like, and what to give.
 
 Knows how checkpoints, engines, hub names, Git LFS pointers and NVIDIA's driver look from outside;
 opens none of them.

@@ -1,4 +1,4 @@
-"""What the straight line asks of an executor's build half. Knows none of them.
+"""`Backend`, the protocol of an executor's build half (`build.py` calls it). Knows none of them.
 
 To compile is to make machine code of CUDA sources, here as everywhere in the builder: who has no
 kernels of ours has nothing to pack, to choose or to compile, and is asked to emit alone.

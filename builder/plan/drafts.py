@@ -1,4 +1,4 @@
-"""What a build decides of drafts: how many a round has, how the head is stored, and its ids.
+"""Resolves the options for drafts: how many a round has, the head's dtype, its shortlist of ids.
 
 Knows the options and what a checkpoint has; knows no tensor and no graph.
 """

@@ -1,4 +1,4 @@
-"""What the user asked for, and what it comes to for one checkpoint.
+"""A build's options (`Options`), and the plan they resolve to for one checkpoint (`Plan`).
 
 Knows defaults and limits of options; knows no graph. `resolve` turns "auto" and None into
 numbers once, so that nothing after it meets an open question.

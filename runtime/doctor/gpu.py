@@ -1,4 +1,4 @@
-"""The first GPU as a user should know it: what it is, what a second of work tells, what is wrong.
+"""The first GPU for the doctor: what it is, its clock and bandwidth under load, what is wrong.
 
 Knows the driver through `device` and nvidia-smi where there is one; without the extra `cuda`, a
 driver or a GPU it says which is missing. Imports nothing of CUDA before it is asked.

@@ -1,4 +1,4 @@
-"""The ids that sequences may have next, brought to the tables in time.
+"""Token masks: computes which ids each sequence may have next, in time for its step.
 
 Grammars work in a few threads while the device computes what needs no mask; they are made in
 others, which may take long. One that takes longer than SLOW runs only in steps that find its mask

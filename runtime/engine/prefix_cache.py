@@ -1,4 +1,4 @@
-"""Beginnings of prompts that were computed: their pages, and states from which to go on.
+"""The prefix cache: KV pages of computed prefixes, and recurrent states to resume from.
 
 A trie of full pages (`prefix_trie`). What the recurrent layers remember (a row of the states of
 unit "sequence") is kept at some positions only: at a node's end, or behind it together with the

@@ -1,4 +1,4 @@
-"""One request on its way: its tokens, how far it was launched, and what it holds.
+"""`Sequence`: a running request's tokens, how far it was launched, and the slot and pages it holds.
 
 Plain state with the arithmetic of positions; decides nothing. A round of drafts adds between one
 token and its whole row, and the next is launched before it is read: until then positions are known

@@ -1,4 +1,4 @@
-"""What an engine has to share out among its requests. Knows numbers only."""
+"""What an engine has to share out among requests: slots, pages, snapshots. Knows numbers only."""
 
 from __future__ import annotations
 

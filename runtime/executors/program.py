@@ -1,4 +1,4 @@
-"""A native bucket's payload (docs/engine_file.md) as records: kernels, and launches of them.
+"""A native bucket's payload (docs/engine_file.md), parsed: kernels, and their launches.
 
 Knows the form of the bytes and what no launch can be; knows no device, and no address of what the
 records name.

@@ -1,4 +1,4 @@
-"""The HTTP face: the routes of `api/routes.py`, errors, authorisation.
+"""The ASGI application: the routes of `api/routes.py`, errors, authorisation.
 
 Knows HTTP; how a request runs is in `endpoints.py`, what it means in `service.py` and `api/`.
 """

@@ -1,4 +1,4 @@
-"""What lies in an engine folder beside the engine: its description, tokenizer and chat template.
+"""What the server reads of an engine folder: description, tokenizer, chat template.
 
 Knows file names. Opens no engine file.
 """

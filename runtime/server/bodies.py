@@ -1,4 +1,4 @@
-"""Bodies of requests: read as they come, unpacked, bounded one by one and all together.
+"""Request bodies: read, decompressed, limited in size each and all together.
 
 Knows HTTP's encodings and memory; knows no endpoint.
 """

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the engine: its requests, from when they are sent to their end.
+"""`EngineClient`: the requests that the HTTP process has sent to the engine process, to their end.
 
 Knows requests and their mailboxes, also while no engine process is there; knows no HTTP, no text
 and no process (`supervisor.py`).

@@ -1,5 +1,4 @@
-"""From a conversation that is to be answered to its prompt, what binds its answer, and what takes
-the answer apart.
+"""From a chat request to its prompt, the constraint on its answer, and the parser of the answer.
 
 Knows the chat template, the forms of thoughts and calls, and the switches of a request that change
 them. Knows no engine and no API's form.

@@ -1,4 +1,4 @@
-"""One HTTP request on its way: its body, its answer whole or as events, a client that leaves.
+"""Handles one HTTP request: its body, the response whole or as events, a client that disconnects.
 
 Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
 """

@@ -1,4 +1,4 @@
-"""One life of the engine process: starts it, carries its messages, asks what it does, ends it.
+"""Starts one engine process, exchanges messages with it, asks it for a dump, ends it.
 
 Knows processes, sockets and signals; knows no request, and does not decide about another life.
 """

@@ -1,4 +1,4 @@
-"""What an exception is to a client: a status, and words in OpenAI's form of an error."""
+"""Exceptions as HTTP errors: the status, and the body in OpenAI's form."""
 
 from __future__ import annotations
 

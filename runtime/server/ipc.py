@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process say to each other.
+"""The messages between the HTTP process and the engine process.
 
 MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
 the requests, and the engine knows each by that number.

@@ -1,4 +1,4 @@
-"""Who may use the server: keys, each with a name and limits of its own.
+"""API keys: authentication, and rate limits of each key.
 
 Knows the file that holds them, how they are compared, and what each has used. Knows no HTTP. All
 methods belong to one event loop.

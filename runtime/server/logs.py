@@ -1,4 +1,4 @@
-"""How the server's log is written: for people or as JSON, and a line for every request if wanted.
+"""The server's log, as text or JSON, and the access log, a line for every request.
 
 Knows the forms of lines. What may be said how often is `log_limit.py`'s.
 """

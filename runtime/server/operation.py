@@ -1,4 +1,4 @@
-"""What stands around a server for those who run it: keys, the access log, traces, shorter limits.
+"""Server options for operators: API keys, the access log, traces, a shorter context.
 
 Knows the options for it and how each part begins and ends; the parts know their matter.
 """

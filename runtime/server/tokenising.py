@@ -1,4 +1,4 @@
-"""Text to token ids beside the event loop: in a few threads, and no more of it than can be used.
+"""Tokenises in a few threads beside the event loop, and no more text than an engine can take.
 
 Knows the tokenizer and how many tokens an engine holds. Knows no bodies and no engine.
 """

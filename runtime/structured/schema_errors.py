@@ -1,4 +1,4 @@
-"""The place in a JSON schema that keeps it from becoming a grammar.
+"""Which place in a JSON schema keeps it from being compiled to a grammar.
 
 A compiler says what is wrong and not where. Here it is asked again about parts: the place is the
 deepest part that is wrong by itself, and in it the keyword without which it would not be. Knows how

@@ -1,4 +1,4 @@
-"""Answers of one or more choices, whole or as chunks: what chat and completions have in common.
+"""Responses of one or more choices, whole or as chunks, for chat and completions.
 
 Knows OpenAI's envelope (id, choices, usage, finish reasons). What stands in a choice is its form's
 business.

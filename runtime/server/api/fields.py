@@ -1,4 +1,4 @@
-"""What every request body shares: how it is read, and the words for a field that is wrong.
+"""Request bodies: decoding, and errors that name the field.
 
 Knows JSON, types and ranges. Knows no API: the bodies are in the files beside this one.
 """

@@ -1,4 +1,4 @@
-"""What to say of a path that is not served, and in which API's form errors are said.
+"""404s of paths that are not served, and the form of an error by API.
 
 Knows the table of routes and the paths of other servers.
 """

@@ -1,4 +1,4 @@
-"""Fields that would change an answer and that this server does not honour.
+"""Fields that would change an answer and that this server does not support.
 
 Silence would be a wrong answer, so each is refused with words on what to send instead; a value that
 asks for nothing is taken. Knows names and values; what is honoured is in the bodies.
