@@ -24,7 +24,7 @@ from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTab
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import Ranked, calls, connect_peers
+from spark_engine.runtime.executors.peers import Communicator, calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
     Kernel,
@@ -66,7 +66,7 @@ class NativeEngine:
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
-        comm: Ranked | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank

@@ -22,7 +22,7 @@ from spark_engine.tensors import Array
 PART_S = 3.0  # that a rank which closes waits for the others to close what is its own
 
 
-class Ranked(Protocol):
+class Communicator(Protocol):
     """What an owner needs of a communicator."""
 
     limit_s: float  # seconds that a call waits for the others
@@ -45,7 +45,7 @@ class Ranked(Protocol):
         ...
 
 
-class Calls(Protocol):
+class CollectiveCalls(Protocol):
     """What ranks make together by calls of a library."""
 
     def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
@@ -57,7 +57,9 @@ class Calls(Protocol):
         ...
 
 
-def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls | None:
+def calls(
+    resources: DeviceResources, nbytes: int, comm: Communicator | None
+) -> CollectiveCalls | None:
     """NCCL's, of ranks that show each other `nbytes` of memory, where that is none.
 
     It is closed when no GPU of a rank waits for another.
@@ -65,14 +67,14 @@ def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls
     if comm is None or nbytes:
         return None
     nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
-    made: Calls = nccl.Nccl(resources.gpu, comm)
+    made: CollectiveCalls = nccl.Nccl(resources.gpu, comm)
     resources.finally_(made.close)
     resources.finally_(partial(_part, comm))
     return made
 
 
 def connect_peers(
-    resources: DeviceResources, nbytes: int, comm: Ranked | None
+    resources: DeviceResources, nbytes: int, comm: Communicator | None
 ) -> PeerMemory | None:
     """This rank's region and the others', if they have any; all are there, and zero, when it
     returns.
@@ -90,7 +92,7 @@ def connect_peers(
     return peers
 
 
-def _part(comm: Ranked) -> None:
+def _part(comm: Communicator) -> None:
     """Returns when all ranks have come so far, or one does not."""
     comm.limit_s = min(comm.limit_s, PART_S)
     with contextlib.suppress(ExecutorError):

@@ -39,7 +39,7 @@ from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.stored_responses import ResponseStore
-from spark_engine.runtime.server.tokenising import Threads, encode_within
+from spark_engine.runtime.server.tokenising import ThreadPool, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
@@ -136,8 +136,8 @@ class Service:
         self._defaults = Defaults.of(info.generation)
         self._timeout_s, self._queue_s = timeout_s, queue_s
         self._allow_priority = allow_priority
-        self._prompts = Threads(PROMPT_THREADS)
-        self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+        self._prompts = ThreadPool(PROMPT_THREADS)
+        self._others = ThreadPool(OTHER_THREADS)  # of their own: no prompt waits for them
 
     def _engine_state(self) -> tuple[Stats, float]:
         return self.client.stats, self.client.step_age

@@ -20,7 +20,7 @@ SLACK = 256  # tokens by which a text cut anywhere may count more than the whole
 T = TypeVar("T")
 
 
-class Threads:
+class ThreadPool:
     """Runs work on text, `count` pieces at a time (the library lets go of Python's lock).
 
     All methods belong to one event loop.

@@ -10,7 +10,6 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.structured.choice import AUTO, NONE, Choice
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import Form, form_of
 from spark_engine.runtime.structured.lark import Lark, json_of, one_of, quoted
@@ -18,6 +17,7 @@ from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.schema_errors import locate
 from spark_engine.runtime.structured.tool_calls import CallWriter
+from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def constraint_for(
     form that is malformed, contradicts another field, or cannot be followed.
     """
     form = form_of(body)
-    choice = Choice.of(tools, tool_choice)
+    choice = ToolChoice.of(tools, tool_choice)
     lark = Lark()
     answer = _answer(lark, form, choice, CallWriter.of(lark, formats, tokenizer), parallel)
     if answer is None:
@@ -67,7 +67,7 @@ def constraint_for(
 
 
 def _answer(
-    lark: Lark, form: Form | None, choice: Choice, writer: CallWriter | None, parallel: bool
+    lark: Lark, form: Form | None, choice: ToolChoice, writer: CallWriter | None, parallel: bool
 ) -> str | None:
     """The expression of the answer behind its thought; None where it is free."""
     if choice.mode == NONE or writer is None:

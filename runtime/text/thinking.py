@@ -24,7 +24,7 @@ import msgspec
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.text.reply_formats import Calls, Thoughts
+from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
@@ -100,8 +100,8 @@ class Thinking:
         self,
         spec: ConstraintSpec | None,
         tokenizer: Tokenizer,
-        thoughts: Thoughts | None,
-        calls: Calls | None = None,
+        thoughts: ReasoningFormat | None,
+        calls: CallFormat | None = None,
     ) -> ConstraintSpec | None:
         """What binds an answer, with this budget. `spec` is what else does; `thoughts` are the
         marks where the prompt ends inside an open thought, else None; `calls` those of calls that

@@ -19,7 +19,7 @@ _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
-class Choice:
+class ToolChoice:
     """`mode` is NONE, AUTO or REQUIRED; `single`: one call, of the function that was named."""
 
     mode: str
@@ -29,7 +29,7 @@ class Choice:
     @classmethod
     def of(
         cls, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
-    ) -> Choice:
+    ) -> ToolChoice:
         """Raises RequestError for a choice that is not known, or of a tool that is not there."""
         known = [_tool(tool, i) for i, tool in enumerate(tools)]
         if isinstance(choice, Mapping):
@@ -42,7 +42,7 @@ class Choice:
         return cls(mode if known else NONE, tuple(known))
 
     @classmethod
-    def _of_mapping(cls, known: list[Tool], choice: Mapping[str, Any]) -> Choice:
+    def _of_mapping(cls, known: list[Tool], choice: Mapping[str, Any]) -> ToolChoice:
         if choice.get("type") == "allowed_tools":
             inner = choice.get("allowed_tools", choice)  # nested in chat, flat in responses
             rows = inner.get("tools") if isinstance(inner, Mapping) else None
