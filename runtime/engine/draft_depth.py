@@ -66,7 +66,7 @@ class DraftDepth:
         """Another request has the slot."""
         self._seen[slot] = self._kept[slot] = 0
 
-    def hear(self, slots: Ints, offered: Ints, kept: Ints) -> None:
+    def observe(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""
         hit = self._index < kept[:, None]
         seen = hit | ((self._index == kept[:, None]) & (self._index < offered[:, None]))

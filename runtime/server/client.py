@@ -210,7 +210,7 @@ class EngineClient:
         for number in list(self._open):
             self.cancel(number)
 
-    def back(self) -> None:
+    def on_engine_ready(self) -> None:
         """A process takes requests: those that waited for it go, in their order."""
         for number in sorted(self._open):
             one = self._open[number]
@@ -219,7 +219,7 @@ class EngineClient:
                 one.sends += 1
                 self._supervisor.send(encode(Submit(number, one.request)))
 
-    def lost(self, reason: str, for_good: bool) -> None:
+    def on_engine_lost(self, reason: str, for_good: bool) -> None:
         """The process is gone; `for_good`: no other will come."""
         for number, one in list(self._open.items()):
             if one.cancelled:

@@ -43,7 +43,7 @@ class Rounds:
         live = [i for i, n in enumerate(offered) if n]
         if live:
             slots = np.array([self.seqs[i].slot for i in live])
-            self.depth.hear(slots, np.array(offered)[live], np.array(kept)[live])
+            self.depth.observe(slots, np.array(offered)[live], np.array(kept)[live])
         return k
 
     def run(self, steps: int) -> list[int]:

@@ -49,12 +49,12 @@ def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> No
     dog = Watchdog(10, 0)
     for now in range(1, 10):
         dog.tick(now, 1, owes=False)
-    dog.hear(9.5, step=False)
+    dog.on_message(9.5, step=False)
     assert dog.complaint(19.4, owes=False) is None
     assert "has not answered for 10 s" in str(dog.complaint(19.6, owes=False))
-    dog.hear(19.4, step=False)
+    dog.on_message(19.4, step=False)
     assert "no step has ended for 11 s" in str(dog.complaint(20, owes=True)), "since 9"
-    dog.hear(20, step=True)
+    dog.on_message(20, step=True)
     assert dog.complaint(29.9, owes=True) is None
     assert Watchdog(0, 0).complaint(1e6, owes=True) is None
 
@@ -85,13 +85,13 @@ class Lives(Supervisor):
 
     def rise(self) -> None:
         self.running = True
-        self.client.back()
+        self.client.on_engine_ready()
 
     def fall(self, words: str = "it fell", for_good: bool = False) -> None:
         self.running, self.death = False, Death(words)
         if for_good:
             self.died.set()
-        self.client.lost(words, for_good)
+        self.client.on_engine_lost(words, for_good)
 
     def submitted(self) -> list[int]:
         """Takes the ids that were sent."""
@@ -270,7 +270,7 @@ def test_no_room_for_another_process_is_a_death_like_any(
 
     async def use(trial: Trial) -> None:
         trial.lives._context = zmq.asyncio.Context()
-        assert await trial.lives._live() == 0.5, "it is tried again"
+        assert await trial.lives._run_process() == 0.5, "it is tried again"
         assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
         trial.lives._context.term()
 
@@ -286,12 +286,12 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     async def use() -> None:
         context = zmq.asyncio.Context()
         command = (sys.executable, "-c", "import sys; sys.stdin.read()")
-        life = engine_process.EngineProcess(command, context, lambda data: None)
-        await life.start()
-        await life.ask()
+        process = engine_process.EngineProcess(command, context, lambda data: None)
+        await process.start()
+        await process.dump()
         await asyncio.sleep(0.1)
-        alive = not life.ended.done()
-        await life.close()
+        alive = not process.ended.done()
+        await process.close()
         context.term()
         assert alive
 
