@@ -21,21 +21,13 @@ import uvicorn
 
 from spark_engine.runtime.server import connections
 from spark_engine.runtime.server.connections import Connection, Connections
+from tests.clocks import StandingLoop
 
 READ_S = 0.3
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BIG = 1 << 16
 SLOW = GET.replace(b"/ ", b"/slow ")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class StandingLoop(asyncio.SelectorEventLoop):
-    """Sockets are real; time is what `now` says."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
 
 
 async def turns() -> None:
