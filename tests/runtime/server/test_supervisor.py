@@ -288,12 +288,12 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     async def use() -> None:
         context = zmq.asyncio.Context()
         command = (sys.executable, "-c", "import sys; sys.stdin.read()")
-        life = engine_process.EngineProcess(command, context, lambda data: None)
-        await life.start()
-        await life.dump()
-        await life.close(patience_s=60)  # it leaves when its standard input ends
+        process = engine_process.EngineProcess(command, context, lambda data: None)
+        await process.start()
+        await process.dump()
+        await process.close(patience_s=60)  # it leaves when its standard input ends
         context.term()
-        assert life._process is not None and life._process.returncode == 0
+        assert process._process is not None and process._process.returncode == 0
 
     asyncio.run(use())
 
@@ -310,16 +310,16 @@ def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
 
     async def use() -> None:
         context = zmq.asyncio.Context()
-        life = engine_process.EngineProcess((), context, lambda data: None)
-        socket, life._socket = life._socket, cast(Any, SimpleNamespace(poll=nothing))
-        life._process = cast(Any, SimpleNamespace(wait=ended))
-        waits = asyncio.create_task(life._wait())
+        process = engine_process.EngineProcess((), context, lambda data: None)
+        socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
+        process._process = cast(Any, SimpleNamespace(wait=ended))
+        waits = asyncio.create_task(process._wait())
         await (waits if code < 0 else asyncio.sleep(0.1))
-        life.record_death(Death("the disk is full"))
+        process.record_death(Death("the disk is full"))
         await waits
-        life._socket, life._process = socket, None
-        await life.close()
+        process._socket, process._process = socket, None
+        await process.close()
         context.term()
-        assert words in life.ended.result().reason
+        assert words in process.ended.result().reason
 
     asyncio.run(use())
