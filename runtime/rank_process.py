@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,6 @@ from spark_engine.errors import CapacityError, EngineError, SparkError, UserErro
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.ranks.channel import Receiver
 from spark_engine.runtime.ranks.follower import Follower
-from spark_engine.runtime.ranks.group import OPEN_S
 from spark_engine.runtime.ranks.messages import (
     Begin,
     Opened,
@@ -84,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
     comm = channels.comm
-    comm.limit_s = OPEN_S
-    loaded = load(
+    comm.limit_s = math.inf  # who is late is rank 0's to say, which may have been stopped itself
+    return load(
         Path(spec.engine),
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
@@ -94,8 +94,6 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
         least=begin.least,
         comm=comm,
     )
-    comm.limit_s = begin.limit_s
-    return loaded
 
 
 def _follow(receiver: Receiver, follower: Follower) -> None:

@@ -144,11 +144,10 @@ def begin_message(
     graphs: bool,
     masks: bool,
     least: bool,
-    limit_s: float,
 ) -> Begin:
     """The first message to every rank: which engine to open, and how."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, limit_s)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:

@@ -25,7 +25,7 @@ from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.messages import Begin, RankFailed, encode
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
-BEGIN = Begin("", "", 1, None, True, False, False, 1.0)
+BEGIN = Begin("", "", 1, None, True, False, False)
 
 
 class NoCalls:
