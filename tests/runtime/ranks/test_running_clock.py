@@ -137,21 +137,30 @@ def test_plans_go_on_where_who_reads_them_was_stopped_too(
 
 
 RANK_0 = """
-import sys, threading
-from concurrent.futures import ThreadPoolExecutor
+import os, signal, sys
 from contextlib import closing
 from pathlib import Path
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.ranks import spawn
+from spark_engine.runtime.ranks.links import Links
 from tests.runtime.ranks.test_rank_processes import drain, requests
-spawn.CPU_LIMIT_S = float(sys.argv[2])
-asked = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), asked.set()), daemon=True).start()
-with closing(Engine.open(Path(sys.argv[1]), EngineOptions())) as engine:
-    print(engine.loaded.group.pids[1], flush=True)
+folder, limit_s, alone = sys.argv[1:]
+spawn.CPU_LIMIT_S, calls, exchange = float(limit_s), [], Links.exchange
+
+def counted(*given):
+    calls.append(0)
+    if len(calls) == stop:
+        for pid in [os.getpid()] if int(alone) else [other, os.getpid()]:
+            os.kill(pid, signal.SIGSTOP)
+    return exchange(*given)
+
+with closing(Engine.open(Path(folder), EngineOptions())) as engine:
+    other, stop = engine.loaded.group.pids[1], -1
+    print(other, flush=True)
     first = drain(engine, requests()[:4])
-    while not asked.is_set():
-        assert [*drain(engine, requests()[:4]).values()] == [*first.values()]
+    Links.exchange, stop = counted, 100
+    assert [*drain(engine, requests()[:4]).values()] == [*first.values()]
+    assert len(calls) > stop
 """
 
 
@@ -162,19 +171,19 @@ def test_a_group_goes_on_after_rank_0_was_stopped(alone: bool, tmp_path: Path) -
     """Alone while the other waits for it, or with the other, which goes on a little later."""
     write_checkpoint(tmp_path / "c", SHALLOW, "bf16")
     engine = make(tmp_path / "c", 2, SERVED)
-    command = [sys.executable, "-c", RANK_0, str(engine), str(LIMIT_S)]
-    pipe, root = subprocess.PIPE, Path(__file__).parents[3]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root) as process:
+    command = [sys.executable, "-c", RANK_0, str(engine), str(LIMIT_S), str(int(alone))]
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         other = int(process.stdout.readline())
-        stopped = [process.pid] if alone else [process.pid, other]
-        time.sleep(0.5)
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        _until(lambda: _stopped(process.pid))
         time.sleep(LIMIT_S + 0.4)
-        for pid in stopped:
+        for pid in [process.pid] if alone else [process.pid, other]:
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.3)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+        assert process.wait(60) == 0
     assert gone([other])
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
