@@ -303,12 +303,20 @@ def test_a_first_start_that_loses_a_rank_says_so_and_leaves_nothing(
     assert held() == before
 
 
+STANDS_BY = """
+import sys
+from pathlib import Path
+from spark_engine.runtime import hosts
+folder, names, hosts.STILL_S = sys.argv[1], sys.argv[2].split(","), float(sys.argv[3])
+sys.exit(hosts.stand_by(Path(folder), names, 1, print))
+"""
+
+
 @contextmanager
 def standing_by(engine: Path, hosts: str) -> Iterator[int]:
-    """Another host, whose rank is 1."""
-    module_ = "spark_engine.runtime.cli"
-    command = [sys.executable, "-m", module_, str(engine), "--serve", "--tp", "2"]
-    process = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1"])
+    """Another host, whose rank is 1; rank 0 finds first that it stands still."""
+    command = [sys.executable, "-c", STANDS_BY, str(engine), hosts, str(LIMIT_S + 2)]
+    process = subprocess.Popen(command)
     try:
         yield process.pid
     finally:
@@ -318,8 +326,31 @@ def standing_by(engine: Path, hosts: str) -> Iterator[int]:
 
 @AT_LENGTH
 def test_a_peer_on_another_host_is_lost_at_any_step(pair: Path, tmp_path: Path) -> None:
+    """Its process stands still, or dies."""
     hosts = f"127.0.0.1:{free_port()},127.0.0.1"
     with standing_by(pair, hosts) as host:
-        statuses = trial(tmp_path, pair, plan(7, 2, stops=False, hosts={1: host}), hosts)
+        hung = [Fault("round", (1,), STOP, 3, hosts={1: host})]
+        rows = [hung, *plan(7, 2, stops=False, hosts={1: host})]
+        statuses = trial(tmp_path, pair, rows, hosts)
         assert {500, 200} <= {status for row in statuses for status in row}
+    assert gone(processes(pair))
+
+
+@AT_LENGTH
+def test_a_host_is_lost_and_another_takes_its_place(pair: Path, tmp_path: Path) -> None:
+    hosts = f"127.0.0.1:{free_port()},127.0.0.1"
+
+    async def use(server: Running) -> None:
+        first = await server.say(BODIES[0])
+        (lost,) = set(server.processes()) - {server.client.pid, host}
+        os.kill(host, KILL)
+        done = Done(Fault("", (1,), KILL), time.monotonic(), [lost])
+        assert "rank 1 is gone" in await red(server, done)
+        assert gone([lost])
+        with standing_by(pair, hosts):
+            assert await server.say(BODIES[0]) == first, "it waited for the other host"
+            assert await server.health() is None
+
+    with standing_by(pair, hosts) as host:
+        run(tmp_path, pair, use, hosts)
     assert gone(processes(pair))
