@@ -25,19 +25,20 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.ranks import spawn
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.leader import Orders
+from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
 from spark_engine.runtime.server import worker
 
 LIMIT_S = 5.0  # of a call between ranks; a busy machine keeps one waiting for a second
 OPENING = ("started", "begun", "open")  # processes are there, are told to open, have all but opened
-SERVING = ("decode", "prefill", "prefix", "round", "save", "restore")
+SERVING = ("sum", "decode", "prefill", "prefix", "round", "save", "restore")
 
 
 class Fault(msgspec.Struct, frozen=True):
     """`signal` for all `ranks` at once, of which 0 is rank 0 itself.
 
-    At the `count`th packet of this point, before it is sent or just `after`. `hosts`: processes
-    that stand by for ranks of other hosts.
+    At the `count`th packet of this point (of `sum`, the call between ranks), before it is sent or
+    just `after`. `hosts`: processes that stand by for ranks of other hosts.
     """
 
     point: str
@@ -136,6 +137,7 @@ def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[...
 def put_in(faults: Faults) -> None:
     """Has every point looked at."""
     send, schedule, gather = Orders.send, Scheduler.schedule, load.gather_ranks
+    exchange = Links.exchange
 
     def sent(orders: Orders) -> None:
         found = points(orders._orders, faults.cached)
@@ -156,9 +158,16 @@ def put_in(faults: Faults) -> None:
             faults.at("started", after)
         return faults.group
 
+    def summed(links: Links, *given: Any) -> Any:
+        faults.at("sum", after=False)
+        found = exchange(links, *given)
+        faults.at("sum", after=True)
+        return found
+
     patches: Mapping[tuple[Any, str], Any] = {
         (Orders, "send"): sent,
         (Scheduler, "schedule"): scheduled,
+        (Links, "exchange"): summed,
         (load, "gather_ranks"): gathered,
         (Group, "begin"): around(faults, "begun", Group.begin),
         (Group, "all_open"): around(faults, "open", Group.all_open),

@@ -7,6 +7,7 @@ The real engine process and its ranks; the HTTP face without a socket.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
     before, known = len(server.faults.done()), server.processes()
     folder = server.client._supervisor._life._folder  # type: ignore[union-attr]
     server.faults.order(faults)
-    asked = [asyncio.create_task(server.ask(one)) for one in BODIES]
+    streams = [one | {"stream": n % 3 == 1} for n, one in enumerate(BODIES)]
+    asked = [asyncio.create_task(server.ask(one)) for one in streams]
     await server.until(lambda: len(server.faults.done()) > before, BACK_S)
     first = server.faults.done()[before]
     reason = await red(server, first)
@@ -169,12 +171,12 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
     await server.until(lambda: len(server.faults.done()) == before + len(faults), BACK_S)
     statuses = []
     for answer, text in zip(await asyncio.gather(*asked), alone, strict=True):
-        statuses.append(answer.status_code)
-        if answer.status_code == 200:
-            assert answer.json()["choices"][0]["text"] == text
+        said, error = outcome(answer)
+        statuses.append(500 if error else answer.status_code)
+        if error is None:
+            assert said == text
             continue
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (500, "engine_error")
+        assert text.startswith(said) and error["code"] == "engine_error", error
         assert any(named(error["message"], fault) for fault in faults), error
     end = time.monotonic() + BACK_S
     while await server.health() is not None:
@@ -187,6 +189,19 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
     assert not folder.exists()
     assert [await server.say(one) for one in BODIES[:3]] == alone[:3]
     return statuses
+
+
+def outcome(answer: httpx.Response) -> tuple[str, dict[str, Any] | None]:
+    """The text of an answer and its error, streamed or whole."""
+    if answer.status_code != 200:
+        assert answer.status_code == 500, answer.text
+        return "", answer.json()["error"]
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return answer.json()["choices"][0]["text"], None
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    rows = [json.loads(line) for line in lines if line != "[DONE]"]
+    text = "".join(row["choices"][0]["text"] for row in rows if row.get("choices"))
+    return text, next((row["error"] for row in rows if "error" in row), None)
 
 
 async def red(server: Running, done: Done) -> str:
@@ -252,7 +267,7 @@ def plan(seed: int, ranks: int, stops: bool = True, **more: Any) -> list[list[Fa
     rng, rows = random.Random(seed), []
     for point in rng.sample(SERVING, len(SERVING)):
         kind = rng.choice((KILL, KILL, STOP)) if stops else KILL
-        count = rng.randint(1, 8) if point == "round" else 1
+        count = rng.randint(1, {"round": 8, "sum": 200}.get(point, 1))
         which = some(rng, ranks, kind == KILL)
         rows.append([Fault(point, which, kind, count, rng.random() < 0.7, **more)])
     for point in rng.sample(OPENING, len(OPENING)):
@@ -307,16 +322,17 @@ STANDS_BY = """
 import sys
 from pathlib import Path
 from spark_engine.runtime import hosts
-folder, names, hosts.STILL_S = sys.argv[1], sys.argv[2].split(","), float(sys.argv[3])
-sys.exit(hosts.stand_by(Path(folder), names, 1, print))
+folder, names, rank, still_s = sys.argv[1:]
+hosts.STILL_S = float(still_s)
+sys.exit(hosts.stand_by(Path(folder), names.split(","), int(rank), print))
 """
 
 
 @contextmanager
-def standing_by(engine: Path, hosts: str) -> Iterator[int]:
-    """Another host, whose rank is 1; rank 0 finds first that it stands still."""
-    command = [sys.executable, "-c", STANDS_BY, str(engine), hosts, str(LIMIT_S + 2)]
-    process = subprocess.Popen(command)
+def standing_by(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
+    """Another host; rank 0 finds before it does that its rank stands still."""
+    given = [str(engine), hosts, str(rank), str(LIMIT_S + 2)]
+    process = subprocess.Popen([sys.executable, "-c", STANDS_BY, *given])
     try:
         yield process.pid
     finally:
@@ -325,15 +341,22 @@ def standing_by(engine: Path, hosts: str) -> Iterator[int]:
 
 
 @AT_LENGTH
-def test_a_peer_on_another_host_is_lost_at_any_step(pair: Path, tmp_path: Path) -> None:
-    """Its process stands still, or dies."""
-    hosts = f"127.0.0.1:{free_port()},127.0.0.1"
-    with standing_by(pair, hosts) as host:
-        hung = [Fault("round", (1,), STOP, 3, hosts={1: host})]
-        rows = [hung, *plan(7, 2, stops=False, hosts={1: host})]
-        statuses = trial(tmp_path, pair, rows, hosts)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_peers_on_other_hosts_are_lost_at_any_step(
+    ranks: int, pair: Path, four: Path, tmp_path: Path
+) -> None:
+    """Their processes stand still, or die."""
+    names, engine = ",".join(["127.0.0.1"] * (ranks - 1)), pair if ranks == 2 else four
+    names = f"127.0.0.1:{free_port()},{names}"
+    with ExitStack() as others:
+        hosts = {
+            rank: others.enter_context(standing_by(engine, names, rank)) for rank in range(1, ranks)
+        }
+        hung = [Fault("round", (ranks - 1,), STOP, 3, hosts=hosts)]
+        rows = [hung, *plan(ranks, ranks, stops=False, hosts=hosts)]
+        statuses = trial(tmp_path, engine, rows, names)
         assert {500, 200} <= {status for row in statuses for status in row}
-    assert gone(processes(pair))
+    assert gone(processes(engine))
 
 
 @AT_LENGTH
