@@ -161,7 +161,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least)
         group.begin(begin, manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():

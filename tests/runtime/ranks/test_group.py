@@ -26,7 +26,7 @@ from spark_engine.runtime.ranks.messages import Begin, RankFailed, encode
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 SOON_S = 60.0  # ends a test that hangs
-BEGIN = Begin("", "", 1, None, True, False, False, 1.0)
+BEGIN = Begin("", "", 1, None, True, False, False)
 
 
 class NoCalls:

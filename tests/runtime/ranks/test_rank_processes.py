@@ -160,9 +160,8 @@ def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
     path, asked = make(tmp_path / "c", 2, options), requests()
     said = {}
     for drafts in (0, 2):
-        with closing(Engine.open(path, EngineOptions(drafts=drafts))) as engine:
-            if drafts:
-                engine.scheduler.depth.choose = lambda seqs, brisk=False: 2  # type: ignore[method-assign]
+        how = EngineOptions(drafts=drafts, fixed_drafts=True)
+        with closing(Engine.open(path, how)) as engine:
             said[drafts] = drain(engine, asked)
             rounds = engine.stats()["rounds_by_k"]
             engine.check_idle()

@@ -177,7 +177,7 @@ def test_grammars_keep_their_masks_beside_drafts_prefixes_and_swaps(drafting: Pa
         assert status == 200, text
         return str(json.loads(text)["choices"][0]["text"])
 
-    with served(drafting) as server:
+    with served(drafting, "--drafts", "2", "--fixed-drafts") as server:
         alone = [answer(body) for body in bodies]
         with ThreadPoolExecutor(len(bodies)) as pool:
             together = [*pool.map(answer, bodies)]
