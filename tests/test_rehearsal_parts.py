@@ -385,7 +385,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
     head = {"kind": "green context", "multiprocessors": 48, "seen": [48, 48], "date": "d"}
     rows = {
         "ops": [
-            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8},
+            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8, "digest": "1"},
             {"label": "linear/m16/3x4", "right": False, "note": "off"},
         ],
         "layers": [
@@ -403,6 +403,10 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         kept = json.dumps({**(head if part == "ops" else {}), "rows": found})
         (tmp_path / f"rehearsal_{part}.json").write_text(kept)
     lines = tables.rehearsed(tmp_path).splitlines()
+    (undated,) = (
+        line for line in lines if line.startswith("Measured before rows carried a digest")
+    )
+    assert undated.endswith("next run: ops 1, layers 2, steps 2.")
     for line in (
         "| every tactic over its op's cases | 2 | 1 | "
         ", green context, blocks on 48 multiprocessors | d |",
