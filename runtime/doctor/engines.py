@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import UserError
-from spark_engine.hints import EXTRA, extra
+from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import RTX, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
@@ -65,7 +65,7 @@ def _target(manifest: Manifest) -> str:
     if manifest.target in here:
         return ""
     if find_spec("cuda") is None:
-        return f"it is for the GPU {manifest.target}, which needs the extra `cuda`: {EXTRA}"
+        return f"it is for the GPU {manifest.target}, which needs the extra `cuda`: {extra('cuda')}"
     from spark_engine.device import capability  # needs the extra `cuda`
 
     if manifest.target == RTX[0] and capability() in RTX[1]:

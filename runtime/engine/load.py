@@ -26,7 +26,7 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import CapacityError, EngineError, OptionError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
@@ -263,7 +263,8 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
     """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
     driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
     raise EngineError(
-        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: {EXTRA}"
+        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: "
+        + extra("cuda")
     )
 
 

@@ -14,6 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
+from spark_engine.hints import extra
 from spark_engine.host_memory import available_memory
 from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance, Progress
@@ -130,7 +131,9 @@ def test_an_engine_for_another_machine_is_refused(
         load(engine)
 
 
-@pytest.mark.parametrize(("driver", "words"), [(True, "`cuda`: pip"), (False, "NVIDIA's driver")])
+@pytest.mark.parametrize(
+    ("driver", "words"), [(True, f"`cuda`: {extra('cuda')}"), (False, "NVIDIA's driver")]
+)
 def test_without_the_extra_a_gpus_engine_names_the_extra(
     engine: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, words: str
 ) -> None:
@@ -142,7 +145,7 @@ def test_without_the_extra_a_gpus_engine_names_the_extra(
     with pytest.raises(EngineError) as refused:
         load(engine)
     said = str(refused.value)
-    assert "sm_121a" in said and "pip install 'spark-engine[cuda]'" in said and words in said
+    assert "sm_121a" in said and extra("cuda") in said and words in said
     assert "--target" not in said
 
 
