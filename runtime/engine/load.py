@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from spark_engine.hints import driver_present, extra
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
+from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
@@ -45,6 +46,9 @@ from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from spark_engine.device import Gpu
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -275,26 +279,29 @@ def _load_native(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine on the first GPU, which one owner opens bucket by bucket."""
+    """The engine on the first GPU, which one owner opens bucket by bucket. Where the host has the
+    same memory, no other engine measures and takes its own meanwhile."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest, threads = folder.manifest, wishes.threads
-
-    def rows_in(room: Room) -> int:
-        check_capacity(manifest, 0, room.usable, room.kept)
-        rows = device_rows(manifest, room, wishes.cache_bytes)
-        # the same on all ranks: what the least room holds
-        return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
-
-    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
-    rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
-    if rows:
-        shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
-    table = {**EXECUTORS, NATIVE: engine.open}
     executors: dict[BucketKey, Executor] = {}
-    shown.say(f"preparing {len(manifest.buckets)} buckets")
-    with ExitStack() as undo:
+    with ExitStack() as turn, ExitStack() as undo:
+
+        def rows_in(gpu: Gpu) -> int:
+            turn.enter_context(memory_turn(gpu.integrated, shown.say))
+            room = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
+            check_capacity(manifest, 0, room.usable, room.kept)
+            rows = device_rows(manifest, room, wishes.cache_bytes)
+            # the same on all ranks: what the least room holds
+            return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
+
+        engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
         undo.callback(engine.close)
+        rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
+        if rows:
+            shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
+        table = {**EXECUTORS, NATIVE: engine.open}
+        shown.say(f"preparing {len(manifest.buckets)} buckets")
         for bucket in manifest.buckets:
             executor = _open(folder, bucket, threads, table)
             undo.callback(executor.close)
