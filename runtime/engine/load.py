@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,13 +25,12 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import CapacityError, EngineError, OptionError
-from spark_engine.hints import driver_present, extra
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
@@ -221,8 +219,13 @@ def _load(
         check_capacity(manifest, swap_bytes, free, ranks=1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
-    if target != manifest.target and find_spec("cuda") is None:
-        _name_the_extra(path, manifest.target)
+    if why := foreign(manifest.target, targets):
+        raise EngineError(f"{path} cannot be run: {why}")
+    if manifest.executor == NATIVE and {*targets} <= {*HOST_TARGETS}:
+        raise EngineError(
+            f"{path} is for the GPU {manifest.target}, and no GPU can be used here: `spark-run "
+            "doctor` says why; `spark-build CHECKPOINT --target cpu` builds one that needs none"
+        )
     # A device verifies the weights while it reads them, and every rank its own.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
@@ -261,15 +264,6 @@ def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
         return most
     room = (free - memory.total - swap_bytes) // max(memory.arena, 1)
     return min(most, 1 + max(room, 0))
-
-
-def _name_the_extra(path: Path, target: str) -> NoReturn:
-    """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
-    driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
-    raise EngineError(
-        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: "
-        + extra("cuda")
-    )
 
 
 def _load_native(
