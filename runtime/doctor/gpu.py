@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from spark_engine.errors import SparkError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.kernel import KNOWN
 from spark_engine.runtime.executors.cache_size import Room
 
@@ -69,7 +69,8 @@ def look(load: bool = True, device: str = "0") -> Found:
     second."""
     if find_spec("cuda") is None:
         if driver_present():
-            return Found(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
+            words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
+            return Found(None, (words,))
         return Found(None)
     from spark_engine.device import Gpu, name_and_driver, present
     from spark_engine.runtime.doctor.probe import NEEDS, probe

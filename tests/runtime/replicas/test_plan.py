@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from spark_engine.errors import CapacityError, OptionError
+from spark_engine.hints import extra
 from spark_engine.runtime.replicas.plan import Plan, check_room, counts, wanted
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.replicas_command import main
@@ -102,7 +103,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", none)
     monkeypatch.delitem(sys.modules, "spark_engine.runtime.replicas.ray_serve", raising=False)
     found = CliRunner().invoke(main, ["status"])
-    assert found.exit_code == 2 and "pip install 'spark-engine[ray]'" in found.output
+    assert found.exit_code == 2 and extra("ray") in found.output
 
 
 def test_its_options_are_the_servers() -> None:
