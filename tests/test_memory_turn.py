@@ -16,7 +16,7 @@ import pytest
 from spark_engine import memory_turn as module
 from spark_engine.errors import CapacityError
 from spark_engine.memory_turn import memory_turn
-from tests.house import ROOT
+from tests.repository import ROOT
 
 HOLDER = """
 import sys, time
