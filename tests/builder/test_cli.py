@@ -199,7 +199,7 @@ def test_a_signal_leaves_nothing_and_says_so(
             made.append(recipe)
             if len(made) == 3:
                 os.kill(os.getpid(), number)
-            time.sleep(0.002)
+            time.sleep(0.002 if len(made) < 3 else 0.05)  # the main thread is to hear of it
         return evaluate(recipe, checkpoint)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Recipe, "evaluate", slowly)

@@ -88,6 +88,6 @@ def test_a_signal_leaves_nothing_behind(number: int, code: int, tmp_path: Path) 
     assert any(x.name.startswith("spark-check-") for x in scratch.iterdir()), "no twin was built"
     child.send_signal(number)
     rest = child.stderr.read()
-    assert child.wait(60) == code, rest
+    assert child.wait(300) == code, rest
     assert "Traceback" not in rest
     assert not [x.name for x in scratch.iterdir() if x.name.startswith("spark-")]

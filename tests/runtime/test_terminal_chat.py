@@ -170,13 +170,20 @@ class Terminal:
             assert time.monotonic() < end and self._read(0.2), (words, repr(self.shown[-900:]))
         self._at = found + len(words)
 
+    def more(self, count: int, seconds: float = 120.0) -> None:
+        """Reads on until there are so many characters behind what was waited for."""
+        end = time.monotonic() + seconds
+        while len(self.shown) < self._at + count:
+            assert time.monotonic() < end and self._read(0.2), repr(self.shown[-900:])
+
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
     def end(self) -> int:
         """The exit code, once it has ended by itself."""
-        while self._read(30):
-            pass
+        end = time.monotonic() + 120.0
+        while self._read(1.0):
+            assert time.monotonic() < end, repr(self.shown[-900:])
         os.close(self._fd)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
@@ -195,13 +202,17 @@ class Terminal:
         return bool(data)
 
 
-def test_on_a_terminal(folder: Path, tmp_path: Path) -> None:
+def test_on_a_terminal(tmp_path: Path) -> None:
+    """The answer would be of thousands of tokens: it is stopped long before it ends."""
+    folder = small_engine.build(tmp_path / "long", tokenizer=True, context=4096)
     words = [str(folder), "--ignore-eos", "--no-thinking"]
     chat = Terminal(words, tmp_path)
     chat.until("Ctrl-D leaves.")
     chat.until(READY)
     chat.type("a bear\r")
-    time.sleep(0.2)
+    chat.until("a bear")
+    chat.until("\n")
+    chat.more(20)  # of the answer
     chat.type("\x03")
     chat.until("tokens, stopped,")
     chat.until("cached]")
