@@ -49,7 +49,7 @@ from tests.runtime.ranks.test_rank_processes import (
 
 KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 DRAFTING = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4, kv_tokens=384)
-RED_S = 1.5  # until a rank's death is seen in /health; 0.03 to 0.19 on two busy cores
+RED_S = 3.0  # until a rank's death is seen in /health; 0.03 to 0.19 on two busy cores
 BACK_S = 60.0
 STEM = [i * 7 % 200 + 1 for i in range(70)]
 
@@ -315,6 +315,25 @@ def test_a_first_start_that_loses_a_rank_says_so_and_leaves_nothing(
     with pytest.raises(EngineDied, match="rank [13] is gone"):
         run(tmp_path, four, use)
     assert gone(processes(four))
+    assert held() == before
+
+
+@AT_LENGTH
+def test_a_server_that_is_closed_while_ranks_stand_still_leaves_nothing(
+    four: Path, tmp_path: Path
+) -> None:
+    async def use(server: Running) -> None:
+        Faults(tmp_path).order([Fault("sum", (1, 3), STOP, 20)])
+        asked = asyncio.create_task(server.ask(BODIES[1]))
+        await server.until(server.faults.done, BACK_S)
+        closing_from.append(time.monotonic())
+        asked.cancel()
+
+    closing_from: list[float] = []
+    before = held()
+    run(tmp_path, four, use)
+    assert gone(processes(four))
+    assert time.monotonic() - closing_from[0] < LIMIT_S
     assert held() == before
 
 
