@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_engine.hints import extra
 from spark_engine.runtime.doctor.engines import Fit
-from spark_engine.runtime.doctor.gpu import Card, Found, release
+from spark_engine.runtime.doctor.gpu import Card, Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB = 1e9, 1 << 30
@@ -26,7 +26,7 @@ class Report:
     folder."""
 
     host: Host
-    gpu: Found
+    gpu: Diagnosis
     extras: Mapping[str, tuple[str, ...]]
     disk: Mapping[str, int | None]
     engines: Sequence[Fit]

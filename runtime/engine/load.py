@@ -32,7 +32,7 @@ from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
-from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
+from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
@@ -279,7 +279,7 @@ def _load_native(
 
     manifest, threads = folder.manifest, options.threads
 
-    def rows_in(room: Room) -> int:
+    def rows_in(room: GpuMemory) -> int:
         check_capacity(manifest, 0, room.usable, room.kept)
         rows = device_rows(manifest, room, options.cache_bytes)
         # the same on all ranks: what the least room holds

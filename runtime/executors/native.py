@@ -18,7 +18,7 @@ from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
@@ -62,7 +62,7 @@ class NativeEngine:
     def __init__(
         self,
         folder: EngineFolder,
-        rows_in: Callable[[Room], int],
+        rows_in: Callable[[GpuMemory], int],
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
@@ -85,7 +85,7 @@ class NativeEngine:
             self._kernels = Kernels(self.gpu)
             self.clock = DeviceClock(resources)
             gpu = self.gpu
-            snapshots = rows_in(Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
+            snapshots = rows_in(GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
             mark("device")
             digests = partial(folder.check_chunk, path.name)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)
