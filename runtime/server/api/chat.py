@@ -40,7 +40,7 @@ class ChatBody(ChatRequest, kw_only=True):
     def modern(self) -> ChatRequest:
         """The same in today's names. Raises BadField where both are given."""
         if self.echo:
-            raise BadField("echo is not supported: an answer holds no message of yours", "echo")
+            raise BadField("echo is not supported for chats; use /v1/completions", "echo")
         if self.functions is None and self.function_call is None:
             return self
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):

@@ -90,7 +90,7 @@ def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
 
 def test_more_answers_than_the_server_ever_holds_are_refused_for_good(tokenizer: Counting) -> None:
     """A 503 with `retry` would never come true."""
-    with pytest.raises(BadField, match="9 answers; at most 8 may be wanted"):
+    with pytest.raises(BadField, match="9 answers; at most 8 are allowed"):
         asyncio.run(service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * 9)))
 
 
