@@ -104,7 +104,7 @@ class NativeBackend(Backend):
 
     def _add_finer(self, graph: FamilyGraph, chooser: Chooser) -> tuple[Size, ...]:
         """Decides the sizes between the plan's that pay, and returns them."""
-        family, base, found = graph.family, self._sizes(graph), dict[Size, program.Decided]()
+        family, base, found = graph.family, self._sizes(graph), dict[Size, program.BucketTactics]()
 
         def cost(rows: int) -> float:
             size = Size(family, rows)
@@ -124,7 +124,7 @@ class NativeBackend(Backend):
 
     def _decide(
         self, graphs: Sequence[FamilyGraph], chooser: Chooser
-    ) -> dict[Size, program.Decided]:
+    ) -> dict[Size, program.BucketTactics]:
         failed: dict[str, str] = {}
         for prefill in (False, True) if self._plan.invariant else ():
             alike = [g for g in graphs if (g.family == PREFILL) is prefill]
