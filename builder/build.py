@@ -33,7 +33,7 @@ from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model, with_ranks
@@ -181,7 +181,7 @@ def with_target(options: Options) -> Options:
         if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {extra('cuda')}"
         ) from error
     gpu = gpu_of(options, present())
     if gpu is None:
@@ -194,7 +194,7 @@ def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     if requested != "auto" or target != CPU or not driver_present():
         return ()
     if find_spec("cuda") is None:
-        why = f"a GPU is here, but the extra `cuda` is not installed ({EXTRA})"
+        why = f"a GPU is here, but the extra `cuda` is not installed ({extra('cuda')})"
     else:
         why = "the GPU here cannot be used or is of no known architecture"
     return (f"{why}: building for the CPU; --target names another",)

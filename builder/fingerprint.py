@@ -12,7 +12,7 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, models, plugins
-from spark_engine.builder.plan.options import Options, timed_unasked
+from spark_engine.builder.plan.options import RTX, Options, timed_unasked
 from spark_engine.engine_file import digest_file
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
@@ -37,9 +37,14 @@ def producer(target: str) -> dict[str, str]:
     """Versions of the libraries that decide what an engine's bytes are.
 
     For a CUDA target also the compiler's own word ("nvrtc"), which a system's library may have
-    changed, and the packages around it that are installed.
+    changed, and the packages around it that are installed. Raises OptionError where TensorRT-RTX is
+    asked for and is not there.
     """
     found = {name: metadata.version(name) for name in LIBRARIES}
+    if target == RTX:
+        from spark_engine.builder.executors.trt import tensorrt
+
+        return {**found, "tensorrt_rtx": tensorrt().__version__}  # it reads no other's engines
     if target not in TARGETS:
         return found
     from spark_engine.builder.native import nvrtc

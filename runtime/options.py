@@ -74,6 +74,14 @@ ENGINE = (
         fills=(EngineOptions, "drafts"),
     ),
     Option(
+        "--fixed-drafts",
+        Group.ENGINE,
+        "Verify as many drafts as --drafts says in every round, whatever they bring, to measure.",
+        bool,
+        fills=(EngineOptions, "fixed_drafts"),
+        needs=("--drafts", "which says how many"),
+    ),
+    Option(
         "--profile",
         Group.ENGINE,
         "Write a trace of every step to this file (Chrome's format), and the GPU's share of time.",

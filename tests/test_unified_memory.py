@@ -8,6 +8,8 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +135,35 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
         _spark(monkeypatch, free)
         timer._gpu = device.Gpu()
         assert timer._measure(None, None, None) == timed
+
+
+def test_the_builders_timer_waits_for_an_engine_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It measures what is free and takes its operands in its turn, and times them outside it."""
+    inside = [False]
+
+    @contextmanager
+    def turn(shared: bool, say: object) -> Iterator[None]:
+        inside[0] = shared
+        yield
+        inside[0] = False
+
+    def seen(*_: object) -> float:
+        found.append(inside[0])
+        return 1.0
+
+    found: list[bool] = []
+    bench = SimpleNamespace(nbytes=GIB, fill=seen, free=lambda: None, seconds=seen)
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    monkeypatch.setattr(gpu_timer, "memory_turn", turn)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._functions = lambda *_: ([], [])
+    for integrated, taken in ((1, [True, False]), (0, [False, False])):
+        found.clear()
+        _spark(monkeypatch, 50 * GIB, INTEGRATED=integrated).free = 50 * GIB
+        timer._gpu = device.Gpu()
+        assert timer._measure(None, None, None) == 1.0 and found == taken
 
 
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from spark_engine.errors import SparkError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.kernel import KNOWN
 from spark_engine.runtime.executors.cache_size import GpuMemory
 
@@ -69,7 +69,8 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     second."""
     if find_spec("cuda") is None:
         if driver_present():
-            return Diagnosis(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
+            words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
+            return Diagnosis(None, (words,))
         return Diagnosis(None)
     from spark_engine.device import Gpu, name_and_driver, present
     from spark_engine.runtime.doctor.probe import NEEDS, probe

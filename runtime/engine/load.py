@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,12 +25,12 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import CapacityError, EngineError, OptionError
-from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
+from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
@@ -45,6 +44,9 @@ from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from spark_engine.device import Gpu
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -161,7 +163,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least)
         group.begin(begin, manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
@@ -217,8 +219,13 @@ def _load(
         check_capacity(manifest, swap_bytes, free, ranks=1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
-    if target != manifest.target and find_spec("cuda") is None:
-        _name_the_extra(path, manifest.target)
+    if why := foreign(manifest.target, targets):
+        raise EngineError(f"{path} cannot be run: {why}")
+    if manifest.executor == NATIVE and {*targets} <= {*HOST_TARGETS}:
+        raise EngineError(
+            f"{path} is for the GPU {manifest.target}, and no GPU can be used here: `spark-run "
+            "doctor` says why; `spark-build CHECKPOINT --target cpu` builds one that needs none"
+        )
     # A device verifies the weights while it reads them, and every rank its own.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
@@ -259,14 +266,6 @@ def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
     return min(most, 1 + max(room, 0))
 
 
-def _name_the_extra(path: Path, target: str) -> NoReturn:
-    """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
-    driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
-    raise EngineError(
-        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: {EXTRA}"
-    )
-
-
 def _load_native(
     folder: EngineFolder,
     options: LoadOptions,
@@ -274,26 +273,29 @@ def _load_native(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine on the first GPU, which one owner opens bucket by bucket."""
+    """The engine on the first GPU, which one owner opens bucket by bucket. Where the host has the
+    same memory, no other engine measures and takes its own meanwhile."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest, threads = folder.manifest, options.threads
-
-    def rows_in(room: GpuMemory) -> int:
-        check_capacity(manifest, 0, room.usable, room.kept)
-        rows = device_rows(manifest, room, options.cache_bytes)
-        # the same on all ranks: what the least room holds
-        return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
-
-    engine = NativeEngine(folder, rows_in, mark, options.graphs, options.masks, comm)
-    rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
-    if rows:
-        shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
-    table = {**EXECUTORS, NATIVE: engine.open}
     executors: dict[BucketKey, Executor] = {}
-    shown.say(f"preparing {len(manifest.buckets)} buckets")
-    with ExitStack() as undo:
+    with ExitStack() as turn, ExitStack() as undo:
+
+        def rows_in(gpu: Gpu) -> int:
+            turn.enter_context(memory_turn(gpu.integrated, shown.say))
+            room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
+            check_capacity(manifest, 0, room.usable, room.kept)
+            rows = device_rows(manifest, room, options.cache_bytes)
+            # the same on all ranks: what the least room holds
+            return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
+
+        engine = NativeEngine(folder, rows_in, mark, options.graphs, options.masks, comm)
         undo.callback(engine.close)
+        rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
+        if rows:
+            shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
+        table = {**EXECUTORS, NATIVE: engine.open}
+        shown.say(f"preparing {len(manifest.buckets)} buckets")
         for bucket in manifest.buckets:
             executor = _open(folder, bucket, threads, table)
             undo.callback(executor.close)

@@ -18,7 +18,6 @@ from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
@@ -49,7 +48,7 @@ Mark = Callable[[str], None]  # told the name of each stage that has ended
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
-    `rows_in` is given the device's memory before the engine takes any, raises when the engine does
+    `rows_in` is given the device before the engine takes its memory, raises when the engine does
     not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
     which has a process and a GPU; NCCL connects them where none reads another's memory. The weights
     are verified while they are copied. Without `graphs` the launches of a step are queued one by
@@ -62,7 +61,7 @@ class NativeEngine:
     def __init__(
         self,
         folder: EngineFolder,
-        rows_in: Callable[[GpuMemory], int],
+        rows_in: Callable[[Gpu], int],
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
@@ -84,8 +83,7 @@ class NativeEngine:
             self._calls = calls(resources, self.symmetric_bytes, comm)
             self._kernels = Kernels(self.gpu)
             self.clock = DeviceClock(resources)
-            gpu = self.gpu
-            snapshots = rows_in(GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
+            snapshots = rows_in(self.gpu)
             mark("device")
             digests = partial(folder.check_chunk, path.name)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)

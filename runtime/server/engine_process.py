@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from spark_engine.command import BUG, USER
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, read_black_box
 
 EXIT_S = 5.0  # the process gets this long to leave by itself
@@ -163,6 +164,8 @@ class EngineProcess:
         assert self._process is not None
         code = await self._process.wait()
         end = time.monotonic() + LAST_WORDS_S
+        if code in (BUG, USER):  # it has said why: zmq's thread may not have read that yet
+            await asyncio.wait({self.ended}, timeout=LAST_WORDS_S)
         while await self._socket.poll(50) and time.monotonic() < end:
             await asyncio.sleep(0.01)  # `_receive` takes its last words
         self.record_death(Death(f"the engine process ended with code {code}"))

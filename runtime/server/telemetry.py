@@ -14,7 +14,6 @@ from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.server.http_request import HttpRequest
 
-EXTRA = extra("otel")
 PATH = "/v1/traces"  # of a collector, where the URL says none
 SEND_S = 5.0  # one export; what is on its way down gets so long too
 OPERATIONS = {  # a route's operation, as the conventions for generative AI name it
@@ -42,7 +41,7 @@ class Traces:
             from opentelemetry.trace import SpanKind, Status, StatusCode
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
-            raise OptionError(f"{given}, which needs the extra `otel`: {EXTRA}") from None
+            raise OptionError(f"{given}, which needs the extra `otel`: {extra('otel')}") from None
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.netloc:
             raise OptionError(f"{given}; give a collector's URL, e.g. http://localhost:4318")

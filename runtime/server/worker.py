@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from spark_engine.command import BUG, USER
 from spark_engine.engine_file import TOKENIZER
 from spark_engine.errors import CapacityError, RequestError, UserError
 from spark_engine.progress import Progress
@@ -175,7 +176,7 @@ def serve(
             box.write_error(error)
         passing = isinstance(error, CapacityError)
         socket.send(encode(Failed(describe_error(error), user, passing)))
-        return 2 if user else 1
+        return USER if user else BUG
     finally:
         socket.close()
         context.term()

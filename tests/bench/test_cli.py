@@ -21,6 +21,7 @@ from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
 from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
+from spark_engine.hints import extra  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
 
@@ -236,7 +237,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, f"spark_engine.bench.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     done = _run("http://127.0.0.1:9")
-    assert done.exit_code == 2 and "pip install 'spark-engine[bench]'" in done.stderr
+    assert done.exit_code == 2 and extra("bench") in done.stderr
 
 
 def test_another_bench_is_in_the_way(server: Scripted, tmp_path: Path) -> None:

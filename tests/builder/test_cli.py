@@ -21,6 +21,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
+from spark_engine.hints import extra
 from spark_engine.kernel import CARDS
 from spark_engine.models.weights.recipes import Recipe
 from tests.checkpoints import write_checkpoint
@@ -132,7 +133,7 @@ def test_a_targets_name_is_looked_at_before_any_package(
 @pytest.mark.parametrize(
     ("given", "here", "installed", "words"),
     [
-        ("auto", True, False, "pip install 'spark-engine[cuda]'"),
+        ("auto", True, False, extra("cuda")),
         ("auto", True, True, "cannot be used"),
         ("auto", False, False, None),
         ("cpu", True, False, None),

@@ -37,13 +37,17 @@ def test_without_options_every_class_is_as_by_default() -> None:
 
 def test_values_reach_their_fields() -> None:
     given = {"port": 9, "served_model_name": ("a", "b"), "request_timeout": 2.5, "no_graphs": True}
-    more = {"policy": "latency", "itl_ms": 20.0, "cache_gib": 0.5, "drafts": 0, "api_key": "k"}
+    more = {"policy": "latency", "itl_ms": 20.0, "cache_gib": 0.5, "drafts": 2, "api_key": "k"}
+    more["fixed_drafts"] = True
     made = server_options(NOTHING | given | more)
     want = ServerOptions(port=9, names=("a", "b"), timeout_s=2.5, api_key="k", engine=made.engine)
     assert made == want
     policy = PrefillPolicy(Pace.LATENCY, 20.0)
-    want_engine = EngineOptions(policy=policy, cache_bytes=1 << 29, drafts=0, graphs=False)
+    want_engine = EngineOptions(
+        policy=policy, cache_bytes=1 << 29, drafts=2, fixed_drafts=True, graphs=False
+    )
     assert made.engine == want_engine
+    assert engine_options(NOTHING | {"drafts": 0}).drafts == 0, "which is not None"
     assert body(NOTHING | {"temperature": 0.0, "stop": ("x",)}) == Body(temperature=0.0, stop=["x"])
 
 

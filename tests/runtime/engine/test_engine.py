@@ -360,6 +360,23 @@ def test_a_run_has_at_most_the_drafts_it_is_told(asked: int | None, most: int) -
     assert len(numbers(engine, "drafts")) == most
 
 
+def test_a_fixed_number_of_drafts_is_verified_in_every_round() -> None:
+    """Though none pays; otherwise that number is a bound."""
+    rounds = {}
+    for fixed in (False, True):
+        engine = make_drafting(0, drafts=2, fixed_drafts=fixed)
+        dear = {key: 10.0 ** (1 + drafts_of(key[0])) for key in engine.loaded.executors}
+        engine = Engine(replace(engine.loaded, costs=dear), engine.options)
+        for _ in range(3):
+            ask(engine, max_tokens=60, ignore_eos=True)
+        finish(engine)
+        found = engine.stats()["rounds_by_k"]
+        assert isinstance(found, dict)
+        rounds[fixed] = found
+    assert not rounds[False].get(2) and rounds[True][2] > 10
+    assert rounds[True].get(0, 0) <= 1, "a last token may need none"
+
+
 def test_an_engine_without_drafts_counts_no_rounds() -> None:
     engine = make()
     ask(engine, max_tokens=5)

@@ -61,10 +61,14 @@ def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
     assert asyncio.run(ask()) == status
 
 
-async def _parts(count: int, size: int, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+async def _parts(
+    count: int, size: int, came: asyncio.Event | None = None, gate: asyncio.Event | None = None
+) -> AsyncIterator[bytes]:
+    """`came`: all parts were taken; the end waits for `gate`."""
     for _ in range(count):
         yield b" " * size
-    if gate is not None:
+    if came is not None and gate is not None:
+        came.set()
         await gate.wait()
 
 
@@ -92,12 +96,12 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     monkeypatch.setattr(module, "MAX_BODY", 1000)
 
     async def ask() -> list[int]:
-        gate = asyncio.Event()
+        came, gate = asyncio.Event(), asyncio.Event()
         async with _client() as client:
             first = asyncio.ensure_future(
-                client.post("/v1/completions", content=_parts(10, 90, gate))
+                client.post("/v1/completions", content=_parts(10, 90, came, gate))
             )
-            await asyncio.sleep(0.05)
+            await came.wait()
             found = [
                 (await client.post("/v1/completions", content=b" " * size)).status_code
                 for size in (100, 250, 350)  # 800 of 1000 are taken
@@ -133,13 +137,13 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
 
     async def send(message: Any) -> None:
         began.set()
-        await asyncio.sleep(1)  # no byte of it goes out
+        await asyncio.Event().wait()  # no byte of it goes out
 
     async def ask() -> None:
         request = Request(scope, receive)
         response = await endpoints.generate(request, completions.start)
         assert client.cancelled == []
-        await asyncio.wait_for(response(scope, receive, send), 5)
+        await asyncio.wait_for(response(scope, receive, send), 60)
         assert client.cancelled == [0], "at once, and not when somebody collects the garbage"
 
     began = asyncio.Event()

@@ -6,6 +6,8 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -154,8 +156,8 @@ def test_who_waits_for_a_process_waits_so_long_and_no_longer() -> None:
         _, box = trial.submit()
         trial.lives.fall()
         _, late = trial.submit()
-        assert isinstance(await asyncio.wait_for(box.get(), 5), Restarting)
-        found = await asyncio.wait_for(late.get(), 5)
+        assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
+        found = await asyncio.wait_for(late.get(), 60)
         assert isinstance(found, Restarting) and found.code == "engine_restarting"
         assert "it fell" in str(found) and trial.client.in_flight == 0
         trial.lives.said.clear()
@@ -289,10 +291,35 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
         process = engine_process.EngineProcess(command, context, lambda data: None)
         await process.start()
         await process.dump()
-        await asyncio.sleep(0.1)
-        alive = not process.ended.done()
+        await process.close(patience_s=60)  # it leaves when its standard input ends
+        context.term()
+        assert process._process is not None and process._process.returncode == 0
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
+def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
+    """A process that ends so has said why; zmq's thread has not run since."""
+
+    async def ended() -> int:
+        return code
+
+    async def nothing(timeout: int) -> int:
+        return 0
+
+    async def use() -> None:
+        context = zmq.asyncio.Context()
+        process = engine_process.EngineProcess((), context, lambda data: None)
+        socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
+        process._process = cast(Any, SimpleNamespace(wait=ended))
+        waits = asyncio.create_task(process._wait())
+        await (waits if code < 0 else asyncio.sleep(0.1))
+        process.record_death(Death("the disk is full"))
+        await waits
+        process._socket, process._process = socket, None
         await process.close()
         context.term()
-        assert alive
+        assert words in process.ended.result().reason
 
     asyncio.run(use())

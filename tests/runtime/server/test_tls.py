@@ -64,7 +64,7 @@ def test_https_is_served(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         known = ssl.create_default_context(cafile=cert)
-        async with httpx.AsyncClient(verify=known) as client:
+        async with httpx.AsyncClient(verify=known, timeout=60) as client:
             status = (await client.get(f"https://127.0.0.1:{port}/health")).status_code
         server.should_exit = True
         await task
