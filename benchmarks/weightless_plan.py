@@ -18,7 +18,7 @@ from benchmarks.node_work import Amounts, amounts
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
-from spark_engine.builder.native.program import Decided, check, decide
+from spark_engine.builder.native.program import BucketTactics, check, decide
 from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
@@ -83,7 +83,7 @@ def plan_of(
     return {(b.family, b.rows): b for b in found}
 
 
-def decided_of(config: Path, options: Options) -> Iterator[Decided]:
+def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
     model = with_ranks(_opened(config), options.tp, TILE, options.across_hosts)
@@ -108,7 +108,7 @@ def _opened(config: Path) -> Model:
     return open_model(config)
 
 
-def bucket_of(decided: Decided, context: int) -> Bucket:
+def bucket_of(decided: BucketTactics, context: int) -> Bucket:
     """A bucket that was decided, whose every node some tactic takes."""
     size = decided.size
     seen = size.rows * size.tile if size.family == PREFILL else context

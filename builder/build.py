@@ -106,7 +106,7 @@ def build(
             verify_all(graphs, plan, "packed")
             if backend.timed:
                 clock.start("compile", "the kernels of tactics that compete")
-                backend.compile_rivals([*graphs.values()], advance)
+                backend.compile_candidates([*graphs.values()], advance)
             clock.start("choose", "tactics")
             backend.choose([*graphs.values()])
             clock.start("compile", f"the chosen kernels for {plan.target}")

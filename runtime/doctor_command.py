@@ -49,7 +49,7 @@ def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load
 def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
     """Looks at everything; with `load` the GPU works for a second. `device`: its name for
     nvidia-smi."""
-    host, found = machine.host(), gpu.look(load, device)
+    host, found = machine.host(), gpu.diagnose(load, device)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None
     return Report(

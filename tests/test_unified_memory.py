@@ -28,7 +28,7 @@ from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
-from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, Room  # noqa: E402
+from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, GpuMemory  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -88,10 +88,10 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
 
 
 def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:
-    assert Room(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
-    assert Room(3 * GIB, TOTAL, shared=True).usable == 0
-    assert Room(3 * GIB, TOTAL).usable == 3 * GIB
-    assert Room(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
+    assert GpuMemory(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
+    assert GpuMemory(3 * GIB, TOTAL, shared=True).usable == 0
+    assert GpuMemory(3 * GIB, TOTAL).usable == 3 * GIB
+    assert GpuMemory(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
 
 
 @pytest.mark.parametrize("gib", [0.5, 14, 19, 30, 60])

@@ -53,7 +53,7 @@ class Backend:
     sizes: Mapping[str, tuple[Size, ...]] = MappingProxyType({})
     weights: Path
 
-    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+    def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Compiles every kernel of the tactics that compete."""
 
     def choose(self, graphs: Sequence[FamilyGraph]) -> None:

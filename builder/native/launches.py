@@ -107,7 +107,7 @@ def listing(found: Iterable[Launched]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def told(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
+def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
     """One launch, and where its kernel, its reference and its variants stand.
 
     Raises OptionError for a number that is not there.

@@ -49,7 +49,7 @@ class DraftRequest:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DraftPlan:
     """Drafts of a round, 0 for none; the head's options, None without; sentences for the report."""
 
     drafts: int
@@ -57,7 +57,7 @@ class Decided:
     notes: tuple[str, ...] = ()
 
 
-def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
+def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> DraftPlan:
     """What the options come to for a model of `ids` ids and this head, or the sentence why it has
     none. Raises OptionError for what cannot be."""
     drafts, dtype = requested.drafts, requested.dtype
@@ -75,13 +75,13 @@ def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) 
         if asked := [name for name, is_given in given if is_given]:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
-        return Decided(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
+        return DraftPlan(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
     if drafts is None and not gpu and dtype == "auto" and requested.vocab is None:
-        return Decided(0, notes=(LEFT_OUT,))
+        return DraftPlan(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
     shortlist = _ids(requested.vocab, head, ids)
-    return Decided(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
+    return DraftPlan(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
 
 
 def parse_drafts(text: str) -> int | None:

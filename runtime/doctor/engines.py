@@ -16,7 +16,7 @@ from spark_engine.errors import UserError
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
-from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
 
 ENGINES = Path("engines")
@@ -40,7 +40,7 @@ def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
     return list(given) or sorted(path.parent for path in below.glob("*/manifest.json"))
 
 
-def fit(path: Path, room: Room | None, available: int | None, gpu: str = "") -> Fit:
+def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = "") -> Fit:
     """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes, `gpu` why
     no engine of a GPU opens here."""
     try:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from spark_engine.errors import SparkError
 from spark_engine.hints import driver_present, extra
 from spark_engine.kernel import KNOWN
-from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.cache_size import GpuMemory
 
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
@@ -46,7 +46,7 @@ class Card:
     card: str | None
     cuda: int
     driver: str | None
-    room: Room
+    room: GpuMemory
     sm_mhz: float | None = None
     max_mhz: float | None = None
     bandwidth: float | None = None
@@ -56,7 +56,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Found:
+class Diagnosis:
     """A card or why there is none, and what to do about what is wrong."""
 
     card: Card | None
@@ -64,14 +64,14 @@ class Found:
     why: str = ""  # no engine of a GPU opens here
 
 
-def look(load: bool = True, device: str = "0") -> Found:
+def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
     second."""
     if find_spec("cuda") is None:
         if driver_present():
             words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
-            return Found(None, (words,))
-        return Found(None)
+            return Diagnosis(None, (words,))
+        return Diagnosis(None)
     from spark_engine.device import Gpu, name_and_driver, present
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 
@@ -79,13 +79,13 @@ def look(load: bool = True, device: str = "0") -> Found:
         name, cuda = name_and_driver()
     except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
         if not driver_present():
-            return Found(None)
-        return Found(None, (f"NVIDIA's driver does not answer: {error}",))
+            return Diagnosis(None)
+        return Diagnosis(None, (f"NVIDIA's driver does not answer: {error}",))
     advice, why = [], ""
     if int(cuda) < LEAST_DRIVER:
-        why = f"the driver speaks CUDA {release(int(cuda))}, which loads no kernels of ours"
+        why = f"the driver supports CUDA {release(int(cuda))}, which loads no kernels of ours"
         advice.append(
-            f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
+            f"the driver supports CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
             "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
         )
     target, smi = present(), _smi(device)
@@ -95,11 +95,13 @@ def look(load: bool = True, device: str = "0") -> Found:
     try:
         with closing(Gpu()) as gpu:
             mps = gpu.shared_by_mps
-            room, mhz = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+            room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
             tried = load and room.usable >= NEEDS
             told = probe(gpu) if tried else None
     except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
-        return Found(None, (*advice, f"{name} cannot be used: {error}"), why or "it cannot be used")
+        return Diagnosis(
+            None, (*advice, f"{name} cannot be used: {error}"), why or "it cannot be used"
+        )
     if load and not tried:
         advice.append("too little memory is free to try its clock and bandwidth: stop programs")
     if mps:
@@ -121,7 +123,7 @@ def look(load: bool = True, device: str = "0") -> Found:
         watts=_number(after.get("power.draw")),
         celsius=_number(after.get("temperature.gpu")),
     )
-    return Found(card, (*advice, *slow(card)), why)
+    return Diagnosis(card, (*advice, *slow_advice(card)), why)
 
 
 def release(version: int) -> str:
@@ -129,7 +131,7 @@ def release(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def slow(card: Card) -> list[str]:
+def slow_advice(card: Card) -> list[str]:
     """What a clock or a bandwidth that is too low means, and what mends it."""
     words = []
     if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:

@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_engine.hints import extra
 from spark_engine.runtime.doctor.engines import Fit
-from spark_engine.runtime.doctor.gpu import Card, Found, release
+from spark_engine.runtime.doctor.gpu import Card, Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB = 1e9, 1 << 30
@@ -26,7 +26,7 @@ class Report:
     folder."""
 
     host: Host
-    gpu: Found
+    gpu: Diagnosis
     extras: Mapping[str, tuple[str, ...]]
     disk: Mapping[str, int | None]
     engines: Sequence[Fit]
@@ -60,7 +60,7 @@ class Report:
         yield f"software    spark-engine {host.package}, Python {host.python}"
         yield from _gpu(self.gpu.card)
         swap = f", swap {_gib(host.swap_used)} of {_gib(host.swap)} used" if host.swap else ""
-        yield f"memory      {_gib(host.available)} of {_gib(host.total)} available{swap}"
+        yield f"host memory {_gib(host.available)} of {_gib(host.total)} available{swap}"
         for folder, free in self.disk.items():
             yield f"disk        {_gib(free)} free for {folder}"
         installed = [name for name, missing in self.extras.items() if not missing]
@@ -71,7 +71,7 @@ class Report:
             yield from _engine(engine)
         advice = self.advice
         if advice:
-            yield "what to do"
+            yield "advice"
         yield from (f"  {number}. {words}" for number, words in enumerate(advice, 1))
         yield "an engine can be served" if self.served else "no engine can be served"
 
@@ -115,19 +115,19 @@ def roots(engines: Sequence[Path], below: Path) -> list[Path]:
 
 def _gpu(card: Card | None) -> Iterator[str]:
     if card is None:
-        yield "GPU         none that can be used"
+        yield "GPU         none usable"
         return
     kind = f"kernels for {card.target}" if card.target else "no kernels for it"
     driver = f"driver {card.driver}, " if card.driver else ""
     yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
-    room, shared = card.room, ", the host's as well" if card.room.shared else ""
+    room, shared = card.room, ", shared with the host" if card.room.shared else ""
     keeps = f", {_gib(room.kept)} kept for the host" if room.kept else ""
-    yield f"its memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{keeps}{shared}"
+    yield f"GPU memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{keeps}{shared}"
     if card.sm_mhz is not None:
         most = f" of {card.max_mhz:.0f}" if card.max_mhz else ""
         heat = f", {card.celsius:.0f} °C" if card.celsius is not None else ""
         power = f", {card.watts:.0f} W" if card.watts is not None else ""
-        yield f"its clock   {card.sm_mhz:.0f}{most} MHz under load{power}{heat}"
+        yield f"GPU clock   {card.sm_mhz:.0f}{most} MHz under load{power}{heat}"
     if card.bandwidth is not None:
         wanted = f" of {card.wanted / GB:.0f} usual" if card.wanted else ""
         yield f"bandwidth   {card.bandwidth / GB:.0f}{wanted} GB/s"
@@ -135,7 +135,7 @@ def _gpu(card: Card | None) -> Iterator[str]:
 
 def _engine(engine: Fit) -> Iterator[str]:
     if engine.needs is None:
-        yield f"engine      {engine.path}: not one"
+        yield f"engine      {engine.path}: not an engine folder"
         return
     leaves = "" if engine.leaves is None else f", which leaves {_gib(engine.leaves)}"
     verdict = "cannot be served" if engine.why else "can be served"

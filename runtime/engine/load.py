@@ -31,7 +31,7 @@ from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
-from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
+from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
@@ -283,7 +283,7 @@ def _load_native(
 
         def rows_in(gpu: Gpu) -> int:
             turn.enter_context(memory_turn(gpu.integrated, shown.say))
-            room = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
+            room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
             check_capacity(manifest, 0, room.usable, room.kept)
             rows = device_rows(manifest, room, options.cache_bytes)
             # the same on all ranks: what the least room holds

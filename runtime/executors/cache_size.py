@@ -18,7 +18,7 @@ KEPT, LEAST_KEPT = 4 << 30, 16  # and no more than a sixteenth, of a small memor
 
 
 @dataclass(frozen=True)
-class Room:
+class GpuMemory:
     """A device's memory in bytes; `shared`: it is the host's as well."""
 
     free: int
@@ -36,7 +36,7 @@ class Room:
         return max(0, self.free - self.kept)
 
 
-def device_rows(manifest: Manifest, room: Room, requested: int | None) -> int:
+def device_rows(manifest: Manifest, room: GpuMemory, requested: int | None) -> int:
     """Snapshot rows to allocate beside the plan; `requested`: the cache's budget in bytes, if set.
 
     Pages lie in the plan, so all of the budget may become rows; what does not fit is not taken.

@@ -239,7 +239,7 @@ class Service:
         most = min(MAX_CHOICES, self.info.limits.max_seqs + self.client.max_queue)
         if count * n > most:
             words = f"{count} prompts with n = {n} are {count * n} answers; at most {most}"
-            raise BadField(f"{words} may be wanted at once", "n" if n > 1 else "prompt")
+            raise BadField(f"{words} are allowed at once", "n" if n > 1 else "prompt")
         if body.priority and not self._allow_priority:
             words = f"priority is {body.priority}; this server answers in order of arrival"
             raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")

@@ -41,7 +41,7 @@ def constraint_for(
     more than one call may be made. Compiles, so it may take up to a second: not for an event loop.
 
     Raises RequestError, whose `param` is the field and whose words name the place in it, for a
-    form that is malformed, contradicts another field, or cannot be followed.
+    form that is malformed, contradicts another field, or cannot be enforced.
     """
     form = form_of(body)
     choice = ToolChoice.of(tools, tool_choice)
@@ -94,6 +94,6 @@ def _explained(error: RequestError, lark: Lark, form: Form | None, grammars: Gra
 
         if wrong(piece.schema):
             place, words = locate(piece.schema, piece.place, wrong)
-            return RequestError(f"{place} cannot be followed: {words}", piece.field)
+            return RequestError(f"{place} cannot be enforced: {words}", piece.field)
     place, field = ("tools", "tools") if form is None else (form.place, form.field)
-    return RequestError(f"{place} cannot be followed: {error}", field)
+    return RequestError(f"{place} cannot be enforced: {error}", field)

@@ -252,7 +252,7 @@ def _plain(error: str) -> str:
     if "regex parse error" in words:
         words = f"regex: {words.rpartition('error: ')[2]}"
     if missing := re.search(r"Unimplemented keys: \[(.*)\]", words):
-        words = f"{missing[1]} cannot be followed token by token: leave it out"
+        words = f"{missing[1]} cannot be enforced token by token: leave it out"
     for says, means in _WORDS:
         if says in words:
             words = means

@@ -115,8 +115,8 @@ class Thinking:
             return spec
         end = tokenizer.id_of(thoughts.end)
         if end is None:
-            words = f"this engine's tokenizer has no token {thoughts.end!r}: a thought can neither"
-            raise RequestError(f"{words} be limited nor told from an answer in a given form")
+            words = f"this engine's tokenizer has no token {thoughts.end!r}: reasoning can be"
+            raise RequestError(f"{words} neither limited nor separated from a structured output")
         close = thoughts.close if budget else f"\n{thoughts.end}\n\n"
         begin = None if calls is None else tokenizer.id_of(calls.start)
         return msgspec.structs.replace(

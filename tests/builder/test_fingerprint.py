@@ -17,7 +17,7 @@ from tests.repository import ROOT, files
 
 CPU = Options(target="cpu")
 SOURCES = ("__init__.py", "op.py", "op.cu", "op.cuh", "moe/op.py", "moe/deep/op.cu", "common/x.cuh")
-ROOMS = ("spark_engine", "builder", "models", "plugins")
+PACKAGES = ("spark_engine", "builder", "models", "plugins")
 CHECKPOINT = ("model.safetensors", "config.json", *TOKENIZER_FILES)
 
 
@@ -38,7 +38,7 @@ def write(folder: Path, names: tuple[str, ...]) -> Path:
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Packages with few files, laid out as in a wheel, where three lie in the fourth."""
     home = tmp_path / "spark_engine"
-    for name in ROOMS:
+    for name in PACKAGES:
         folder = home if name == "spark_engine" else home / name
         write(folder, SOURCES)
         monkeypatch.setattr(module, name, SimpleNamespace(__file__=str(folder / "__init__.py")))
@@ -47,7 +47,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_source_counts_in_whatever_folder(packages: Path, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "model", ("config.json",))
-    for name in ROOMS:
+    for name in PACKAGES:
         part = "plugins" if name == "plugins" else "toolchain"
         other = "toolchain" if name == "plugins" else "plugins"
         for source in SOURCES:

@@ -30,7 +30,7 @@ def only_these_ids(
             words = f"{FIELD} holds {short(token)}; ids go from 0 to {known - 1}"
             raise BadField(words, FIELD)
     if bound is not None and bound.grammar:
-        words = f"{FIELD} and another form of the answer cannot be followed together"
+        words = f"{FIELD} and another form of the answer cannot be enforced together"
         raise BadField(f"{words}: give one of them", FIELD)
     spans = ",".join(_spans(sorted(set(ids))))
     # one more than can come: a grammar that is followed to its end would be an end of its own

@@ -40,7 +40,7 @@ class ChatBody(ChatRequest, kw_only=True):
     def modern(self) -> ChatRequest:
         """The same in today's names. Raises BadField where both are given."""
         if self.echo:
-            raise BadField("echo is not supported: an answer holds no message of yours", "echo")
+            raise BadField("echo is not supported for chats; use /v1/completions", "echo")
         if self.functions is None and self.function_call is None:
             return self
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
@@ -66,7 +66,7 @@ async def start(service: Service, data: bytes) -> Reply:
     tokenizer = None if chat.return_tokens_as_token_ids else service.tokenizer
     wanted = chat.wanted_logprobs()
     how = {"shown": found.shown, "legacy": legacy}
-    forms = [ChatForm(parser, tokenizer, wanted, **how) for parser in found.parsers]
+    forms = [ChatFormat(parser, tokenizer, wanted, **how) for parser in found.parsers]
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
 
     def more() -> Json:
@@ -78,7 +78,7 @@ async def start(service: Service, data: bytes) -> Reply:
     return ChoicesReply(running, forms, "chat.completion", ident, name, more)
 
 
-class ChatForm:
+class ChatFormat:
     """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
 
     `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:

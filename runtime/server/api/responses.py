@@ -115,7 +115,7 @@ def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> ChatRequest:
         if value is not None and value not in neutral:
             raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)
     if body.background and (body.store is False or body.stream):
-        raise BadField("background needs store, and no stream: nobody waits for it", "background")
+        raise BadField("background needs store: true and stream: false", "background")
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})

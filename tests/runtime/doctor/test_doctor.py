@@ -173,7 +173,7 @@ def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.Mon
 def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     spark()
     monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
-    assert "speaks CUDA 12.8" in _json()[1]["advice"][0]
+    assert "supports CUDA 12.8" in _json()[1]["advice"][0]
 
 
 @pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])

@@ -199,7 +199,7 @@ def test_an_internal_error_has_its_requests_name(
         raise RuntimeError("secret")
 
     served = ApiClient("x")
-    monkeypatch.setattr(completions, "TextForm", broken)
+    monkeypatch.setattr(completions, "CompletionFormat", broken)
     answer = served.post("/v1/completions", {"prompt": "a"}, **{"x-request-id": "mine"})
     assert (answer.status_code, answer.json()["request_id"]) == (500, "mine")
     assert "secret" not in answer.text and "RuntimeError" in answer.text

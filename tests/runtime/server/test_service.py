@@ -100,7 +100,7 @@ def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
 
 def test_more_answers_than_the_server_ever_holds_are_refused_for_good(tokenizer: Counting) -> None:
     """A 503 with `retry` would never come true."""
-    with pytest.raises(BadField, match="9 answers; at most 8 may be wanted"):
+    with pytest.raises(BadField, match="9 answers; at most 8 are allowed"):
         asyncio.run(service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * 9)))
 
 
@@ -230,18 +230,18 @@ def test_a_caller_that_leaves_keeps_its_thread_counted(tokenizer: Counting) -> N
     asyncio.run(leave())
 
 
-@pytest.mark.parametrize("name", ["ChatForm", "TextForm", "TextStream"])
+@pytest.mark.parametrize("name", ["ChatFormat", "CompletionFormat", "TextStream"])
 def test_a_form_that_raises_leaves_no_request_behind(
     tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no form")
 
-    places = {"ChatForm": chat, "TextForm": completions, "TextStream": module}
+    places = {"ChatFormat": chat, "CompletionFormat": completions, "TextStream": module}
     monkeypatch.setattr(places[name], name, broken)
     client = FakeClient()
     served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    job = served.chat(_body(messages=USER, n=2)) if name == "ChatForm" else None
+    job = served.chat(_body(messages=USER, n=2)) if name == "ChatFormat" else None
     with pytest.raises(RuntimeError, match="no form"):
         asyncio.run(job or served.complete(_body(prompt="a", n=2)))
     assert client.submitted == []

@@ -137,7 +137,7 @@ def test_white_space_is_as_wanted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (_schema({"type": "foo"}), "response_format", "json_schema.schema.type cannot be followed"),
+        (_schema({"type": "foo"}), "response_format", "json_schema.schema.type cannot be enforced"),
         (_schema(None), "response_format", "must be an object with a schema"),
         (_schema(7), "response_format", "json_schema.schema is 7"),
         ({"response_format": {"type": "xml"}}, "response_format", "type is 'xml'"),
@@ -188,7 +188,7 @@ def test_what_cannot_be_had_is_named(fields: dict[str, Any], param: str, words: 
 def test_strict_false_leaves_out_what_no_grammar_holds() -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}
     for more in ({}, {"strict": True}):
-        with pytest.raises(RequestError, match=r"schema\.uniqueItems cannot be followed"):
+        with pytest.raises(RequestError, match=r"schema\.uniqueItems cannot be enforced"):
             spec(**_schema(schema, **more))
     assert spec(**_schema(schema, strict=False)) is not None
 

@@ -21,7 +21,7 @@ BAD = {"type": "string", "format": "nope"}
         ({"anyOf": [{"type": "null"}, BAD]}, ".anyOf[1].format", "format: nope"),
         ({"$defs": {"x": BAD}, "items": {"$ref": "#/$defs/x"}}, ".$defs.x.format", "nope"),
         ({"items": {"$ref": "#/$defs/y"}}, ".items.$ref", "does not exist"),
-        ({"not": {"type": "string"}}, ".not", '"not" cannot be followed'),
+        ({"not": {"type": "string"}}, ".not", '"not" cannot be enforced'),
         ({"type": "integer", "minimum": 5, "maximum": 3}, ".minimum", "greater than"),
         ({"type": "string", "pattern": "(?=a)b"}, ".pattern", "look-around"),
         ({"$ref": "#"}, ".$ref", "no answer satisfies it"),
@@ -31,7 +31,7 @@ BAD = {"type": "string", "format": "nope"}
 def test_the_deepest_place_is_named(schema: Any, place: str, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         spec(guided_json=schema)
-    assert str(caught.value).startswith(f"guided_json{place} cannot be followed: ")
+    assert str(caught.value).startswith(f"guided_json{place} cannot be enforced: ")
     assert words in str(caught.value)
 
 

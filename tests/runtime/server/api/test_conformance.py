@@ -166,7 +166,7 @@ CHAT: Mapping[str, Row] = {
             and a.choice["finish_reason"] == "function_call"
         ),
     ),
-    "echo": _refused(True, "no message of yours"),
+    "echo": _refused(True, "use /v1/completions"),
     "function_call": ("none", lambda a: "weather" not in a.prompt, {"functions": [TOOL]}),
     "parallel_tool_calls": (
         False,
