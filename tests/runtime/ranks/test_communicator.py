@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import ExecutorError
-from spark_engine.runtime.ranks import communicator
-from spark_engine.runtime.ranks import links as links_module
+from spark_engine.runtime.ranks import communicator, running_clock
 from spark_engine.runtime.ranks.communicator import (
     Communicator,
     SharedCommunicator,
@@ -120,7 +119,7 @@ def test_who_does_not_come_is_named_in_time(way: str, monkeypatch: pytest.Monkey
         return 100.3 if alone else 100.0
 
     monkeypatch.setattr(Links, "_wait", watched)
-    monkeypatch.setattr(links_module, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(running_clock, "time", SimpleNamespace(monotonic=clock))
 
     def work(comm: Communicator) -> str:
         if comm.rank == 1:
