@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import io
 import os
@@ -156,6 +157,7 @@ class Terminal:
 
     def __init__(self, words: list[str], home: Path) -> None:
         self.shown, self._at = "", 0
+        self._half, self._decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.chdir(home)
@@ -195,9 +197,12 @@ class Terminal:
             data = os.read(self._fd, 1 << 16)
         except OSError:  # how Linux says that the other side is gone
             return False
-        if b"\x1b[6n" in data:  # where is the cursor?
+        text = self._half + self._decoder.decode(data)
+        cut = re.search(r"\x1b(\[[0-9;?]*)?\Z", text)  # the rest comes with the next read
+        text, self._half = (text[: cut.start()], cut[0]) if cut else (text, "")
+        if "\x1b[6n" in text:  # where is the cursor?
             os.write(self._fd, b"\x1b[1;1R")
-        text = data.decode(errors="replace").replace("\x1b[?2004h", READY)
+        text = text.replace("\x1b[?2004h", READY)
         self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
         return bool(data)
 
