@@ -82,8 +82,10 @@ class Group:
     def all_open(self) -> None:
         """Returns when every rank has its part open. Raises what one has fallen of, or
         ExecutorError naming those that do not come."""
+        clock = RunningClock()
         with self._heard:
-            self._heard.wait_for(lambda: self._fallen or self._missing == [], OPEN_S)
+            while self._missing and self._fallen is None and clock.now() < OPEN_S:
+                self._heard.wait(TICK_S)
         self._opening = False
         self.check()
         if self._missing:

@@ -112,11 +112,12 @@ def spell_cache(info: EngineInfo) -> str:
     return f", with a prefix cache of up to {info.cache_bytes / GIB:.2f} GiB{states}"
 
 
-def spell_drafts(asked: int | None, limits: Limits) -> str:
+def spell_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
     """What to say after an engine's name; nothing where it has no draft head."""
     if not limits.drafts:
         return ""
     most = limits.drafts if asked is None else asked
     if not most:
         return " without its drafts"
-    return f" with up to {most} draft{'s' if most > 1 else ''} a round"
+    bound = "" if fixed else "up to "
+    return f" with {bound}{most} draft{'s' if most > 1 else ''} a round"

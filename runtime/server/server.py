@@ -190,7 +190,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         endpoints.report = make_report(info, find_manifest(folder))
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
-        name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
+        drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
+        name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)
             server = _Server(_config(app, connections, options), endpoints, client, options, name)

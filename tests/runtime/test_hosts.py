@@ -244,16 +244,16 @@ def test_a_host_hears_that_its_rank_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = SimpleNamespace(ahead=0.0)
     clock.monotonic = lambda: time.monotonic() + clock.ahead
     monkeypatch.setattr(running_clock, "time", clock)
-    monkeypatch.setattr(hosts, "STILL_S", 2.5)
+    monkeypatch.setattr(hosts, "STILL_S", 8.0)
     monkeypatch.setattr(rank_process, "BEAT_S", 0.01)
     beats, beat = os.pipe()
     with ThreadPoolExecutor(2) as pool:
         ended = pool.submit(hosts._ended, beats)
-        for _ in range(4):
-            time.sleep(0.3)
+        for number in range(12):  # each stop counts as a second
             clock.ahead += 1000.0
-            time.sleep(0.3)
+            time.sleep(0.3 if number < 2 else 0.05)
             os.write(beat, b".")
+            time.sleep(0.05)
         assert not ended.done()
         os.close(beat)
         assert ended.result()

@@ -29,7 +29,7 @@ from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
 from spark_engine.runtime.server import worker
 
-LIMIT_S = 5.0  # of a call between ranks; a busy machine keeps one waiting for a second
+LIMIT_S = 8.0  # of a call between ranks; a busy machine keeps one waiting for some seconds
 OPENING = ("started", "begun", "open")  # processes are there, are told to open, have all but opened
 SERVING = ("sum", "decode", "prefill", "prefix", "round", "save", "restore")
 

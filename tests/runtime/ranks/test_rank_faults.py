@@ -49,8 +49,8 @@ from tests.runtime.ranks.test_rank_processes import (
 
 KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 DRAFTING = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4, kv_tokens=384)
-RED_S = 3.0  # until a rank's death is seen in /health; 0.03 to 0.19 on two busy cores
-BACK_S = 60.0
+RED_S = 5.0  # until a rank's death is seen in /health: 0.03 to 0.19, but for who has no processor
+BACK_S = 300.0  # as above: a start takes 2 s
 STEM = [i * 7 % 200 + 1 for i in range(70)]
 
 
@@ -72,7 +72,7 @@ class Running:
         self.engine, self.faults = engine, Faults(folder)
         given = msgspec.json.encode(options).decode()
         command = (sys.executable, "-P", faulty_ranks.__file__, str(folder), str(engine), given)
-        how = Supervision(watchdog_s=60, restarts=100, dumps=folder)
+        how = Supervision(watchdog_s=60, restarts=100, wait_s=BACK_S, dumps=folder)
         self.client = EngineClient(command, 100, how)
         self.http: httpx.AsyncClient
 

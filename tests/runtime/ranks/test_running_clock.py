@@ -29,6 +29,7 @@ from tests.runtime.ranks.test_group import NoCalls
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
 
 STOP_S = 1000.0
+LONG_S = 12.0  # more than some stops count, and less than one takes
 LIMIT_S = 2.0  # of which a stop may take MOST_S
 
 
@@ -71,39 +72,58 @@ def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(module, "DEVICE_S", 2.5)
+    monkeypatch.setattr(module, "DEVICE_S", LONG_S)
+    monkeypatch.setattr(module, "GRACE_S", LONG_S)
     mine, theirs = socket.socketpair()
     with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.waiting(True)
-        clock.jump()
-        time.sleep(0.2)
-        group.check()
-        clock.jump()
-        clock.jump()
-        time.sleep(0.2)
-        group.check()
-        clock.jump()  # the third moment: of these it may have waited as long
-        _until(lambda: group._fallen is not None)
-        with pytest.raises(ExecutorError, match="has waited for rank 0's device for 3 s"):
+        for _ in range(3):
+            clock.jump()
+            time.sleep(0.1)
             group.check()
-        clock.jump()
-        time.sleep(0.2)
-        assert not ended
-        clock.jump()
-        _until(lambda: bool(ended))
+        _until(lambda: group._fallen is not None, clock)
+        with pytest.raises(ExecutorError, match=r"has waited for rank 0's device for \d\d s"):
+            group.check()
+        for _ in range(3):
+            clock.jump()
+            time.sleep(0.1)
+            assert not ended
+        _until(lambda: bool(ended), clock)
 
 
-def _until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+def test_an_opening_goes_on_after_rank_0_was_stopped(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = socket.socketpair()
+    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+        monkeypatch.setattr(module, "OPEN_S", 0.1)
+        with pytest.raises(ExecutorError, match=r"\[1\] did not open the engine in 0.1 s"):
+            group.all_open()
+        monkeypatch.setattr(module, "OPEN_S", LONG_S)
+        with ThreadPoolExecutor(1) as pool:
+            opened = pool.submit(group.all_open)
+            for _ in range(3):
+                time.sleep(2 * TICK_S)
+                clock.jump()
+            time.sleep(2 * TICK_S)
+            group._opened.add(1)
+            opened.result(60)
+
+
+def _until(done: Callable[[], bool], clock: Time | None = None) -> None:
+    """Each jump counts as a moment; enough of them do."""
+    end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.05)
+        if clock is not None:
+            clock.jump()
 
 
 def test_a_call_goes_on_where_the_others_were_stopped_too(clock: Time) -> None:
     """Who runs first finds the others at rest; they are given as long as before."""
     ends = socket.socketpair()
-    first, second = Links(0, {1: ends[0]}, 3.5), Links(1, {0: ends[1]}, 3.5)
+    first, second = Links(0, {1: ends[0]}, LONG_S), Links(1, {0: ends[1]}, LONG_S)
     with closing(first), closing(second):
         for jumps in (1, 3):
             with ThreadPoolExecutor(1) as other:
@@ -125,7 +145,7 @@ def test_plans_go_on_where_who_reads_them_was_stopped_too(
     for ring, size in ((None, 4 << 20), (Ring(memory, 2), 1 << 15)):
         mine, theirs = socket.socketpair()
         with mine, theirs, ThreadPoolExecutor(1) as other:
-            sender = Sender({1: mine}, ring, 2.5)
+            sender = Sender({1: mine}, ring, LONG_S)
             reader = channel.Receiver(1, theirs, ring)
             packets = [bytes([n]) * size for n in range(4)]
             told = other.map(sender.send, packets)

@@ -38,6 +38,7 @@ def test_what_is_said_at_the_start() -> None:
     said = [spell_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
     up_to = [" with up to 3 drafts a round"] * 2
     assert said == [*up_to, " with up to 1 draft a round", " without its drafts"]
+    assert spell_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
     assert [spell_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
 
 
