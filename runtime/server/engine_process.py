@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Death:
     """Why a process ended. `user`: something outside the program is wrong; `passing`: it may be
-    right later."""
+    right later; `final`: another process would end as well, whatever it was."""
 
     reason: str
     user: bool = False
     passing: bool = False
+    final: bool = False
 
 
 class EngineProcess:
