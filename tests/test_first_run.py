@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -98,6 +99,21 @@ class Ran:
         self.steps = {row.split("\t")[0]: int(row.split("\t")[1]) for row in rows}
         self.calls = [shlex.split(line) for line in stubs.noted.read_text().splitlines()]
         self.packed = packed_in(Path(f"{self.out}.tar.gz"))
+
+
+def test_the_page_has_every_step_in_its_order() -> None:
+    """An owner reads it beside the archive: docs/spark_path.md."""
+    named = re.findall(
+        r"^ *(?:if (?:! )?)?(?:step|fact) \"?([a-z_0-9$]+)", SCRIPT.read_text(), re.M
+    )
+    bench = [f"bench_{clients}" for clients in (1, 8, 32)]
+    steps = [one for name in named for one in (bench if name == "bench_$clients" else [name])]
+    page = (ROOT / "docs" / "spark_path.md").read_text()
+    table = page.partition("| steps, in their order |")[2].partition("\n\n")[0]
+    cells = (line.split("|")[1] for line in table.splitlines()[2:])
+    assert [name for cell in cells for name in re.findall("`(.*?)`", cell)] == steps
+    told = {"129", "130", "143"} | {str(code) for code in range(4)}
+    assert told <= {*re.findall(r"\b\d+\b", page.partition("It ends with")[2].partition(".")[0])}
 
 
 def test_without_a_gpu_it_goes_as_far_as_cross_building(tmp_path: Path) -> None:

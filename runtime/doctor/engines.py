@@ -36,8 +36,10 @@ class Fit:
 
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
-    """The folders given, else those under engines/ that hold a manifest."""
-    return list(given) or sorted(path.parent for path in below.glob("*/manifest.json"))
+    """The folders given, else those under engines/ that hold a manifest; a hidden one is what a
+    build writes in, or a killed one has left."""
+    found = (path.parent for path in below.glob("*/manifest.json"))
+    return list(given) or sorted(path for path in found if not path.name.startswith("."))
 
 
 def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = "") -> Fit:

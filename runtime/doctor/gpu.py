@@ -18,6 +18,10 @@ from spark_engine.runtime.executors.cache_size import GpuMemory
 
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
+NO_DRIVER = (
+    "none: NVIDIA's driver is not loaded. Engines run on the CPU; where there is a GPU, install "
+    "driver 580 or later and start the machine again"
+)
 LEAST_DRIVER = 13000  # cuDriverGetVersion: what the extra's CUDA asks for
 LOW_CLOCK = 0.5  # of the highest: below it under load a GPU is held down
 LOW_BANDWIDTH = 0.7  # of what a plain kernel reaches on such a card
@@ -57,11 +61,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A card or why there is none, and what to do about what is wrong."""
+    """A card or why there is none, and what to do about what is wrong. `absent`: what is said in
+    the place of a card; `why`: no engine of a GPU opens here."""
 
     card: Card | None
     advice: tuple[str, ...] = ()
-    why: str = ""  # no engine of a GPU opens here
+    why: str = ""
+    absent: str = NO_DRIVER
 
 
 def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
@@ -70,7 +76,7 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     if find_spec("cuda") is None:
         if driver_present():
             words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
-            return Diagnosis(None, (words,))
+            return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
         return Diagnosis(None)
     from spark_engine.device import Gpu, name_and_driver, present
     from spark_engine.runtime.doctor.probe import NEEDS, probe
@@ -80,7 +86,13 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
         if not driver_present():
             return Diagnosis(None)
-        return Diagnosis(None, (f"NVIDIA's driver does not answer: {error}",))
+        says = str(error).partition(";")[0]
+        words = (
+            f"NVIDIA's driver is loaded and does not answer ({says}): `nvidia-smi` should list the "
+            "GPU; where it does not, start the machine again or install driver 580 or later. In a "
+            "container: docker run --gpus all"
+        )
+        return Diagnosis(None, (words,), absent="not to be used: the driver does not answer")
     advice, why = [], ""
     if int(cuda) < LEAST_DRIVER:
         why = f"the driver supports CUDA {release(int(cuda))}, which loads no kernels of ours"
@@ -91,7 +103,10 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     target, smi = present(), _smi(device)
     if target is None:
         known = ", ".join(t.card.product for t in KNOWN)
-        advice.append(f"there are no kernels for {name}, only for {known} and their like")
+        advice.append(
+            f"there are no kernels for {name}, only for {known} and their like: build for the CPU "
+            "(spark-build --target cpu)"
+        )
     try:
         with closing(Gpu()) as gpu:
             mps = gpu.shared_by_mps
@@ -99,15 +114,20 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
             tried = load and room.usable >= NEEDS
             told = probe(gpu) if tried else None
     except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
-        return Diagnosis(
-            None, (*advice, f"{name} cannot be used: {error}"), why or "it cannot be used"
-        )
+        absent = f"{name}, which cannot be used"
+        words = f"{absent}: {error}"
+        return Diagnosis(None, (*advice, words), why or "it cannot be used", absent)
     if load and not tried:
-        advice.append("too little memory is free to try its clock and bandwidth: stop programs")
+        advice.append(
+            "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
+            "then run the doctor again"
+        )
     if mps:
-        stop = "echo quit | nvidia-cuda-mps-control"
         why = why or "NVIDIA MPS shares the GPU"
-        advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")
+        advice.append(
+            "NVIDIA MPS shares the GPU, beside which no engine opens: stop it with `echo quit | "
+            "nvidia-cuda-mps-control`"
+        )
     after = _smi(device) if load else {}
     card = Card(
         name=name,

@@ -32,7 +32,8 @@ def foreign(target: str, here: tuple[str, ...]) -> str:
         return ""
     name, known = RTX
     if target == name:
-        gpus = ", ".join(f"{major}.{minor}" for major, minor in known)
+        *most, last = (f"{major}.{minor}" for major, minor in known)
+        gpus = f"{', '.join(most)} or {last}"
         which = f"TensorRT-RTX on a GPU of compute capability {gpus}"
         found = _capability()
         if found in known:

@@ -32,6 +32,7 @@ def read_info(folder: Path) -> EngineInfo:
         limits=manifest.limits,
         eos_token_ids=manifest.eos_token_ids,
         generation=dict(manifest.generation),
+        build=manifest.fingerprint.all,
     )
 
 

@@ -33,11 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Death:
-    """Why a process ended. `user`: a user's error; `passing`: one that may go away."""
+    """Why a process ended. `user`: a user's error; `passing`: one that may go away; `final`: every
+    other process would end too."""
 
     reason: str
     user: bool = False
     passing: bool = False
+    final: bool = False
 
 
 class EngineProcess:

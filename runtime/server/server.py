@@ -25,7 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from spark_engine.command import BUG, USER
-from spark_engine.errors import OptionError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.server.app import create_app
@@ -168,12 +168,15 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
+    begun = find_manifest(folder)
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service = None
     try:
         info = shorten(await client.start(), options.max_model_len)
+        if begun is not None and info.build not in ("", begun.fingerprint.all):
+            raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
         service = Service(
             client,

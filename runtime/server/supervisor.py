@@ -38,6 +38,11 @@ WATCHDOG_S = 10.0
 PING_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LATE_S = 1.0  # a tick that comes later than this says that we did not run, not the engine
+# Texts are made by the first engine's tokenizer, and requests are held to its limits.
+REPLACED = (
+    "the folder of engine {} was built again while it was served, and what is there now is not "
+    "what this server began with: start the server again (a systemd unit does so by itself)"
+)
 log = logging.getLogger(__name__)
 
 
@@ -158,6 +163,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[EngineInfo] | None = None
         self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
+        self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
         self.restarts = 0
         self.stats = Stats()  # of the process that runs, or ran last
@@ -242,7 +248,7 @@ class Supervisor:
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing
-        hopeless = damaged or (self._first is not None and not self._first.done())
+        hopeless = damaged or death.final or (self._first is not None and not self._first.done())
         pause = None if hopeless else self._backoff.after(time.monotonic())
         if pause is not None:
             self._holder.on_engine_lost(death.reason, for_good=False)
@@ -294,6 +300,10 @@ class Supervisor:
         self._trace.span("loop", "receive", start)
 
     def _on_ready(self, info: EngineInfo) -> None:
+        self._build = self._build or info.build
+        if info.build != self._build and self._life is not None:
+            self._life.die(Death(REPLACED.format(info.name), final=True))
+            return
         self.watchdog = Watchdog(self._how.watchdog_s, time.monotonic())
         self.stats, self.running = Stats(), True
         if self._first is not None and not self._first.done():
