@@ -301,8 +301,8 @@ class Supervisor:
 
     def _on_ready(self, info: EngineInfo) -> None:
         self._build = self._build or info.build
-        if info.build != self._build and self._life is not None:
-            self._life.die(Death(REPLACED.format(info.name), final=True))
+        if info.build != self._build and self._process is not None:
+            self._process.record_death(Death(REPLACED.format(info.name), final=True))
             return
         self.watchdog = Watchdog(self._how.watchdog_s, time.monotonic())
         self.stats, self.running = Stats(), True

@@ -122,7 +122,7 @@ def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.M
     assert +driver.held == -driver.held == {}, "everything was given back"
     words = _run(folder).stdout
     assert "2281 of 3003 MHz under load" in words and "240 GB/s; usual are 243" in words
-    assert "119.6 GiB for an engine; it is the host's as well, which keeps 4.0 GiB" in words
+    assert "119.6 GiB for an engine, shared with the host, which keeps 4.0 GiB" in words
 
 
 def test_the_low_power_state_is_named_with_what_ends_it(spark: Use, bare: Path) -> None:
