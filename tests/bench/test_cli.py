@@ -20,7 +20,8 @@ from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
 from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
-from spark_engine.errors import InternalError  # noqa: E402
+from spark_engine.device_choice import VISIBLE  # noqa: E402
+from spark_engine.errors import InternalError, OptionError  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
 
@@ -204,17 +205,21 @@ def test_a_key_is_not_in_the_result() -> None:
 
 def test_the_card_that_the_server_has_is_watched() -> None:
     words: list[list[str]] = [[], ["--device", "2"], ["--device=1"], ["--device"]]
-    assert [cli._cards(w, None, None) for w in words] == [("0",), ("2",), ("1",), ("0",)]
-    assert [cli._cards(w, None, "5, 7") for w in words] == [("5",), ("2",), ("7",), ("5",)]
+    assert [cli._cards(w, None, {}) for w in words] == [("0",), ("2",), ("1",), ("0",)]
+    environ = {VISIBLE: "5, 7, 9"}
+    assert [cli._cards(w, None, environ) for w in words] == [("5",), ("9",), ("7",), ("5",)]
+    assert environ == {VISIBLE: "5, 7, 9"}, "the server chooses for itself"
+    with pytest.raises(OptionError, match="--device is 2; CUDA_VISIBLE_DEVICES is '5'"):
+        cli._cards(["--device", "2"], None, {VISIBLE: "5"})
 
 
 def test_every_card_of_an_engine_of_several_ranks_is_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cli, "read_manifest", lambda path: SimpleNamespace(ranks=2))
-    found = [cli._cards([], Path(), seen) for seen in (None, "3,1,2")]
+    found = [cli._cards([], Path(), seen) for seen in ({}, {VISIBLE: "3,1,2"})]
     assert found == [("0", "1"), ("3", "1")]
-    assert cli._cards(["--hosts=a,b"], Path(), None) == ("0",)  # the other is that host's
+    assert cli._cards(["--hosts=a,b"], Path(), {}) == ("0",)  # the other is that host's
 
 
 def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from spark_engine.device_choice import VISIBLE
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
@@ -206,11 +207,11 @@ def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("given", "rank", "shown"),
-    [(None, 1, "1,2,0"), ("4,6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
+    [(None, 1, "1,2,0"), ("4, 6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
 )
 def test_a_ranks_own_gpu_is_the_first_that_it_sees(
     given: str | None, rank: int, shown: str
 ) -> None:
-    environment = {} if given is None else {rank_process.VISIBLE: given}
+    environment = {} if given is None else {VISIBLE: given}
     rank_process._show_own_first(environment, rank, 3)
-    assert environment == {rank_process.VISIBLE: shown}
+    assert environment == {VISIBLE: shown}
