@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from spark_engine.bench import cli  # noqa: E402
 from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
+from spark_engine.bench.target import ask  # noqa: E402
 from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
 from spark_engine.device_choice import VISIBLE  # noqa: E402
 from spark_engine.errors import InternalError, OptionError  # noqa: E402
@@ -234,6 +237,45 @@ def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
         assert "does not answer as an OpenAI server" in _run(odd.url).stderr
     with running(Scripted({}, lambda body: (200, []))) as odd:
         assert "answers 404" in _run(odd.url).stderr
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        *(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            for body in (b'{"data": [1]}', b'{"data": {"a": 1}}', b'{"data": [{"name": "m"}]}')
+        ),
+    ],
+)
+def test_what_listens_there_is_no_such_server(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OptionError, match="/v1/models does not answer as an OpenAI server"):
+            ask(f"http://127.0.0.1:{listener.getsockname()[1]}", None, None)
+        thread.join()
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(OptionError, match="does not answer as .* nonnumeric port: 'abc'"):
+        ask("http://127.0.0.1:abc", None, None)
+
+
+def test_a_length_that_is_no_number_is_as_good_as_none() -> None:
+    rows = {"/v1/models": {"data": [{"id": "m", "max_model_len": "4096"}]}}
+    with running(Scripted(rows, lambda body: (200, []))) as odd:
+        assert ask(odd.url, None, None).most is None
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
