@@ -31,11 +31,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_decode import Bench
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds
 from benchmarks.kernel_split import time_queue
 from benchmarks.launch_times import Timer, machine, numbers
+from benchmarks.lockstep import Bench
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native.launches import launches
 from spark_engine.interface import DECODE

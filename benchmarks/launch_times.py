@@ -32,11 +32,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_decode import Bench, card, checked
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds, target_here
 from benchmarks.kernel_split import time_launches
 from benchmarks.launch_costs import Launches
+from benchmarks.lockstep import Bench, card, checked
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches

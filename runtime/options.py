@@ -109,7 +109,7 @@ ENGINE = (
     Option(
         "--itl-ms",
         Group.ENGINE,
-        "Milliseconds of ITL that a prefill chunk may add; by default as --policy says.",
+        "Milliseconds of a step in which others decode, at most; by default as --policy says.",
         float,
         metavar="T",
         fills=(PrefillPolicy, "itl_ms"),

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from spark_engine.device_choice import VISIBLE, visible
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
 from spark_engine.runtime.engine.load import Loaded, load
@@ -41,7 +42,6 @@ from spark_engine.runtime.ranks.messages import (
 )
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
 BEAT_S = 1.0  # how often it tells its host that it runs
 GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
@@ -140,8 +140,8 @@ def _end_with(parent: int) -> None:
 
 def _show_own_first(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
     """The GPU of its number among those that rank 0 sees is the first that this process does."""
-    given = environment.get(VISIBLE)
-    seen = [str(i) for i in range(ranks)] if given is None else given.split(",")
+    given = visible(environment)
+    seen = [str(i) for i in range(ranks)] if given is None else given
     environment[VISIBLE] = ",".join([*seen[rank:], *seen[:rank]])
 
 

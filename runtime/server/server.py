@@ -37,6 +37,7 @@ from spark_engine.runtime.server.assets import (
     read_text,
     spell_cache,
     spell_drafts,
+    unmet,
     watchdog_for,
 )
 from spark_engine.runtime.server.bodies import MAX_BODY
@@ -190,7 +191,10 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.queue_timeout_s,
         )
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
-        endpoints.report = make_report(info, find_manifest(folder))
+        manifest = find_manifest(folder)
+        endpoints.report = make_report(info, manifest)
+        for words in () if manifest is None else unmet(options.engine, info, manifest):
+            log.warning(words)
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts

@@ -76,6 +76,16 @@ def test_times_and_counts_are_those_of_the_events() -> None:
     assert b"Bearer k" in server.headers[0] and b"POST /v1/completions" in server.headers[0]
 
 
+def test_a_server_may_stand_behind_a_path() -> None:
+    numbers = itertools.count()
+    with running(Scripted({}, lambda body: (200, [token("a", 1), DONE]))) as server:
+        told = Server(server.url + "/team", "m", timeout_s=5)
+        start = time.perf_counter()
+        load = one(Turn([5], 1))
+        share = asyncio.run(client.run(told, load, lambda: next(numbers), 1, start))
+    assert only(share).error == "" and b"POST /team/v1/completions" in server.headers[0]
+
+
 def test_a_server_that_counts_at_the_end_only() -> None:
     """One event may bring several tokens, and nobody says so before the end."""
     events = [event({"choices": [{"text": t}]}) for t in ("a", "", "b")]

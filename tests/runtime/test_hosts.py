@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from spark_engine.device_choice import VISIBLE
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
@@ -268,11 +269,11 @@ def test_a_host_hears_that_its_rank_runs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("given", "rank", "shown"),
-    [(None, 1, "1,2,0"), ("4,6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
+    [(None, 1, "1,2,0"), ("4, 6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
 )
 def test_a_ranks_own_gpu_is_the_first_that_it_sees(
     given: str | None, rank: int, shown: str
 ) -> None:
-    environment = {} if given is None else {rank_process.VISIBLE: given}
+    environment = {} if given is None else {VISIBLE: given}
     rank_process._show_own_first(environment, rank, 3)
-    assert environment == {rank_process.VISIBLE: shown}
+    assert environment == {VISIBLE: shown}
