@@ -387,6 +387,7 @@ def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
     """Its masks take 300 ms each; beside it a free request has a step in far less."""
     one = engine(lambda text: Only(17, seconds=0.3))
+    one._masks.slow = 0.1
     one.submit(request(grammar="g"))
     while not one.scheduler.running or not one.scheduler.running[0].paused:
         one.step()
@@ -406,6 +407,7 @@ def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
 def test_what_waits_for_a_mask_waits_without_turning() -> None:
     """Alone with a slow grammar the loop does a few steps a mask."""
     one = engine(lambda text: Only(17, seconds=0.03))
+    one._masks.slow = 0.01
     one.submit(request(grammar="g"))
     steps = 0
     while not one.idle:
