@@ -300,6 +300,7 @@ def test_masks_do_not_wait_for_grammars_that_are_made() -> None:
         return Only(17)
 
     one = engine(grammars)
+    one._masks.bound = 30.0
     first = one.submit(request(grammar="good"))
     while not one.scheduler.running:
         one.step()
@@ -324,6 +325,7 @@ def test_a_grammar_that_is_made_keeps_no_slot_and_no_page() -> None:
         return Only(17)
 
     one = engine(grammars, pages=22)
+    one._masks.bound = 30.0
     long = (1, 2, 5, 8) * 75
     spec = ConstraintSpec(grammar="g")
     hanging = [one.submit(Request(long, PLAIN, constraint=spec)) for _ in range(6)]
