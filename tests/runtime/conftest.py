@@ -1,4 +1,4 @@
-"""What tests of the runtime share: a machine that stands still ends nobody's mask."""
+"""What tests of the runtime share: on a machine that stands still no grammar is slow, or hangs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from spark_engine.runtime.engine import masks
 
 @pytest.fixture(autouse=True)
 def _patient_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second is for grammars of others; where a test means one that hangs it says how long."""
+    """Where a test means one that is slow, or hangs, it says how long."""
     monkeypatch.setattr(masks, "BOUND", 60.0)
     monkeypatch.setattr(masks, "COMPILED", 120.0)
+    monkeypatch.setattr(masks, "SLOW", 60.0)

@@ -196,7 +196,7 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
     """It reads no order while it opens its part; one that does may close by itself."""
     monkeypatch.setattr(module, "KILLED_S", 0.02)
     monkeypatch.setattr(module, "EXIT_S", SOON_S)
-    command = [sys.executable, "-Ic", f"import time; time.sleep({0.5 if ready else 600})"]
+    command = [sys.executable, "-Ic", f"import time; time.sleep({0.5 if ready else 30})"]
     process = subprocess.Popen(command)
     with lone({1: process}) as group:
         if ready:

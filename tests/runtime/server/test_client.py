@@ -21,9 +21,9 @@ STALL_S = 1.0
 
 
 async def _until(ok: Callable[[], bool]) -> None:
-    """pytest ends what never comes."""
-    while not ok():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):
+        while not ok():
+            await asyncio.sleep(0.005)
 
 
 def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from spark_engine.runtime.server.connections import Connection, Connections
 from tests.clocks import StandingLoop
 
 READ_S = 0.3
+HANGS_S = 60.0  # ends a test that hangs
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BIG = 1 << 16
 SLOW = GET.replace(b"/ ", b"/slow ")
@@ -37,7 +39,7 @@ async def turns() -> None:
 
 
 async def until(ok: Callable[[], bool]) -> None:
-    """Something that comes over a socket; pytest ends what never comes."""
+    """Something that comes over a socket; `Server.run` ends what never comes."""
     while not ok():
         await asyncio.sleep(0)
 
@@ -82,7 +84,19 @@ class Server:
 
     def run(self, use: Callable[[Server], Awaitable[None]]) -> None:
         with asyncio.Runner(loop_factory=StandingLoop) as runner:
-            runner.run(self._run(use))
+            runner.run(self._limited(use))
+
+    async def _limited(self, use: Callable[[Server], Awaitable[None]]) -> None:
+        """By another clock than the loop's."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        timer = threading.Timer(HANGS_S, loop.call_soon_threadsafe, (task.cancel,))
+        timer.daemon = True
+        timer.start()
+        try:
+            await self._run(use)
+        finally:
+            timer.cancel()
 
     async def open(self, data: bytes = b"") -> Streams:
         """The server has taken it, and heard the data."""

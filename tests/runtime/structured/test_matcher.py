@@ -100,7 +100,7 @@ def test_grammars_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
-    monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(200))
+    monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(25))
     monkeypatch.setattr(matcher, "MOST_S", 0.05)
     own = Grammars(tokenizer, VOCAB, grammars().ends)
     for _ in range(matcher.AT_ONCE):
@@ -152,7 +152,7 @@ def test_a_vocabulary_that_does_not_load_is_waited_for_so_long(
     gate = threading.Event()
 
     def load() -> Any:
-        gate.wait(200)
+        gate.wait(25)
         return tokenizer()
 
     monkeypatch.setattr(matcher, "LOADED_S", 0.05)
@@ -160,5 +160,5 @@ def test_a_vocabulary_that_does_not_load_is_waited_for_so_long(
     with pytest.raises(CapacityError, match=r"not ready for grammars within 0.05 s: try again"):
         own(YES)
     gate.set()
-    monkeypatch.setattr(matcher, "LOADED_S", 200)
+    monkeypatch.setattr(matcher, "LOADED_S", 60)
     assert not own(YES).done

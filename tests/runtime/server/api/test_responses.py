@@ -237,9 +237,10 @@ def test_conversations_go_on_from_what_is_kept() -> None:
 
 
 async def _ended(http: httpx.AsyncClient, path: str) -> Any:
-    """What runs by itself, once it has ended; pytest ends what never does."""
-    while (now := (await http.get(path)).json())["status"] == "in_progress":
-        await asyncio.sleep(0.005)
+    """What runs by itself, once it has ended."""
+    async with asyncio.timeout(60):
+        while (now := (await http.get(path)).json())["status"] == "in_progress":
+            await asyncio.sleep(0.005)
     return now
 
 
@@ -258,8 +259,9 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     async def cancel(http: httpx.AsyncClient) -> None:
         begun = (await http.post(PATH, json={**BODY, "background": True})).json()
         path = f"{PATH}/{begun['id']}"
-        while not (boxes and boxes[0].empty()):
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not (boxes and boxes[0].empty()):
+                await asyncio.sleep(0)
         assert (begun["status"], begun["output"]) == ("in_progress", [])
         again = {"input": "x", "previous_response_id": begun["id"]}
         early = await http.post(PATH, json=again)
