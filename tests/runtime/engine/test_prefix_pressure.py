@@ -10,12 +10,12 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.runtime.fake import VOCAB, build_fake
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.prefix_worth import STAY, TAU
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 4032, 1200, VOCAB, page_size=64, bias_slots=8, top_logprobs=3, snapshots=400)
 SYSTEM, FIRST, NEW, ANSWER = 256, 1024, 128, 32  # tokens
