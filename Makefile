@@ -11,7 +11,7 @@ ORACLE_PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-ROOMS := bench builder check models plugins runtime
+PACKAGES := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
 .PHONY: ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
@@ -45,7 +45,7 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	@rm -rf $(TYPED) && mkdir -p $(TYPED)
 	@ln -s $(CURDIR)/spark_engine/*.py $(CURDIR)/spark_engine/py.typed $(TYPED)/
-	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
+	@for package in $(PACKAGES); do ln -s $(CURDIR)/$$package $(TYPED)/$$package; done
 	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
 

@@ -13,7 +13,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import Ids, Shape, draw, span
 from spark_engine.bench.target import ask, started
 from spark_engine.command import check_writable, command
-from spark_engine.device_choice import VISIBLE
+from spark_engine.device_choice import choose, visible
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
@@ -208,7 +208,7 @@ def _measure(
             raise
         raise OptionError(f"aiohttp is not installed: {extra('bench')}") from error
     url, engine = _read_target(where, more)
-    plan = _plan(engine, _cards(more, engine, os.environ.get(VISIBLE)), options)
+    plan = _plan(engine, _cards(more, engine, os.environ), options)
     if options["picture"]:
         plot.check(options["picture"])
         check_writable("--plot", options["picture"])
@@ -235,18 +235,18 @@ def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
     return "", Path(where)
 
 
-def _cards(more: Sequence[str], engine: Path | None, visible: str | None) -> tuple[str, ...]:
+def _cards(more: Sequence[str], engine: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """What nvidia-smi knows the server's GPUs by: the one that its options name, or else the first
-    of those that may be seen, one for each rank that is here."""
-    seen = [word for word in (visible or "").replace(" ", "").split(",") if word]
+    of those that may be seen, one for each rank that is here. Raises OptionError for a GPU that
+    there is not."""
     for i, word in enumerate(more):
         name, given, value = word.partition("=")
         value = value if given else "".join(more[i + 1 : i + 2])
         if name == "--device" and value.isdecimal():
-            return (seen[int(value)] if int(value) < len(seen) else value,)
+            return (choose(dict(environ), int(value)) or value,)
     here = not any(word.partition("=")[0] == "--hosts" for word in more)
     ranks = read_manifest(engine).ranks if engine is not None and here else 1
-    return tuple((seen or list(map(str, range(ranks))))[:ranks])
+    return tuple((visible(environ) or list(map(str, range(ranks))))[:ranks])
 
 
 def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:

@@ -66,8 +66,8 @@ _CHUNKS = msgspec.json.Decoder(Chunk)
 class Conversation:
     """What was said so far, and the answer that is coming."""
 
-    def __init__(self, script: Script) -> None:
-        self._more = script.more
+    def __init__(self, script: Script, url: str) -> None:
+        self._url, self._more = url, script.more
         first = script.turns[0].new
         self._chat = not isinstance(first, str) and isinstance(first[0], dict)
         self._ids = not isinstance(first, str) and not self._chat
@@ -77,9 +77,9 @@ class Conversation:
         self._calls: list[Json] = []
 
     @property
-    def path(self) -> str:
-        """Where it is asked."""
-        return CHAT if self._chat else COMPLETIONS
+    def url(self) -> str:
+        """Where it is asked; the server may stand behind a path of another's."""
+        return self._url + (CHAT if self._chat else COMPLETIONS)
 
     def body(self, turn: Turn, model: str) -> Json:
         """The request of the next turn."""
@@ -132,7 +132,7 @@ async def run(server: Server, load: Load, following: Next, width: int, start: fl
     timeout = aiohttp.ClientTimeout(total=None, sock_read=server.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
-        server.url, connector=connector, headers=headers, timeout=timeout
+        connector=connector, headers=headers, timeout=timeout
     ) as session:
         await _sleep_until(start)
         ticking = asyncio.create_task(_tick(late))
@@ -176,7 +176,7 @@ async def _converse(
     due: float,
     took: list[RequestTiming],
 ) -> None:
-    said = Conversation(script)
+    said = Conversation(script, server.url)
     for i, turn in enumerate(script.turns):
         if turn.pause_s:
             due = time.perf_counter() + turn.pause_s
@@ -197,7 +197,7 @@ async def _request(
     kind = {"Content-Type": "application/json"}
     one.start = time.perf_counter()
     try:
-        async with session.post(said.path, data=data, headers=kind) as answer:
+        async with session.post(said.url, data=data, headers=kind) as answer:
             if answer.status != 200:
                 one.error = f"{answer.status}: {(await answer.text())[:300]}"
             else:

@@ -25,8 +25,11 @@ def read(path: Path) -> list[Json]:
     """The conversations of a file. Raises OptionError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise OptionError(f"--replay {path} cannot be read: {error}") from None
+    except ValueError as error:
+        wanted = "an object with messages, or a list of such objects"
+        raise OptionError(f"--replay {path} is no JSON ({error}): it must be {wanted}") from None
     rows = found if isinstance(found, list) else [found]
     for i, row in enumerate(rows):
         messages = row.get("messages") if isinstance(row, dict) else None

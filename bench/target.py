@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from spark_engine.errors import EngineError, OptionError
 
 STOP_S = 60.0  # a server that writes a profile takes a while
 ASK_S = 10.0
+NOT_OURS = "does not answer as an OpenAI server does"
 QUEUE = "4096"  # requests that may wait: a bench means them all
 _SERVING = re.compile(r"serving .* on (http://\S+)")
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the clients ask
@@ -71,7 +73,9 @@ def _leave(number: int, _frame: object) -> None:
 def ask(url: str, model: str | None, api_key: str | None) -> Target:
     """What is served at `url`. Raises OptionError."""
     rows = _get(f"{url}/v1/models", api_key).get("data") or []
-    served = {row["id"]: row for row in rows}
+    if not (isinstance(rows, list) and all(isinstance(r, dict) and "id" in r for r in rows)):
+        raise OptionError(f"{url}/v1/models {NOT_OURS}")
+    served = {str(row["id"]): row for row in rows}
     if not served:
         raise OptionError(f"{url} serves no model")
     if model is not None and model not in served:
@@ -81,7 +85,8 @@ def ask(url: str, model: str | None, api_key: str | None) -> Target:
         version = _get(f"{url}/version", api_key).get("version")
     except OptionError:  # not every server has that
         version = None
-    return Target(url, name, served[name].get("max_model_len"), version)
+    most = served[name].get("max_model_len")
+    return Target(url, name, most if type(most) is int else None, version)
 
 
 def _wait(process: subprocess.Popen[str], say: Say) -> str:
@@ -111,8 +116,11 @@ def _get(url: str, api_key: str | None) -> dict[str, Any]:
             row = json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise OptionError(f"{url} answers {error.code} ({error.reason})") from None
+    except HTTPException as error:  # an address that is none, or something else that listens there
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OptionError(f"{url} {NOT_OURS} ({words})") from None
     except (OSError, ValueError) as error:
         raise OptionError(f"{url} does not answer ({error}): is the server up?") from None
     if not isinstance(row, dict):
-        raise OptionError(f"{url} does not answer as an OpenAI server does")
+        raise OptionError(f"{url} {NOT_OURS}")
     return row

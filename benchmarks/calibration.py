@@ -3,8 +3,9 @@
 Times are of two kinds: `benchmarks.launch_times` times every launch of a bucket by itself, and
 `benchmarks.bench_decode` gives sums by part. A kind of kernel is looked up by its op and tactic,
 else by its op, else by its part, apart in prefill and in decode: what was not measured goes by what
-is nearest to it. Launches outside a graph take longer: one figure, the same for all launches and
-found from the buckets alone that laws are fitted to, is taken off each.
+is nearest to it, and a kind with nothing near by its bytes and its tactic's own cost; `fitted_by`
+tells which. Launches outside a graph take longer: one figure, the same for all launches and found
+from the buckets alone that laws are fitted to, is taken off each.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
 Row = Mapping[str, Any]
 Key = tuple[str, ...]
 Plan = Mapping[tuple[str, int], Bucket]
+BY = ("tactic", "op", "part")  # what a law may be of, the most exact first, as `keys_of`
 OTHER_WORK = 2.0
 EMULATED = ("nvfp4",)  # products that a Hopper has no instruction for
 LARGE = 16 << 20  # bytes of a node whose time tells how fast DRAM is read
@@ -60,9 +62,14 @@ class Laws:
         """The nearest that was measured; of none, a mere launch."""
         return next((self.found[k] for k in keys_of(node, prefills) if k in self.found), Law())
 
+    def fitted_by(self, node: Node, prefills: bool) -> str:
+        """What of the node the nearest law is of, one of `BY`; empty where nothing was measured."""
+        pairs = zip(BY, keys_of(node, prefills), strict=True)
+        return next((by for by, key in pairs if key in self.found), "")
+
     def exact(self, node: Node, prefills: bool) -> bool:
         """Whether the very tactic was measured."""
-        return keys_of(node, prefills)[0] in self.found
+        return self.fitted_by(node, prefills) == BY[0]
 
 
 def keys_of(node: Node, prefills: bool) -> tuple[Key, ...]:
@@ -125,11 +132,16 @@ def node_times(node: Node, laws: Laws, machine: Machine, prefills: bool) -> Time
     A tactic that was never timed, and by its own cost takes OTHER_WORK times what its op must,
     does more than its op asks for (experts read once a chunk): there that cost counts, as work.
     Operations that the laws' machine emulates say nothing of one that has the instruction.
+    Of a kind without any law nothing is known but what it moves: all of it counts as from DRAM, and
+    on another machine than that of the laws, as whose the plan was made, its tactic's cost too.
     """
     law, foreign = laws.of(node, prefills), machine != laws.machine
     if foreign and node.amounts.kind in EMULATED:
         law = replace(law, op=0.0)
     times = times_of(node.amounts, len(node.symbols), law, machine)
+    if not laws.fitted_by(node, prefills):
+        moved = node.amounts.moved / machine.dram_rate
+        return replace(times, dram=moved, work=node.cost if foreign else 0.0)
     if not foreign or laws.exact(node, prefills):
         return times
     return replace(times, work=node.cost) if node.cost > OTHER_WORK * times.seconds else times

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.bench_decode import IDS, Bench
 from benchmarks.launch_costs import Launches
+from benchmarks.lockstep import IDS, Bench
 from spark_engine.interface import drafts_of
 from spark_engine.runtime.engine.plan import Batch
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs

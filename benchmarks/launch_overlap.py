@@ -31,11 +31,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_decode import Bench
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds
 from benchmarks.kernel_split import time_queue
 from benchmarks.launch_times import Timer, machine, numbers
+from benchmarks.lockstep import Bench
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native.launches import launches
 from spark_engine.interface import DECODE
@@ -66,21 +66,21 @@ class Overlap:
     @contextmanager
     def _prepared(self, pdl: bool, loose: bool) -> Iterator[None]:
         """Launches are prepared like this meanwhile."""
-        gpu, crowding, prepare = self._gpu, self._gpu.crowding, self._gpu.prepare
+        gpu, smem_scale, prepare = self._gpu, self._gpu.smem_scale, self._gpu.prepare
 
         def changed(function: Any, shape: Shape, args: Any) -> Callable[[], None]:
             own = replace(shape, pdl=shape.pdl and pdl)
-            if crowding is None and not loose and math.prod(own.grid) <= gpu.multiprocessors:
+            if smem_scale is None and not loose and math.prod(own.grid) <= gpu.multiprocessors:
                 own = replace(own, shared=max(own.shared, MORE_THAN_HALF))
                 gpu.allow_shared(function, own.shared)
             queue: Callable[[], None] = prepare(function, own, args)
             return queue
 
-        gpu.prepare, gpu.crowding = changed, None if loose else crowding
+        gpu.prepare, gpu.smem_scale = changed, None if loose else smem_scale
         try:
             yield
         finally:
-            gpu.prepare, gpu.crowding = prepare, crowding
+            gpu.prepare, gpu.smem_scale = prepare, smem_scale
 
     def seconds(self, chosen: Queue, replays: int = REPLAYS) -> float:
         """Of a graph of these launches, the median."""

@@ -32,11 +32,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_decode import Bench, card, checked
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds, target_here
 from benchmarks.kernel_split import time_launches
 from benchmarks.launch_costs import Launches
+from benchmarks.lockstep import Bench, card, checked
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches
@@ -52,6 +52,7 @@ ROOM = 320  # positions behind the prompt: steps, and launches that go on while 
 ROUNDS = 3  # of drafts before their launches are timed
 REPLAYS, PASSES, READS = 10, 5, 8
 LONG = 0.2  # seconds of a bucket that is not repeated as often
+WHEN = ("commit", "date")  # of a run; also of a bucket that an earlier run left
 READ_BYTES = 1 << 30  # larger than any L2 cache
 READ_BLOCKS, READ_THREADS = 4, 512  # blocks for each multiprocessor; threads of a block
 READ = """
@@ -202,14 +203,21 @@ def line(row: Row) -> str:
     )
 
 
+def of_run(bucket: Row) -> bool:
+    """Whether a kept bucket is of its run, and not of an earlier one of other sources perhaps."""
+    return not any(name in bucket for name in WHEN)
+
+
 def save(path: Path, run: Row) -> None:
     """Writes the run, a bucket a line, in the place of one of the same model and multiprocessors;
-    of that one's buckets those stay that were not measured again."""
+    buckets of that one that were not measured again stay, with their own commit and date."""
     runs = json.loads(path.read_text())["runs"] if path.is_file() else []
     key = (run["model"], run["machine"]["sms"])
     old = next((r for r in runs if (r["model"], r["machine"]["sms"]) == key), None)
     new = {(b["family"], b["rows"]) for b in run["buckets"]}
-    kept = [b for b in (old or {}).get("buckets", ()) if (b["family"], b["rows"]) not in new]
+    of = {name: (old or {}).get(name, "unknown") for name in WHEN}
+    buckets = (old or {}).get("buckets", ())
+    kept = [of | bucket for bucket in buckets if (bucket["family"], bucket["rows"]) not in new]
     run = run | {"buckets": kept + run["buckets"]}
     written = []
     for one in [r for r in runs if r is not old] + [run]:

@@ -133,6 +133,7 @@ def predicted(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> Row:
         "apart_ms": _ms(apart),
         "bounds_ms": {name: _ms(s) for name, s in sorted(bounds.items())},
         "slowest": slowest(bucket, laws, machine),
+        "untimed": untimed(bucket, laws, machine),
     }
 
 
@@ -159,6 +160,39 @@ def slowest(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
         | row
         | {name: round(row[name], 3) for name in ("ms", "floor_ms")}
         for key, row in ordered
+    ]
+
+
+def untimed(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
+    """The kinds of kernel whose very tactic nobody timed, the longest first: what their law is of
+    instead (`BY` of `calibration`, or nothing), and their share of launches, bytes and time."""
+    rows: dict[tuple[str, str, str], Row] = {}
+    whole = {"launches": 0, "bytes": 0.0, "ms": 0.0}
+    for node, count in grouped(bucket.nodes).items():
+        seconds = node_times(node, laws, machine, bucket.prefills).seconds
+        mine = {"launches": len(node.symbols), "bytes": node.amounts.cold, "ms": seconds * 1e3}
+        key = (node.op, node.tactic, laws.fitted_by(node, bucket.prefills))
+        kept = [whole]
+        if not laws.exact(node, bucket.prefills):
+            kept.append(rows.setdefault(key, dict.fromkeys(whole, 0)))
+        for row in kept:
+            row |= {name: row[name] + count * value for name, value in mine.items()}
+    return [
+        {"op": op, "tactic": tactic, "fitted_by": by, "ms": round(row["ms"], 3)}
+        | {f"{name}_share": round(row[name] / (whole[name] or 1), 4) for name in whole}
+        for (op, tactic, by), row in sorted(rows.items(), key=lambda pair: -pair[1]["ms"])
+    ]
+
+
+def untimed_lines(rows: Iterable[Row]) -> list[str]:
+    """What is printed of kinds that nothing at all was learnt of, bucket by bucket."""
+    return [
+        f"{row['model']}, {row['family']} {row['rows']}: no time of {kind['op']} "
+        f"({kind['tactic']}) nor of anything like it: by its bytes and its own cost, "
+        f"{kind['launches_share']:.1%} of the launches, {kind['bytes_share']:.1%} of the bytes"
+        for row in rows
+        for kind in row.get("untimed", ())
+        if not kind["fitted_by"]
     ]
 
 
@@ -261,6 +295,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for row in rows:
         if "slowest" in row:
             print(line(row), flush=True)
+    print("\n".join(untimed_lines(rows)))
     if args.out:
         head = {"machine": machine.name, "source": args.source.name, "commit": args.commit}
         held = calibration.held_to(measured, machine)

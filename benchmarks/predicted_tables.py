@@ -17,6 +17,11 @@ GOALS = {  # tokens a second without drafts, by sequences: set before anything w
 }
 SHOWN = (1, 32, 128)  # sequences whose slowest parts are named
 TOKENS = 64  # of a tile of prefill
+REPLACED = {  # by what a law is of: how a kernel that has none of its own was reckoned
+    "op": "other tactics of its op",
+    "part": "other ops of its part",
+    "": "**nothing timed**: its bytes, and what the builder chose it by",
+}
 Row = Mapping[str, Any]
 
 
@@ -35,6 +40,7 @@ def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
         if mine:
             parts += [f"{name}, decode, ms a step:", decode(model, mine)]
             parts += ["Its slowest parts:", slowest(mine)]
+            parts += [untimed(mine)]
             parts += [f"{name}, tokens/s with drafts (how many a round):", drafts(mine)]
             parts += [f"{name}, prefill of one prompt:", prefill(mine)]
     command = f"python -m benchmarks.predict_gb10 --from benchmarks/results/{whole['source']}"
@@ -93,6 +99,34 @@ def slowest(rows: Sequence[Row]) -> str:
             floor = f"{part['floor_ms']:.1f}"
             cells.append([row["rows"], name, part["nodes"], whole, floor, part["bound"]])
     return table(["sequences", "part", "nodes", "ms", "floor", "bound by"], cells)
+
+
+def untimed(rows: Sequence[Row]) -> str:
+    """The kinds of kernel whose very tactic nobody timed, each where it takes most of a bucket."""
+    buckets = [row for row in rows if "untimed" in row]
+    found: dict[tuple[str, str, str], list[tuple[Row, Row]]] = {}
+    for bucket in buckets:
+        for kind in bucket["untimed"]:
+            key = (kind["op"], kind["tactic"], kind["fitted_by"])
+            found.setdefault(key, []).append((kind, bucket))
+    if not found:
+        return f"Every kernel of these {len(buckets)} buckets was timed."
+    cells = []
+    for (op, tactic, by), pairs in found.items():
+        kind, bucket = max(pairs, key=lambda pair: pair[0]["ms_share"])
+        where = f"{bucket['family']} {bucket['rows'] * _tokens(bucket)}, {bucket['state']} states"
+        shares = [f"{kind[f'{name}_share']:.1%}" for name in ("launches", "bytes", "ms")]
+        kept = REPLACED[by]
+        cells.append([f"{op}, {tactic}", kept, len(pairs), where, *shares])
+    cells.sort(key=lambda cell: -float(str(cell[-1]).rstrip("%")))
+    columns = ["kernel", "reckoned by", "buckets", "where it is most", "of its launches"]
+    columns += ["of its bytes", "of its predicted time"]
+    said = f"Its kernels that nobody timed, of {len(buckets)} buckets:"
+    return f"{said}\n\n{table(columns, cells)}"
+
+
+def _tokens(bucket: Row) -> int:
+    return TOKENS if bucket["family"] == "prefill" else 1
 
 
 def drafts(rows: Sequence[Row]) -> str:

@@ -31,7 +31,7 @@ from benchmarks.predict_gb10 import CONFIGS, RESULTS, options
 from benchmarks.weightless_plan import decided_of, label_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
-from spark_engine.builder.native.program import Decided
+from spark_engine.builder.native.program import BucketTactics
 from spark_engine.builder.native.tactics import Choice, Work
 from spark_engine.device import Gpu
 from spark_engine.device_resources import DeviceResources
@@ -105,7 +105,7 @@ class Kind:
         return max(self.bytes_us, self.ops_us)
 
 
-def bucket(model: str, tokens: int, target: Target) -> Decided:
+def bucket(model: str, tokens: int, target: Target) -> BucketTactics:
     """The prefill bucket of one prompt of so many tokens."""
     given = options(target.name, decode=(1,), prefill=(tokens,), verify=None, drafts=0, gpu=target)
     found = decided_of(CONFIGS / model, given)
@@ -113,7 +113,7 @@ def bucket(model: str, tokens: int, target: Target) -> Decided:
 
 
 def kinds(
-    decided: Decided, known: Row, timer: GpuTimer | None, only: Sequence[str] = ()
+    decided: BucketTactics, known: Row, timer: GpuTimer | None, only: Sequence[str] = ()
 ) -> Iterator[Kind]:
     """The bucket's nodes, equal ones once, or those of some ops; timed where there is a timer.
 
@@ -138,7 +138,7 @@ def kinds(
         yield Kind(label, *told)
 
 
-def plans(decided: Decided, target: Target) -> Iterator[tuple[str, Plan]]:
+def plans(decided: BucketTactics, target: Target) -> Iterator[tuple[str, Plan]]:
     """Sources and plans of all that is timed."""
     tokens = decided.size.rows * decided.size.tile
     for node, choice in decided.nodes:
@@ -189,7 +189,7 @@ def lines(rows: Sequence[Kind], layers: int) -> Iterator[str]:
     yield f"all: {each}; floor {floor:.1f} ms, {floor / layers:.2f} a layer{ratio}"
 
 
-def layers_of(decided: Decided) -> int:
+def layers_of(decided: BucketTactics) -> int:
     """How many layers have experts or another MLP: each quantises its way in once more."""
     names = {node.name.partition(".mlp.")[0] for node, _ in decided.nodes if ".mlp." in node.name}
     return len(names)

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_decode import Bench
 from benchmarks.floors import H200_BANDWIDTH
 from benchmarks.kernel_split import Timed, time_launches
 from benchmarks.launch_times import numbers, wanted_options
+from benchmarks.lockstep import Bench
 from benchmarks.rank_split_follower import MODULE, SPLIT
 from benchmarks.weightless_plan import Bucket, label_of, plan_of
 from spark_engine.builder.native.launches import Launched, launches

@@ -8,8 +8,10 @@ launch by launch; `steps`, 100,000 steps beside another process; `memcheck` and 
 cases of `ops` again under compute-sanitizer. `--part ops,check` runs some.
 What is found is printed and written as it comes, to `rehearsal_PART.json` under `--out`; docs/
 performance.md is made from these. A part that dies or says nothing for a while is started again
-behind what it died of, which is a row of its own: wrong, or hung. Exit code 1 where a row is not
-right. `--occupy` fills the other multiprocessors instead of asking the driver for a part.
+behind what it died of, which is a row of its own: wrong, or hung. A later call goes on where one
+was cut off: what was right stays, as long as the sources are those that it was measured of; rows of
+others are dropped, which is said, and measured anew. Exit code 1 where a row is not right.
+`--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
 from __future__ import annotations
@@ -69,13 +71,21 @@ class Found:
         if "begin" in said:
             self.begun = said["begin"]
             return ""
+        if "stale" in said:
+            for label in said["stale"]:
+                self.rows.pop(label, None)
+            self.keep()
+            count, first = len(said["stale"]), said["stale"][0]
+            return f"{count} rows are of other sources, {first} the first: measured anew"
         if "row" in said:
             row = said["row"]
             self.rows[row["label"]], self.begun = row, ""
             if time.monotonic() - self._kept >= KEEP:
                 self.keep()
             more = {
-                k: v for k, v in row.items() if k not in ("label", "right") and v not in ("", 0)
+                k: v
+                for k, v in row.items()
+                if k not in ("label", "right", "digest") and v not in ("", 0)
             }
             words = ", ".join(f"{k} {v}" for k, v in more.items() if not isinstance(v, list | dict))
             return f"{'right' if row.get('right') else 'WRONG'} {row['label']}: {words}"
@@ -96,6 +106,12 @@ class Found:
         os.replace(scratch, self.path)
 
 
+def kept_rows(rows: Sequence[Row]) -> dict[str, Row]:
+    """What an earlier call found right, by label; one that says of no source what it was measured
+    of is of another ("" is nobody's digest)."""
+    return {row["label"]: {"digest": "", **row} for row in rows if row.get("right")}
+
+
 def module_of(part: str, words: Sequence[str]) -> Sequence[str]:
     """The command that runs a part."""
     module = "sanitized" if part in SANITIZERS else part
@@ -110,7 +126,7 @@ def run_part(
     for _ in range(TRIES):
         before = len(found.rows)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
-            json.dump([*found.rows], done)
+            json.dump({label: row.get("digest") for label, row in found.rows.items()}, done)
             done.flush()
             why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
         if not why:
@@ -191,7 +207,7 @@ def main() -> int:
         found = Found(args.out / f"rehearsal_{part}.json")
         if found.path.is_file() and not args.again:
             kept = json.loads(found.path.read_text())
-            found.rows = {row["label"]: row for row in kept.pop("rows") if row.get("right")}
+            found.rows = kept_rows(kept.pop("rows"))
             found.head = kept
         start = time.monotonic()
         print(f"== {part}", flush=True)

@@ -33,6 +33,7 @@ def rehearsed(folder: Path = RESULTS) -> str:
     if not found:
         return "Not run yet."
     blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found))]
+    blocks.append(_undated(found))
     wrong = [(part, r["label"], r.get("note", "")) for part, kept in found.items()
              for r in kept["rows"] if not r.get("right")]  # fmt: skip
     if wrong:
@@ -65,6 +66,18 @@ def _parts(found: Mapping[str, Row]) -> Iterable[Sequence[object]]:
         if "multiprocessors" in kept:
             where += f", {kept['kind']}, blocks on {kept['seen'][-1]} multiprocessors"
         yield what, len(kept["rows"]), wrong, where, kept.get("date", "")
+
+
+def _undated(found: Mapping[str, Row]) -> str:
+    """The parts whose rows do not say of which sources they are."""
+    counts = {
+        part: sum(not row.get("digest") for row in kept["rows"]) for part, kept in found.items()
+    }
+    named = ", ".join(f"{part} {count}" for part, count in counts.items() if count)
+    return named and (
+        f"Measured before rows carried a digest of their sources, so perhaps of older kernels than "
+        f"today's, and measured anew by the next run: {named}."
+    )
 
 
 def _ops(rows: Sequence[Row]) -> str:

@@ -18,7 +18,7 @@ from benchmarks.node_work import Amounts, amounts
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
-from spark_engine.builder.native.program import Decided, decide
+from spark_engine.builder.native.program import BucketTactics, check, decide
 from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
@@ -83,7 +83,7 @@ def plan_of(
     return {(b.family, b.rows): b for b in found}
 
 
-def decided_of(config: Path, options: Options) -> Iterator[Decided]:
+def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
     model = with_ranks(_opened(config), options.tp, TILE, options.across_hosts)
@@ -97,7 +97,9 @@ def decided_of(config: Path, options: Options) -> Iterator[Decided]:
     chooser = Chooser(REGISTRY, plan.gpu)
     for family, graph in graphs.items():
         for size in plan.buckets.of(family):
-            yield decide(graph.graph, size, chooser)
+            found = decide(graph.graph, size, chooser)
+            check((found,), plan.gpu)  # a node that no tactic takes would cost nothing
+            yield found
 
 
 @cache
@@ -106,17 +108,17 @@ def _opened(config: Path) -> Model:
     return open_model(config)
 
 
-def bucket_of(decided: Decided, context: int) -> Bucket:
-    """A bucket that was decided; nodes that no tactic takes are left out."""
+def bucket_of(decided: BucketTactics, context: int) -> Bucket:
+    """A bucket that was decided, whose every node some tactic takes."""
     size = decided.size
     seen = size.rows * size.tile if size.family == PREFILL else context
     nodes = []
     for node, choice in decided.nodes:
-        if choice.tactic is not None and choice.plan is not None:
-            symbols = tuple(launch.symbol for launch in choice.plan.launches)
-            moved = amounts(work_of(node, size, seen))
-            known = (label_of(node.name), node.op, choice.tactic.name, symbols)
-            nodes.append(Node(*known, moved, choice.seconds))
+        assert choice.tactic is not None and choice.plan is not None
+        symbols = tuple(launch.symbol for launch in choice.plan.launches)
+        moved = amounts(work_of(node, size, seen))
+        known = (label_of(node.name), node.op, choice.tactic.name, symbols)
+        nodes.append(Node(*known, moved, choice.seconds))
     return Bucket(size.family, size.rows, tuple(nodes))
 
 

@@ -1,4 +1,4 @@
-"""The manifest, put together from what the stages of a build produced.
+"""Assembles the manifest from what the stages of a build produced.
 
 Knows which stage gives which key; decides nothing.
 """

@@ -17,6 +17,7 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.build_record import recorded
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
@@ -28,12 +29,11 @@ from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
-from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model, with_ranks
@@ -74,11 +74,11 @@ def build(
     gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
-    wish, options = options.target, with_target(options)
+    requested, options = options.target, with_target(options)
     tile = TILE if options.gpu else 1
     model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
     plan = resolve(options, facts_of(model))
-    found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
+    found = (*no_gpu_note(requested, options.target), *tokenizer_note(checkpoint))
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -106,7 +106,7 @@ def build(
             verify_all(graphs, plan, "packed")
             if backend.timed:
                 clock.start("compile", "the kernels of tactics that compete")
-                backend.compile_rivals([*graphs.values()], advance)
+                backend.compile_candidates([*graphs.values()], advance)
             clock.start("choose", "tactics")
             backend.choose([*graphs.values()])
             clock.start("compile", f"the chosen kernels for {plan.target}")
@@ -181,7 +181,7 @@ def with_target(options: Options) -> Options:
         if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {extra('cuda')}"
         ) from error
     gpu = gpu_of(options, present())
     if gpu is None:
@@ -189,12 +189,12 @@ def with_target(options: Options) -> Options:
     return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
-def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
+def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     """A sentence where `auto` became the CPU on a machine that has NVIDIA's driver."""
-    if wish != "auto" or target != CPU or not driver_present():
+    if requested != "auto" or target != CPU or not driver_present():
         return ()
     if find_spec("cuda") is None:
-        why = f"a GPU is here, but the extra `cuda` is not installed ({EXTRA})"
+        why = f"a GPU is here, but the extra `cuda` is not installed ({extra('cuda')})"
     else:
         why = "the GPU here cannot be used or is of no known architecture"
     return (f"{why}: building for the CPU; --target names another",)

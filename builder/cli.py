@@ -111,8 +111,8 @@ def _one_of(*words: str) -> Complete:
     metavar="N|FILE",
     help="Ids that are drafted: the first N, or those of a file. What is generated stays the same.",
 )
-@click.option("--no-fuse", is_flag=True, help="Leave every fusion out.")
-@click.option("--debug", is_flag=True, help="Let every layer's output be read.")
+@click.option("--no-fuse", is_flag=True, help="Apply no fusion.")
+@click.option("--debug", is_flag=True, help="Make every layer's output readable.")
 @click.option(
     "--timing/--no-timing",
     default=None,
@@ -132,7 +132,7 @@ def _one_of(*words: str) -> Complete:
 @click.option(
     "--record/--no-record",
     default=None,
-    help="Run every bucket once, where this machine can, and keep md5 sums of what they say; by "
+    help="Run every bucket once, where this machine can, and keep md5 sums of their tokens; by "
     "default a CPU's least buckets alone.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -167,13 +167,13 @@ def main(
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
-        wishes = {
+        drafting = {
             "verify": parse_rounds("--verify", verify) if verify is not None else None,
             "drafts": parse_drafts(drafts),
             "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
         }
         target = target_for(executor, target)
-        options = Options(target, fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
+        options = Options(target, fuse=not no_fuse, **sizes, **drafting, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if hub is not None:
                 gpu_of(options)  # what is wrong here need not wait for a download

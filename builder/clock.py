@@ -1,4 +1,4 @@
-"""Wall time by stage and the peak memory of a build. Knows no stage by name."""
+"""Timer of a build: wall time by stage, and peak memory. Knows no stage by name."""
 
 from __future__ import annotations
 

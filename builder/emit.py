@@ -1,4 +1,4 @@
-"""Writing an engine folder so that a build that dies leaves the old engine or none.
+"""Writes an engine folder atomically: a build that dies leaves the old engine or none.
 
 Knows staging, locking and renaming; knows nothing of what the files hold. Everything is written
 into `.NAME.staging` beside the destination, flushed to disk, and renamed at the very end.

@@ -21,7 +21,6 @@ from spark_engine.progress import Progress
 
 GIB = 1 << 30
 CHUNK = 16 << 20  # bytes hashed at once
-EXTRA = extra("hub")
 # What a build reads; weights in other formats and pictures stay where they are.
 WEIGHTS = ".safetensors"
 NEEDED = (".json", WEIGHTS, ".jinja", ".txt")
@@ -72,8 +71,8 @@ def fetch(name: str, shown: Progress, check: Callable[[Path], object]) -> Path:
         import huggingface_hub as hub
     except ImportError:
         raise OptionError(
-            f"{name} is no folder here, and fetching it needs the extra `hub`: {EXTRA}; or "
-            + by_hand(name)
+            f"{name} is no folder here, and fetching it needs the extra `hub`: "
+            f"{extra('hub')}; or {by_hand(name)}"
         ) from None
     match = _NAME.fullmatch(name)
     if match is None:

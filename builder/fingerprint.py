@@ -12,7 +12,7 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, models, plugins
-from spark_engine.builder.plan.options import Options, timed_unasked
+from spark_engine.builder.plan.options import RTX, Options, timed_unasked
 from spark_engine.engine_file import digest_file
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
@@ -29,7 +29,7 @@ LIBRARIES = (
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh")
-# The rooms, which in a wheel lie inside `spark_engine`: each is hashed where it counts.
+# Our packages, which in a wheel lie inside `spark_engine`: each is hashed where it counts.
 APART = {"builder", "check", "models", "plugins", "runtime"}
 
 
@@ -37,9 +37,14 @@ def producer(target: str) -> dict[str, str]:
     """Versions of the libraries that decide what an engine's bytes are.
 
     For a CUDA target also the compiler's own word ("nvrtc"), which a system's library may have
-    changed, and the packages around it that are installed.
+    changed, and the packages around it that are installed. Raises OptionError where TensorRT-RTX is
+    asked for and is not there.
     """
     found = {name: metadata.version(name) for name in LIBRARIES}
+    if target == RTX:
+        from spark_engine.builder.executors.trt import tensorrt
+
+        return {**found, "tensorrt_rtx": tensorrt().__version__}  # it reads no other's engines
     if target not in TARGETS:
         return found
     from spark_engine.builder.native import nvrtc
@@ -74,12 +79,12 @@ def fingerprint(checkpoint: Path, options: Options, advance: Advance = ignore) -
     Where tactics are timed, the GPU and its driver count as tools: their times choose. Raises
     OSError when a file of the checkpoint cannot be read.
     """
-    rooms = (spark_engine, builder, models)
+    packages = (spark_engine, builder, models)
     tools = {**producer(options.target), "timed_on": timed_on(options)}
     parts = {
         "checkpoint": _hash(_files(checkpoint, advance)),
         "options": _hash(options.to_json()),
-        "toolchain": _hash([tools, *(_sources(m.__file__) for m in rooms)]),
+        "toolchain": _hash([tools, *(_sources(m.__file__) for m in packages)]),
         "plugins": _hash(_sources(plugins.__file__)),
     }
     return Fingerprint(**parts, all=_hash(parts))
@@ -100,13 +105,13 @@ def _files(checkpoint: Path, advance: Advance) -> Json:
 
 
 def _sources(init: str | None) -> Json:
-    """sha256 of each source file of a room, folders in it included, by its path in the room."""
+    """sha256 of each source file of a package, those in its folders too, by its path in it."""
     if init is None:
         return {}
-    room = Path(init).parent
-    paths = sorted(p.relative_to(room) for p in room.rglob("*") if p.suffix in SOURCES)
+    package = Path(init).parent
+    paths = sorted(p.relative_to(package) for p in package.rglob("*") if p.suffix in SOURCES)
     ours = (p for p in paths if p.parts[0] not in APART)
-    return {p.as_posix(): _hash_bytes((room / p).read_bytes()) for p in ours}
+    return {p.as_posix(): _hash_bytes((package / p).read_bytes()) for p in ours}
 
 
 def _hash(value: Json) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from spark_engine.builder.native.launches import bucket_of, launches, listing, told
+from spark_engine.builder.native.launches import bucket_of, describe, launches, listing
 from spark_engine.builder.report import render
 from spark_engine.command import command
 from spark_engine.engine_file import read_engine, read_manifest, verify_files
@@ -46,5 +46,7 @@ def main(engine: Path, as_json: bool, bucket: str | None, launch: int | None) ->
 def show_launches(engine: Path, bucket: Bucket, manifest: Manifest, number: int | None) -> None:
     """Prints all launches of a bucket, or one and where it is written."""
     found = launches(read_engine(engine / bucket.file).payload)
-    text = listing(found) if number is None else told(found, number, manifest.tactics, bucket.file)
-    click.echo(text)
+    if number is None:
+        click.echo(listing(found))
+    else:
+        click.echo(describe(found, number, manifest.tactics, bucket.file))

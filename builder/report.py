@@ -123,9 +123,9 @@ def _snapshots(m: Manifest) -> str:
     """Of the prefix cache: how many there are, and what one takes."""
     one = bytes_of(m.states, SEQUENCE)
     if not one:
-        return "none: the model remembers in KV pages alone"
+        return "none: the model has no recurrent states"
     if m.executor == NATIVE:
-        return f"of {size(one)}, as many as the memory has room for"
+        return f"of {size(one)}, as many as memory allows"
     return f"{m.limits.snapshots} of {size(one)}"
 
 

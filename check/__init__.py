@@ -1,1 +1,1 @@
-"""Accuracy: any engine against any other, or against its checkpoint. Stands on all other rooms."""
+"""Accuracy: any engine against any other, or against its checkpoint. Imports all others."""

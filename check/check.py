@@ -27,6 +27,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from spark_engine.check.build_record import check_record
 from spark_engine.check.engines import (
     GRAPH,
     build_twin,
@@ -40,9 +41,8 @@ from spark_engine.check.engines import (
     open_engine,
 )
 from spark_engine.check.levels import check_ops, compare_runs
+from spark_engine.check.node_recorder import Recorder
 from spark_engine.check.prompts import Session, greedy_session, sessions
-from spark_engine.check.record import Recorder
-from spark_engine.check.recorded import check_record
 from spark_engine.check.repeat import Repeated, repeat
 from spark_engine.check.report import Level, Report
 from spark_engine.check.text import compare_texts
@@ -133,7 +133,7 @@ def _compare(
     truth = other.shown
     runs = _runs(candidate, levels)
     if recorder is not None and other.alone is other.shown and runs:
-        truth = recorder.watched
+        truth = recorder.recording
     elif recorder is not None:
         recorder.run(shown)
     if runs:

@@ -41,7 +41,7 @@ from spark_engine.progress import Progress
     "--repeat",
     type=click.IntRange(1),
     metavar="N",
-    help="Instead: serve the same requests again N times, and print how often a text parts.",
+    help="Instead: serve the same requests again N times, and print how often a text differs.",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
@@ -64,7 +64,7 @@ def main(
     with --against ENGINE the other engine is run. A native engine has no references of its own:
     give its checkpoint, or a CPU engine (without its op level). Names every module whose op
     differs by itself, then the first layer that does, and counts tokens that differ. The record
-    level asks whether every bucket still says what it said when the engine was built.
+    level asks whether every bucket still generates the tokens of the engine's build.
     """
     with command("spark-check"):
         choose(os.environ, device)

@@ -18,7 +18,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.mark import mark
 from spark_engine.check.observe import HEAD
-from spark_engine.check.ranks import Meeting, threads_of, together
+from spark_engine.check.ranks import Rendezvous, threads_of, together
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_manifest
 from spark_engine.errors import InternalError, OptionError
@@ -55,9 +55,9 @@ def open_engine(path: Path) -> Loaded:
         loaded = load(path, cache_bytes=0)
         assert isinstance(loaded.store, LeadStates)
         return replace(loaded, store=loaded.store.inner)
-    meeting, threads = Meeting(manifest.ranks), threads_of(manifest.ranks)
-    ranks = [load(path, threads=threads, cache_bytes=0, comm=comm) for comm in meeting.comms]
-    return together(ranks[0], meeting, [one.executors for one in ranks])
+    rendezvous, threads = Rendezvous(manifest.ranks), threads_of(manifest.ranks)
+    ranks = [load(path, threads=threads, cache_bytes=0, comm=comm) for comm in rendezvous.comms]
+    return together(ranks[0], rendezvous, [one.executors for one in ranks])
 
 
 def has_graph(loaded: Loaded) -> bool:
@@ -201,6 +201,6 @@ def _reopened(
 
     if ranks == 1:
         return replace(loaded, executors=opened(open_alone))
-    meeting = Meeting(ranks)
-    by_rank = [opened(partial(open_rank, comm=comm)) for comm in meeting.comms]
-    return together(loaded, meeting, by_rank)
+    rendezvous = Rendezvous(ranks)
+    by_rank = [opened(partial(open_rank, comm=comm)) for comm in rendezvous.comms]
+    return together(loaded, rendezvous, by_rank)

@@ -35,7 +35,7 @@ F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Held:
+class StateValue:
     """A value of the state `name`: all of it, or of its `count` units those of `index` alone."""
 
     name: str
@@ -53,7 +53,7 @@ class Recorded:
     step: Step
     operands: tuple[NDArray[Any], ...]
     results: tuple[NDArray[Any], ...]
-    states: Mapping[str, Held] = field(default_factory=dict)
+    states: Mapping[str, StateValue] = field(default_factory=dict)
 
 
 def module_of(recorded: Recorded, weights: Collection[str]) -> str:

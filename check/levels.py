@@ -18,10 +18,10 @@ from spark_engine.check.compare import Compare, Verdict
 from spark_engine.check.engines import folder_of, has_graph, own_executor
 from spark_engine.check.judge import Recorded, judge, module_of
 from spark_engine.check.native_nodes import NativeNodes
+from spark_engine.check.node_recorder import RecordedLaunch, Recorder
 from spark_engine.check.observe import layer_of, place
 from spark_engine.check.operators import Bodies
 from spark_engine.check.prompts import Session
-from spark_engine.check.record import Recorder, Taken
 from spark_engine.check.reference import Step, graphs_of
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
@@ -83,9 +83,9 @@ def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Pro
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
     # Of a native engine this process has rank 0's part alone.
-    taken = [one for one in recorder.taken if has_graph(loaded) or not one.rank]
-    with shown.track("op level, nodes", sum(len(one.nodes) for one in taken)) as step:
-        for one in taken:
+    recorded_launches = [one for one in recorder.launches if has_graph(loaded) or not one.rank]
+    with shown.track("op level, nodes", sum(len(one.nodes) for one in recorded_launches)) as step:
+        for one in recorded_launches:
             level.launches += not one.rank
             alone, has = _alone(loaded, one)
             for recorded in one.nodes:
@@ -102,33 +102,36 @@ class _Alone(Protocol):
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]: ...
 
 
-def _alone(loaded: Loaded, taken: Taken) -> tuple[_Alone, Callable[[Step], bool]]:
+def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
     """What runs single nodes of a bucket, by the engine's executor, and which it can run.
 
     Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
     the twin's of that name: these are left out.
     """
     folder = folder_of(loaded)
-    bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == taken.key)
+    bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == launch.key)
     payload = folder.engine(bucket).payload
     if has_graph(loaded):
-        weights = map_weights(folder.weights_of(taken.rank))
+        weights = map_weights(folder.weights_of(launch.rank))
         return Bodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
-    alone = NativeNodes(own_executor(loaded, taken.key), payload, taken.weights)
+    alone = NativeNodes(own_executor(loaded, launch.key), payload, launch.weights)
     if folder.manifest.ranks == 1:
         return alone, lambda step: True
-    ops = {launch.node: launch.op for launch in launches(payload)}
+    ops = {one.node: one.op for one in launches(payload)}
     return alone, lambda step: ops.get(step.name) == step.kind
 
 
 def _finding(
-    recorded: Recorded, results: tuple[NDArray[Any], ...], taken: Taken, limits: NodeLimits
+    recorded: Recorded,
+    results: tuple[NDArray[Any], ...],
+    launch: RecordedLaunch,
+    limits: NodeLimits,
 ) -> Finding:
-    step, family = recorded.step, taken.key[0]
-    module = module_of(recorded, taken.weights)
-    whose = f" of rank {taken.rank}" if taken.rank else ""
+    step, family = recorded.step, launch.key[0]
+    module = module_of(recorded, launch.weights)
+    whose = f" of rank {launch.rank}" if launch.rank else ""
     finding = Finding(f"{family} {step.name}{whose}", f"{family} {step.kind}", module=module)
-    for verdict in judge(recorded, results, taken.masks, limits):
+    for verdict in judge(recorded, results, launch.masks, limits):
         finding.add(verdict, f"{step.kind}, output {verdict.name}")
     return finding
 

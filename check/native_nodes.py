@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.check.judge import Held, Recorded
+from spark_engine.check.judge import Recorded, StateValue
 from spark_engine.check.reference import POISON
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.runtime.executors.executor import Executor
@@ -79,7 +79,7 @@ class NativeNodes:
         return tuple(made)
 
     def _copies(
-        self, name: str, array: NDArray[Any], states: Mapping[str, Held]
+        self, name: str, array: NDArray[Any], states: Mapping[str, StateValue]
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """(address, part) of the tensor: all at once, or unit by unit of a state."""
         held = states.get(name)
@@ -90,7 +90,7 @@ class NativeNodes:
         for part, unit in zip(array, held.index.tolist(), strict=True):
             yield address + unit * part.nbytes, part
 
-    def _address(self, name: str, array: NDArray[Any], held: Held | None = None) -> int:
+    def _address(self, name: str, array: NDArray[Any], held: StateValue | None = None) -> int:
         """Where the tensor lies, in all its length, or the state that it is."""
         if held is not None:
             return int(self._executor.address(MemoryOperand("state", held.name)))

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.judge import Held, Recorded
+from spark_engine.check.judge import Recorded, StateValue
 from spark_engine.check.reference import POISON, Step
 from spark_engine.errors import OptionError
 from spark_engine.tensors import DType
@@ -78,7 +78,7 @@ class Bodies:
         )
 
 
-def _whole(array: NDArray[Any], held: Held) -> NDArray[Any]:
+def _whole(array: NDArray[Any], held: StateValue) -> NDArray[Any]:
     """All units of a state, poison where it was not kept."""
     if held.index is None:
         return array

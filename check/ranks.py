@@ -20,7 +20,7 @@ from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import AtOnce, Executor, Specs, Wait
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
 from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
@@ -30,7 +30,7 @@ MOST_MERGED = 4  # sets of buffers remembered; a runner has one
 Buffers = Mapping[str, Array]
 
 
-class Meeting:
+class Rendezvous:
     """Where the threads of the ranks give each other arrays."""
 
     def __init__(self, ranks: int) -> None:
@@ -46,7 +46,7 @@ class Meeting:
             found = [*self._left]
             self._barrier.wait(LIMIT_S)
         except threading.BrokenBarrierError:
-            raise _InVain(f"rank {rank} waits in vain: another one has failed") from None
+            raise _PeerFailed(f"rank {rank} waited for another one, which failed") from None
         return found
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
@@ -64,24 +64,24 @@ class Meeting:
         self._barrier.reset()
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, _InVain))
+            raise min(errors, key=lambda error: isinstance(error, _PeerFailed))
 
     def abort(self) -> None:
         """Ends the calls that wait."""
         self._barrier.abort()
 
 
-class _InVain(ExecutorError):
+class _PeerFailed(ExecutorError):
     """A rank that waited for one that has failed."""
 
 
 class ThreadCommunicator:
-    """One rank's end of a meeting (runtime/ranks/communicator.py)."""
+    """One rank's end of a rendezvous (runtime/ranks/communicator.py)."""
 
     here = True
 
-    def __init__(self, meeting: Meeting, rank: int, ranks: int) -> None:
-        self._meeting, self._rank, self._ranks = meeting, rank, ranks
+    def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
+        self._rendezvous, self._rank, self._ranks = rendezvous, rank, ranks
         self.limit_s = LIMIT_S
 
     @property
@@ -96,7 +96,7 @@ class ThreadCommunicator:
 
     def parts(self, array: Array) -> list[Array]:
         """Those of all ranks, in their order."""
-        return self._meeting.exchange(self._rank, array.copy())
+        return self._rendezvous.exchange(self._rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
         """The sum, in the order of ranks."""
@@ -108,11 +108,11 @@ class ThreadCommunicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
-        self._meeting.exchange(self._rank, None)
+        self._rendezvous.exchange(self._rank, None)
 
     def abort(self, why: str) -> None:
         """Ends the calls that wait."""
-        self._meeting.abort()
+        self._rendezvous.abort()
 
     def at_abort(self, work: Callable[[], None]) -> None:
         """Nothing but these calls waits here."""
@@ -180,16 +180,16 @@ class RankStates:
             states.restore(Snapshot(rows, paged), slot, where)
 
 
-class RanksExecutor(AtOnce):
+class RanksExecutor(SynchronousExecutor):
     """One bucket of all ranks (runtime/executors/executor.py).
 
     Its outputs are rank 0's; logits are those of all `vocab` ids, where each rank has its own.
     """
 
     def __init__(
-        self, parts: Sequence[Executor], states: RankStates, meeting: Meeting, vocab: int
+        self, parts: Sequence[Executor], states: RankStates, rendezvous: Rendezvous, vocab: int
     ) -> None:
-        self.parts, self._states, self._meeting = tuple(parts), states, meeting
+        self.parts, self._states, self._rendezvous = tuple(parts), states, rendezvous
         specs, ranks = self.parts[0].specs, len(self.parts)
         cut = {s.name for s in specs.outputs if "logits" in s.name and s.dims[-1] * ranks == vocab}
         self._cut = cut
@@ -210,7 +210,7 @@ class RanksExecutor(AtOnce):
     def run(self, buffers: Buffers) -> None:
         """One step of all ranks over the states of each. Raises what one of them does."""
         works = zip(self.parts, self.of(buffers), strict=True)
-        self._meeting.run([partial(part.run, own) for part, own in works])
+        self._rendezvous.run([partial(part.run, own) for part, own in works])
         for name in self._cut:
             buffers[name][...] = np.concatenate([own[name] for own in self._own], axis=-1)
 
@@ -238,13 +238,13 @@ class RanksExecutor(AtOnce):
 
 
 def together(
-    loaded: Loaded, meeting: Meeting, by_rank: Sequence[Mapping[BucketKey, Executor]]
+    loaded: Loaded, rendezvous: Rendezvous, by_rank: Sequence[Mapping[BucketKey, Executor]]
 ) -> Loaded:
     """The engine with the executors of all ranks; a snapshot of its states has those of all."""
     assert loaded.folder is not None
     states = RankStates(loaded.folder.manifest.states, len(by_rank))
     executors = {
-        key: RanksExecutor([one[key] for one in by_rank], states, meeting, loaded.limits.vocab)
+        key: RanksExecutor([one[key] for one in by_rank], states, rendezvous, loaded.limits.vocab)
         for key in by_rank[0]
     }
     return replace(loaded, executors=executors, states=states.shown, store=states)

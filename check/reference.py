@@ -24,7 +24,7 @@ from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
@@ -63,7 +63,7 @@ def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
     return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
 
 
-class ReferenceExecutor(AtOnce):
+class ReferenceExecutor(SynchronousExecutor):
     """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
 
     With `comm` it is one of several ranks, each of which has its own weights.
@@ -101,7 +101,7 @@ class ReferenceExecutor(AtOnce):
             values[spec.name].flags.writeable = False
         for step in self._steps:
             if isinstance(step, Collective):
-                self._meet(step, values)
+                self._combine(step, values)
                 continue
             operands = tuple(values[name] for name in step.inputs)
             results = _compute(step, operands)
@@ -120,7 +120,7 @@ class ReferenceExecutor(AtOnce):
     def close(self) -> None:
         """Frees nothing: weights are mapped."""
 
-    def _meet(self, step: Collective, values: Values) -> None:
+    def _combine(self, step: Collective, values: Values) -> None:
         """What the ranks make together: their sum, or their parts side by side, of all rows or of
         those that the step's `rows` name. What the others hold is undefined."""
         assert self._comm is not None

@@ -88,7 +88,7 @@ def repeat(
 def show_repeated(found: Repeated, console: Console) -> None:
     """A row for each run, and the sum of them in one line."""
     table = Table(title=f"{found.texts} greedy texts, {found.tokens} tokens, beside the first run")
-    for column in ("run", "arriving", "same texts", "agreement", "first parts at"):
+    for column in ("run", "arriving", "same texts", "agreement", "first difference at"):
         table.add_column(column, justify="left" if column == "arriving" else "right")
     for number, run in enumerate(found.runs, 1):
         where = f"text {run.prompt}, token {run.token}" if run.prompt >= 0 else ""
@@ -99,7 +99,7 @@ def show_repeated(found: Repeated, console: Console) -> None:
     total = found.texts * len(found.runs)
     built = "built invariant" if found.invariant else "not built invariant"
     colour = "green" if found.passed else "red"
-    console.print(f"[{colour}]{found.engine} ({built}): {parted} of {total} texts parted")
+    console.print(f"[{colour}]{found.engine} ({built}): {parted} of {total} texts differed")
 
 
 def _requests(

@@ -1,6 +1,6 @@
-"""What a build may choose of its draft head: how it is stored, and which ids it may draft.
+"""`DraftOptions`: the draft head's dtype, and the shortlist of ids that it may draft.
 
-Knows neither checkpoint nor graph. The builder makes one of the user's wishes; `build_network`
+Knows neither checkpoint nor graph. The builder makes one of the user's options; `build_network`
 reads it.
 """
 

@@ -1,4 +1,4 @@
-"""A checkpoint without weights' files: every tensor is drawn when it is read.
+"""A synthetic checkpoint without weight files: every tensor is random, drawn when it is read.
 
 A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 1}) stands for a
 checkpoint of the published shapes, names and types whose values are random and sane: norms near

@@ -1,4 +1,4 @@
-"""The options of `spark-run` for answers: how they are drawn, and how chats are taken apart.
+"""The options of `spark-run` for answers: sampling, reasoning and tool calls.
 
 Rows of the table in `runtime/options.py`.
 """
@@ -46,12 +46,12 @@ ANSWER = (
     _answer("--max-tokens", "Tokens at most; as many as fit by default.", int),
     _answer("--min-tokens", "Do not end before this many tokens.", int),
     _answer("--temperature", "0 takes the likeliest token.", float),
-    _answer("--top-p", "Draw from the likeliest tokens that have this much together.", float),
-    _answer("--top-k", "Draw from this many of the likeliest tokens.", int),
-    _answer("--min-p", "Draw from tokens at least this likely, the likeliest being 1.", float),
+    _answer("--top-p", "Sample from the likeliest tokens with this total probability.", float),
+    _answer("--top-k", "Sample from this many of the likeliest tokens.", int),
+    _answer("--min-p", "Sample from tokens above this share of the top probability.", float),
     _answer("--seed", "Makes the answer repeatable.", int),
     _answer("--stop", "End before this text. May be given several times.", many=True, turn=list),
-    _answer("--ignore-eos", "Go on after the model's end token.", bool),
+    _answer("--ignore-eos", "Continue after the model's end token.", bool),
     Option(
         "--logprobs",
         Group.ANSWER,
@@ -75,19 +75,19 @@ ANSWER = (
 CHAT = (
     _chat(
         "--reasoning",
-        "How the model marks its thoughts; auto: as its chat template does.",
+        "How the model marks its reasoning; auto: by its chat template.",
         click.Choice([AUTO, *REASONING]),
         modes=CHATTING,
     ),
     _chat(
         "--tools",
-        "How the model writes tool calls; auto: as its chat template teaches.",
+        "How the model writes tool calls; auto: by its chat template.",
         click.Choice([AUTO, *TOOLS]),
         modes=CHATTING,
     ),
     _chat(
         "--think-budget",
-        "Tokens of thought at most, where a request does not say; then it answers.",
+        "Tokens of reasoning at most, where a request sets no budget.",
         click.IntRange(0),
         metavar="N",
         modes=CHATTING,

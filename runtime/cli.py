@@ -46,7 +46,7 @@ from spark_engine.runtime.server.assets import check_ranks
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
-from spark_engine.runtime.talk_state import Conversation
+from spark_engine.runtime.terminal_conversation import Conversation
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
@@ -92,14 +92,14 @@ class _Run(Grouped):
     OF_FILE,
     "Read options from this TOML file; those on the command line go before it.",
 )
-@click.option("--print-config", is_flag=True, help="Print all options as such a file, and end.")
+@click.option("--print-config", is_flag=True, help="Print all options as such a file, and exit.")
 @click.option(
     "--completion",
     type=click.Choice(completion.SHELLS),
     is_eager=True,
     expose_value=False,
     callback=_complete,
-    help='Print what completes the spark commands: eval "$(spark-run --completion bash)".',
+    help='Print the shell completion of the spark commands: eval "$(spark-run --completion bash)".',
 )
 @click.version_option(package_name="spark-engine", prog_name=NAME)
 @click.pass_context
@@ -107,8 +107,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
     Without --prompt, --prompt-ids, --chat or --serve it chats on a terminal, and elsewhere answers
-    the message on standard input. `spark-run doctor` says what this machine is, which engines it
-    can serve, and what to do where it cannot.
+    the message on standard input. `spark-run doctor` checks this machine: which engines it can
+    serve, and what to do where it cannot.
     """
     with command(NAME):
         if print_config:
@@ -119,7 +119,7 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
         choose(os.environ, values["device"])
         folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
         _check_device(folder, values["device"])
-        run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
+        run = {Mode.SERVE: _serve, Mode.TERMINAL: _chat}.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
@@ -166,7 +166,7 @@ def _unasked() -> Mode:
     if not sys.stdout.isatty():
         words = "standard output is no terminal to chat on: give --prompt, --chat or --serve"
         raise OptionError(words)
-    return Mode.TALK
+    return Mode.TERMINAL
 
 
 def cache_folder() -> Path:
@@ -192,13 +192,13 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     return run(folder, options)
 
 
-def _talk(folder: Path, values: Mapping[str, Any]) -> int:
+def _chat(folder: Path, values: Mapping[str, Any]) -> int:
     # imported here: a server starts sooner without them
     from rich.console import Console
 
-    from spark_engine.runtime.talk import Talk
-    from spark_engine.runtime.talk_input import Lines
-    from spark_engine.runtime.talk_screen import Screen
+    from spark_engine.runtime.terminal_chat import TerminalChat
+    from spark_engine.runtime.terminal_input import LineReader
+    from spark_engine.runtime.terminal_screen import Screen
 
     session = Session(folder, engine_options(values), chat_options(values))
     try:
@@ -212,7 +212,7 @@ def _talk(folder: Path, values: Mapping[str, Any]) -> int:
         session.render([{"role": "user", "content": "hi"}])  # refuses what has no chat template
         with Progress(sys.stderr) as shown:
             session.open(shown)
-        Talk(session, conversation, Lines(_state() / HISTORY), Screen(Console())).run()
+        TerminalChat(session, conversation, LineReader(_state() / HISTORY), Screen(Console())).run()
     finally:
         session.close()
     return 0
@@ -242,7 +242,7 @@ def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int
     if mode is Mode.CHAT:
         if values["chat"] is None and not text.strip():
             raise OptionError(
-                "standard input is empty: type the message there, or give one of --prompt, "
+                "standard input is empty: pipe in the message, or give one of --prompt, "
                 "--prompt-ids, --chat and --serve"
             )
         said = {"system": values["system"], "user": text}

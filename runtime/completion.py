@@ -1,4 +1,4 @@
-"""What a shell is told to complete our commands: their options, choices and files.
+"""Shell completion of our commands: their options, choices and files.
 
 Knows the commands' names and click's scripts, which ask the command itself. Knows no option.
 """

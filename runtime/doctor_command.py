@@ -30,7 +30,7 @@ SERVED, NONE_SERVED = 0, 1
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--no-load", is_flag=True, help="Do not work on the GPU: no clock, no bandwidth.")
 def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load: bool) -> None:
-    """Says what this machine is and which engines it can serve, and what to do where it cannot.
+    """Checks this machine: which engines it can serve, and what to do where it cannot.
 
     The engines are the folders ENGINE, or all under engines/. The GPU works for about a second.
     Ends with 0 where an engine can be served, with 1 where none can.
@@ -49,7 +49,7 @@ def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load
 def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
     """Looks at everything; with `load` the GPU works for a second. `device`: its name for
     nvidia-smi."""
-    host, found = machine.host(), gpu.look(load, device)
+    host, found = machine.host(), gpu.diagnose(load, device)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None
     return Report(

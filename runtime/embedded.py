@@ -1,4 +1,4 @@
-"""The model that comes with the package: where its checkpoint and its engine are, and building it.
+"""The embedded model: where its checkpoint and its engine are, and building it.
 
 Knows folders and the builder's command line. The runtime may not import the builder or the models,
 so the one is started as a process and the other found by its path.
@@ -89,7 +89,7 @@ def build(checkpoint: Path, folder: Path) -> None:
     code = _run(command)
     if code or not (folder / MANIFEST).exists():
         raise EngineError(
-            f"building the embedded model failed with code {code}; its words are above"
+            f"building the embedded model failed with code {code}; see its output above"
         )
     os.utime(folder / MANIFEST)  # an unchanged engine is not written again, and would stay stale
 

@@ -1,13 +1,15 @@
 """Ranks of an engine on several hosts: which of them this is, and standing by for rank 0.
 
 Knows addresses and processes; opens no engine. The same command runs on every host: the first one
-serves, and on the others a rank's process is started again for every life of the engine there.
+serves, and on the others a rank's process is started again for every life of the engine there. It
+tells by a pipe that it runs; one that stands still would never see that rank 0 has gone.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -20,9 +22,11 @@ from types import FrameType
 from spark_engine.command import USER
 from spark_engine.errors import OptionError
 from spark_engine.runtime.ranks.rendezvous import address_of
+from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 
 PAUSE_S = 1.0  # before a rank is started again
+STILL_S = 40.0  # of a rank's process in which no Python runs; a library may hold its lock so long
 NETWORK = "NCCL_SOCKET_IFNAME"
 SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address
 Say = Callable[[str], None]
@@ -105,11 +109,20 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
         signal.signal(number, stop)
     say(f"rank {rank} of {len(hosts)} stands by for {hosts[0]}")
     while not stopped:
-        process = start_rank(
-            RankSpec(str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid())
+        beats, beat = os.pipe()
+        own = RankSpec(
+            str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid(), beat=beat
         )
+        try:
+            process = start_rank(own)
+        finally:
+            os.close(beat)
         if stopped:  # while it was being started
             process.kill()
+        if not _ended(beats):
+            say(f"rank {rank} has stood still for {STILL_S:g} s, and is ended")
+            process.kill()
+        os.close(beats)
         code = process.wait()
         if stopped:
             break
@@ -118,3 +131,16 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
         say(f"rank {rank} ended with code {code}, and stands by again")
         time.sleep(PAUSE_S)
     return 0
+
+
+def _ended(beats: int) -> bool:
+    """Waits until the rank's process has closed its end of the pipe; False where it stands still
+    while this one runs."""
+    clock, heard, pipe = RunningClock(), 0.0, select.poll()
+    pipe.register(beats, select.POLLIN)
+    while clock.now() - heard < STILL_S:
+        if pipe.poll(TICK_S * 1000):
+            if not os.read(beats, 64):
+                return True
+            heard = clock.now()
+    return False

@@ -1,4 +1,4 @@
-"""The options of `spark-run` for those who run a server: who may use it, and what it writes.
+"""The options of `spark-run` for operators of a server: access control, logs, traces.
 
 Rows of the table in `runtime/options.py`.
 """
@@ -15,32 +15,32 @@ _key, _log = table(Group.SECURITY, ServerOptions), table(Group.LOGGING, ServerOp
 KEYS = (
     _key(
         "--api-keys",
-        "A file (TOML) with keys, their names and their limits; read again on SIGHUP.",
+        "A TOML file of API keys with names and limits; reloaded on SIGHUP.",
         click.Path(dir_okay=False),
         metavar="FILE",
     ),
     _key(
         "--metrics-by-key",
-        "Count tokens and limits in /metrics by the names of keys too, and ask for a key there.",
+        "Count tokens and limits in /metrics by key name too, and require a key there.",
         bool,
         needs=("--api-keys", "no key has a name"),
     ),
     _key(
         "--queue-timeout",
-        "Seconds that a request may wait until the engine begins with it.",
+        "Seconds that a request may wait in the queue.",
         click.FloatRange(0, min_open=True),
         field="queue_timeout_s",
         metavar="T",
     ),
     _key(
         "--max-model-len",
-        "Tokens that a request may reach, prompt and answer; as the engine holds by default.",
+        "Tokens of a prompt and its answer together; by default as the engine was built.",
         click.IntRange(2),
         metavar="N",
     ),
     _key(
         "--max-body-mib",
-        "MiB that a request's body may hold.",
+        "MiB of a request's body at most.",
         click.IntRange(1, 1024),
         metavar="N",
     ),
@@ -49,13 +49,13 @@ LOGGING = (
     _log("--access-log", "Write a line for every request: whose it was, tokens and times.", bool),
     _log(
         "--log-format",
-        "For people, or one JSON object a line.",
+        "Plain text, or one JSON object a line.",
         click.Choice([form.value for form in LogFormat]),
         turn=LogFormat,
     ),
     _log(
         "--log-level",
-        "What is written: this, and what is worse.",
+        "The lowest level that is logged.",
         click.Choice([level.value for level in LogLevel]),
         turn=LogLevel,
     ),

@@ -20,27 +20,27 @@ Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.Para
 
 
 class Mode(enum.StrEnum):
-    """What a run of the command does; all but TALK are options of the same name."""
+    """What a run of the command does; all but TERMINAL are options of the same name."""
 
     PROMPT = "prompt"
     PROMPT_IDS = "prompt_ids"
     CHAT = "chat"
     SERVE = "serve"
-    TALK = "talk"
+    TERMINAL = "terminal"
 
     @property
     def flag(self) -> str:
         """As it is typed, or what it is."""
-        if self is Mode.TALK:
+        if self is Mode.TERMINAL:
             return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
 
 
-ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TALK)
+ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TERMINAL)
 SERVING = frozenset({Mode.SERVE})
-CHATS = frozenset({Mode.CHAT, Mode.TALK})
+CHATS = frozenset({Mode.CHAT, Mode.TERMINAL})
 ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
-MANY = frozenset({Mode.SERVE, Mode.TALK})
+MANY = frozenset({Mode.SERVE, Mode.TERMINAL})
 ANSWERING = frozenset(Mode) - SERVING
 
 
@@ -51,12 +51,12 @@ class Group(enum.Enum):
         self.title = title
         self.modes = modes
 
-    TASK = "What to do", frozenset(Mode)
-    ANSWER = "An answer", ANSWERING
-    ENGINE = "The engine", frozenset(Mode)
-    SERVER = "The server (--serve)", SERVING
-    SECURITY = "Who may use the server", SERVING
-    LOGGING = "What the server writes", SERVING
+    TASK = "Task", frozenset(Mode)
+    ANSWER = "Sampling and output", ANSWERING
+    ENGINE = "Engine", frozenset(Mode)
+    SERVER = "Server (--serve)", SERVING
+    SECURITY = "Access control", SERVING
+    LOGGING = "Logs and traces", SERVING
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Grouped(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
-                title = self._group.get(parameter.name or "", "This command")
+                title = self._group.get(parameter.name or "", "General")
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             if records:

@@ -60,7 +60,7 @@ ENGINE = (
     Option(
         "--rank",
         Group.ENGINE,
-        "This host's place among --hosts, from 0; by default the one whose address is its own.",
+        "This host's rank among --hosts, from 0; by default found by its address.",
         click.IntRange(0),
         metavar="N",
         modes=SERVING,
@@ -69,9 +69,17 @@ ENGINE = (
     Option(
         "--drafts",
         Group.ENGINE,
-        "Draft tokens a round at most; 0 turns drafts off, as the engine chooses by default.",
+        "Draft tokens a round at most, 0 for none; by default the engine chooses.",
         click.IntRange(0, MOST_DRAFTS),
         fills=(EngineOptions, "drafts"),
+    ),
+    Option(
+        "--fixed-drafts",
+        Group.ENGINE,
+        "Verify as many drafts as --drafts says in every round, whatever they bring, to measure.",
+        bool,
+        fills=(EngineOptions, "fixed_drafts"),
+        needs=("--drafts", "which says how many"),
     ),
     Option(
         "--profile",
@@ -84,7 +92,7 @@ ENGINE = (
     Option(
         "--no-graphs",
         Group.ENGINE,
-        "Queue launches one by one, to compare (slower).",
+        "Launch without CUDA graphs, to compare (slower).",
         bool,
         fills=(EngineOptions, "graphs"),
         turn=operator.not_,
@@ -101,7 +109,7 @@ ENGINE = (
     Option(
         "--itl-ms",
         Group.ENGINE,
-        "Milliseconds of ITL that a prefill chunk may add; by default as --policy says.",
+        "Milliseconds of a step in which others decode, at most; by default as --policy says.",
         float,
         metavar="T",
         fills=(PrefillPolicy, "itl_ms"),
@@ -118,7 +126,7 @@ ENGINE = (
     Option(
         "--no-cache",
         Group.ENGINE,
-        "Compute every prompt from its beginning.",
+        "Turn the prefix cache off.",
         bool,
         modes=MANY,
     ),
@@ -144,28 +152,28 @@ SERVER = (
     Option(
         "--max-queue",
         Group.SERVER,
-        "Requests that may wait beyond those that run.",
+        "Requests that may wait in the queue.",
         click.IntRange(0),
         fills=(ServerOptions, "max_queue"),
     ),
     Option(
         "--max-connections",
         Group.SERVER,
-        "Connections at a time.",
+        "Open connections at a time.",
         click.IntRange(1),
         fills=(ServerOptions, "max_connections"),
     ),
     Option(
         "--read-timeout",
         Group.SERVER,
-        "Seconds that the head of a request may take to arrive, and then its body.",
+        "Seconds for a request's headers to arrive, and again for its body.",
         _ABOVE_0,
         fills=(ServerOptions, "read_timeout_s"),
     ),
     Option(
         "--allow-priority",
         Group.SERVER,
-        "Let requests go before others (`priority`).",
+        "Let requests set their `priority`.",
         bool,
         fills=(ServerOptions, "allow_priority"),
     ),
@@ -179,7 +187,7 @@ SERVER = (
     Option(
         "--drain-timeout",
         Group.SERVER,
-        "Seconds that requests get to end after SIGTERM.",
+        "Seconds for running requests to finish after SIGTERM.",
         click.FloatRange(0),
         fills=(ServerOptions, "drain_timeout_s"),
     ),
@@ -202,7 +210,7 @@ SERVER = (
     Option(
         "--restarts",
         Group.SERVER,
-        "How often within ten minutes an engine that died is started again.",
+        "How often within ten minutes a dead engine process is restarted.",
         click.IntRange(0),
         metavar="N",
         fills=(ServerOptions, "restarts"),
@@ -210,7 +218,7 @@ SERVER = (
     Option(
         "--restart-wait",
         Group.SERVER,
-        "Seconds that a request may wait for an engine that is started again.",
+        "Seconds that a request may wait for an engine that restarts.",
         click.FloatRange(0),
         metavar="T",
         fills=(ServerOptions, "restart_wait_s"),
@@ -218,7 +226,7 @@ SERVER = (
     Option(
         "--dumps",
         Group.SERVER,
-        "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
+        "The folder for dumps of a hung or dead engine; by default the system's temporary folder.",
         click.Path(file_okay=False),
         metavar="FOLDER",
         fills=(ServerOptions, "dumps"),
@@ -228,7 +236,7 @@ SECURITY = (
     Option(
         "--api-key",
         Group.SECURITY,
-        "Ask clients for this key.",
+        "The API key that clients must send.",
         envvar="SPARK_API_KEY",
         metavar="KEY",
         fills=(ServerOptions, "api_key"),

@@ -1,4 +1,4 @@
-"""Text of a model for a terminal, which must not obey it."""
+"""Text of a model made safe for a terminal: control sequences become symbols."""
 
 from __future__ import annotations
 

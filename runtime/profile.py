@@ -1,4 +1,4 @@
-"""What `--profile` leaves: one trace of both processes, and its sum in words.
+"""`--profile`: merges the traces of both processes into one file, and sums them up.
 
 Knows which processes there are; a trace's format is `runtime/engine/trace.py`'s.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import signal
 import sys
@@ -23,12 +24,12 @@ from pathlib import Path
 
 import msgspec
 
+from spark_engine.device_choice import VISIBLE, visible
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.ranks.channel import Receiver
 from spark_engine.runtime.ranks.follower import Follower
-from spark_engine.runtime.ranks.group import OPEN_S
 from spark_engine.runtime.ranks.messages import (
     Begin,
     Opened,
@@ -41,8 +42,8 @@ from spark_engine.runtime.ranks.messages import (
 )
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
+BEAT_S = 1.0  # how often it tells its host that it runs
 GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
 
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (given,) = sys.argv[1:] if arguments is None else arguments
     spec = msgspec.json.decode(given, type=RankSpec)
     _end_with(spec.parent)
+    if spec.beat >= 0:
+        threading.Thread(target=_beat, args=(spec.beat,), daemon=True).start()
     if not spec.hosts:
         _show_own_first(os.environ, spec.rank, spec.ranks)
     try:
@@ -84,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
     comm = channels.comm
-    comm.limit_s = OPEN_S
-    loaded = load(
+    comm.limit_s = math.inf  # who is late is rank 0's to say, which may have been stopped itself
+    return load(
         Path(spec.engine),
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
@@ -94,8 +97,6 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
         least=begin.least,
         comm=comm,
     )
-    comm.limit_s = begin.limit_s
-    return loaded
 
 
 def _follow(receiver: Receiver, follower: Follower) -> None:
@@ -139,9 +140,17 @@ def _end_with(parent: int) -> None:
 
 def _show_own_first(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
     """The GPU of its number among those that rank 0 sees is the first that this process does."""
-    given = environment.get(VISIBLE)
-    seen = [str(i) for i in range(ranks)] if given is None else given.split(",")
+    given = visible(environment)
+    seen = [str(i) for i in range(ranks)] if given is None else given
     environment[VISIBLE] = ",".join([*seen[rank:], *seen[:rank]])
+
+
+def _beat(pipe: int) -> None:
+    """From another thread: as long as Python runs here, whatever the loop waits for."""
+    with contextlib.suppress(OSError):  # who stands by has gone, and ends us
+        while True:
+            os.write(pipe, b".")
+            time.sleep(BEAT_S)
 
 
 def _leave_with_rank_0(receiver: Receiver) -> None:

@@ -22,6 +22,7 @@ import click
 from spark_engine.command import OK, command
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
+from spark_engine.hints import extra
 from spark_engine.runtime import config_file
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Group, Grouped
@@ -30,7 +31,6 @@ from spark_engine.runtime.server.logs import LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.server import ServerOptions
 
 NAME = "spark-replicas"
-EXTRA = "pip install 'spark-engine[ray]'"
 LOCAL = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., Any])
 _SERVING = (Group.ENGINE, Group.SERVER, Group.SECURITY, Group.LOGGING)
@@ -286,7 +286,7 @@ def _ray() -> ModuleType:
 def _missing(error: ModuleNotFoundError, library: str) -> Exception:
     if (error.name or "").partition(".")[0] not in (library, "aiohttp"):
         return error
-    return OptionError(f"{error.name} is not installed: {EXTRA}")
+    return OptionError(f"{error.name} is not installed: {extra('ray')}")
 
 
 def _embedded() -> Path:

@@ -208,7 +208,7 @@ class Session:
 
     def _take(self, answer: Answer, events: list[Event]) -> Piece:
         if events[-1].finish is FinishReason.ERROR:
-            raise InternalError(events[-1].message or "the engine gave the request up")
+            raise InternalError(events[-1].message or "the engine aborted the request")
         piece = self._stream.push(events)
         answer.total_s = time.monotonic() - self._start
         if piece.tokens:

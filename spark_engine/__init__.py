@@ -1,6 +1,6 @@
-"""The contracts every room shares: errors, tensor types, ops, the engine-file format.
+"""The contracts every package shares: errors, tensor types, ops, the engine-file format.
 
-Knows nothing about any model, any kernel or any executor, and imports no other room.
+Knows nothing about any model, any kernel or any executor, and imports no other package.
 """
 
 import os

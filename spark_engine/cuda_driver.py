@@ -145,7 +145,7 @@ def _failure(name: str, value: int) -> Exception:
         )
     if name in _LOST:
         return ExecutorError(
-            f"{says}: a kernel went wrong, and all that was on the GPU is lost; start the engine "
+            f"{says}: a kernel failed, and the CUDA context is lost; start the engine "
             "again; if it comes back, `compute-sanitizer` names the kernel"
         )
     if name in _FOREIGN:

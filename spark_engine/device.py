@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.crowding import Crowding
 from spark_engine.cuda_driver import (
     MAX_SHARED,
     attribute,
@@ -31,8 +30,9 @@ from spark_engine.cuda_driver import (
 )
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Shape, Target, rehearsal, target_of
+from spark_engine.occupancy import SharedMemoryScale
 from spark_engine.partition import part, whole
-from spark_engine.rehearsal import wished
+from spark_engine.rehearsal import requested_rehearsal
 from spark_engine.tensors import Array
 
 OURS = 7 / 8  # of memory that the GPU shares with the host
@@ -48,8 +48,8 @@ def present() -> Target | None:
     In a rehearsal it is the part of it that stands for another (`kernel.rehearsal`). Raises
     OptionError for one that this GPU does not give.
     """
-    wish, found = wished(), _present()
-    return rehearsal(wish.target, found) if wish and found else found
+    rehearsed, found = requested_rehearsal(), _present()
+    return rehearsal(rehearsed.target, found) if rehearsed and found else found
 
 
 def _present() -> Target | None:
@@ -97,7 +97,7 @@ class Gpu:
 
     Another thread calls `use` before anything else. In a rehearsal (`SPARK_REHEARSE`) it is a part
     of the GPU's multiprocessors. `kind` says which: "whole", "green context" or "occupied"; there
-    `crowding` gives blocks as much more shared memory as a multiprocessor has more of it.
+    `smem_scale` gives blocks as much more shared memory as a multiprocessor has more of it.
     """
 
     def __init__(self) -> None:
@@ -108,15 +108,15 @@ class Gpu:
             context = value(driver.cuDevicePrimaryCtxRetain(self._device))
             undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
             value(driver.cuCtxSetCurrent(context))
-            wish = wished()
-            if wish is None:
+            rehearsed = requested_rehearsal()
+            if rehearsed is None:
                 mine = whole(self._device, context, undo)
             else:  # the end of a green context leaves the thread with one that is destroyed
                 undo.callback(lambda: value(driver.cuCtxSetCurrent(before)))
-                mine = part(self._device, context, wish.target.sms, wish.occupy, undo)
+                mine = part(self._device, context, rehearsed.target.sms, rehearsed.occupy, undo)
             self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
-            self.crowding = _crowding(self._device, wish.target) if wish else None
+            self.smem_scale = _smem_scale(self._device, rehearsed.target) if rehearsed else None
             undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 
@@ -238,8 +238,8 @@ class Gpu:
 
     def allow_shared(self, function: Function, nbytes: int) -> None:
         """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
-        if self.crowding is not None:
-            nbytes = self.crowding.most - static_shared(function)
+        if self.smem_scale is not None:
+            nbytes = self.smem_scale.most - static_shared(function)
         if nbytes:
             value(driver.cuFuncSetAttribute(function, MAX_SHARED, nbytes))
 
@@ -260,9 +260,9 @@ class Gpu:
 
     def _crowded(self, function: Function, shape: Shape) -> Shape:
         """The launch whose blocks crowd a multiprocessor as those of the rehearsed GPU would."""
-        if self.crowding is None:
+        if self.smem_scale is None:
             return shape
-        shared = self.crowding.dynamic(shape.shared, static_shared(function))
+        shared = self.smem_scale.dynamic(shape.shared, static_shared(function))
         self.allow_shared(function, shared)
         return replace(shape, shared=shared)
 
@@ -327,11 +327,11 @@ class Gpu:
         self._undo.close()
 
 
-def _crowding(device: Any, of: Target) -> Crowding:
+def _smem_scale(device: Any, of: Target) -> SharedMemoryScale:
     """With which the device's multiprocessors hold as many blocks as those of `of`."""
     here = attribute(device, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
     most = attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-    return Crowding(of.architecture.sm_shared_bytes, here, most)
+    return SharedMemoryScale(of.architecture.sm_shared_bytes, here, most)
 
 
 def _first() -> Any:

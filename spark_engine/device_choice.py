@@ -7,7 +7,7 @@ holds for the processes that the command starts; the driver must not have been a
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from spark_engine.errors import OptionError
@@ -15,6 +15,12 @@ from spark_engine.errors import OptionError
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HELP = "The GPU to use, as nvidia-smi numbers them (within CUDA_VISIBLE_DEVICES); 0 by default."
 _NODES = Path("/dev")
+
+
+def visible(environ: Mapping[str, str]) -> list[str] | None:
+    """What names each GPU that CUDA may see, in the order of its numbers; None: all may be seen."""
+    given = environ.get(VISIBLE)
+    return None if given is None else [word for word in given.replace(" ", "").split(",") if word]
 
 
 def choose(
@@ -26,13 +32,12 @@ def choose(
     environment names none. `nodes` is the folder of the devices' nodes. Raises OptionError for a
     GPU that there is not.
     """
-    given = environ.get(VISIBLE)
-    seen = None if given is None else [word for word in given.replace(" ", "").split(",") if word]
+    seen = visible(environ)
     if number is None:
         return seen[0] if seen else None
     if seen is not None:
         if number >= len(seen):
-            words = f"{VISIBLE} is {given!r}" if seen else f"{VISIBLE} is empty"
+            words = f"{VISIBLE} is {environ[VISIBLE]!r}" if seen else f"{VISIBLE} is empty"
             raise OptionError(f"--device is {number}; {words}: {_below(len(seen))}")
         found = seen[number]
     else:

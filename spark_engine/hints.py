@@ -1,23 +1,32 @@
-"""What to say to somebody who gave something else than what was wanted.
+"""Hints for errors about a wrong path, name or machine: what it looks like, and what to give.
 
-Knows how checkpoints, engines, hub names, Git LFS pointers and NVIDIA's driver look from outside;
-opens none of them.
+Knows how checkpoints, engines, hub names, Git LFS pointers, NVIDIA's driver and the environment's
+installer look from outside; opens none of them.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
+from shutil import which
 
 
 def extra(name: str) -> str:
-    """How to install what an extra of the package has."""
-    return f"pip install 'spark-engine[{name}]'"
+    """The command that installs what an extra of the package has, into the environment that this
+    program runs in: a bare `pip` may be another's, or none (uv makes environments without it)."""
+    python, what = quote(sys.executable or "python3"), f"'spark-engine[{name}]'"
+    if find_spec("pip") is not None:
+        return f"{python} -m pip install {what}"
+    if which("uv") is None and find_spec("ensurepip") is not None:
+        return f"{python} -m ensurepip && {python} -m pip install {what}"
+    return f"uv pip install --python {python} {what}"
 
 
-EXTRA = extra("cuda")
 WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), WSL)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

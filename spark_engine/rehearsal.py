@@ -1,7 +1,7 @@
-"""A rehearsal: a process that takes this GPU for another, smaller one.
+"""A rehearsal: a process that uses this GPU as if it were another, smaller one.
 
-Knows the word of the environment that asks for it and nothing of a driver. It is the environment's,
-as CUDA_VISIBLE_DEVICES is, since builds, servers, checks, tests and benchmarks must all see the
+Knows the environment variable that asks for it and no driver. It is an environment variable, as
+CUDA_VISIBLE_DEVICES is, since builds, servers, checks, tests and benchmarks must all see the
 same GPU, whichever of them opens it.
 """
 
@@ -20,7 +20,7 @@ OCCUPY = "occupy"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Rehearsal:
     """What the environment asks for.
 
     Attributes:
@@ -32,8 +32,8 @@ class Wish:
     occupy: bool = False
 
 
-def wished(environment: Mapping[str, str] | None = None) -> Wish | None:
-    """The rehearsal that is asked for; None without one. Raises OptionError for words it is not."""
+def requested_rehearsal(environment: Mapping[str, str] | None = None) -> Rehearsal | None:
+    """The rehearsal that is asked for; None without one. Raises OptionError for any other value."""
     given = (os.environ if environment is None else environment).get(VARIABLE, "")
     if not given:
         return None
@@ -44,4 +44,4 @@ def wished(environment: Mapping[str, str] | None = None) -> Wish | None:
         raise OptionError(f"{VARIABLE}={given}: {name!r} is no GPU target{near} ({known})")
     if how not in ("", OCCUPY):
         raise OptionError(f"{VARIABLE}={given}: behind the colon stands {OCCUPY}, or nothing")
-    return Wish(TARGETS[name], how == OCCUPY)
+    return Rehearsal(TARGETS[name], how == OCCUPY)

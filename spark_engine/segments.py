@@ -77,7 +77,7 @@ class Segments:
                 steps.append(_step(row, data, at))
                 at += row["run"]["bytes"] if "run" in row else 0
             if at != len(data):
-                raise ValueError(f"{at} bytes are spoken of, {len(data)} are there")
+                raise ValueError(f"{at} bytes are named, {len(data)} are there")
             values = tuple(TensorSpec.from_json(row) for row in head["values"])
         except (ValueError, KeyError, TypeError) as error:
             raise EngineError(

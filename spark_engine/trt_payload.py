@@ -19,16 +19,19 @@ class TrtPayload:
         engine: TensorRT-RTX's, of the network up to the logits.
         behind: an ONNX model, of what runs behind it on the host.
         outputs: names of what the engine makes; an updated state's ends with `.out`.
+        version: of the TensorRT-RTX that made the engine; empty where that is not told.
     """
 
     engine: bytes
     behind: bytes
     outputs: tuple[str, ...]
+    version: str = ""
 
     def encode(self) -> bytes:
         """The bytes that `decode` takes."""
         sizes = {"engine": len(self.engine), "behind": len(self.behind)}
-        head = json.dumps({**sizes, "outputs": self.outputs}, sort_keys=True).encode()
+        known = {**sizes, "outputs": self.outputs, "version": self.version}
+        head = json.dumps(known, sort_keys=True).encode()
         return len(head).to_bytes(8, "little") + head + self.engine + self.behind
 
     @classmethod
@@ -44,4 +47,4 @@ class TrtPayload:
             raise EngineError(
                 f"the bucket is not TensorRT's ({error}); rebuild the engine with spark-build"
             ) from None
-        return cls(data[start:middle], data[middle:], outputs)
+        return cls(data[start:middle], data[middle:], outputs, str(head.get("version", "")))

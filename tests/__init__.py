@@ -1,1 +1,1 @@
-"""Tests mirror the rooms."""
+"""Tests mirror the packages."""

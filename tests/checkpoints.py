@@ -1,4 +1,4 @@
-"""Random Hugging Face checkpoints of every format the models room reads, small enough for tests.
+"""Random Hugging Face checkpoints of every format that `models` reads, small enough for tests.
 
 `write_checkpoint` draws float weights with an initialisation that hides no bug (norms off one,
 long memories, strong convolutions), quantises them as the exporters do, and writes config.json,

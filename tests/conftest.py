@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+settings.register_profile("patient", deadline=None)  # an example may stand still in mid-run
+settings.load_profile("patient")
 settings.register_profile("soak", max_examples=1000)  # `make soak`; 100 otherwise
 settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; 3 otherwise
 

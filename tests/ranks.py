@@ -30,7 +30,7 @@ T = TypeVar("T")
 REDUCED = {"all_reduce": summed, "gather_logits": gathered, "gather_rows": gathered}
 
 
-class Meeting:
+class Rendezvous:
     """Where threads of ranks leave arrays for each other."""
 
     def __init__(self, ranks: int) -> None:
@@ -64,10 +64,10 @@ class RankExecutor:
     """One rank's bucket."""
 
     def __init__(
-        self, header: EngineHeader, payload: bytes, folder: Path, rank: int, meeting: Meeting
+        self, header: EngineHeader, payload: bytes, folder: Path, rank: int, rendezvous: Rendezvous
     ) -> None:
         self.specs = Specs(header.inputs, header.states, header.outputs)
-        self._segments, self._rank, self._meeting = Segments.decode(payload), rank, meeting
+        self._segments, self._rank, self._meeting = Segments.decode(payload), rank, rendezvous
         self._aliases = dict(header.aliases)
         self._values = {spec.name: spec for spec in self._segments.values}
         options = ort.SessionOptions()
@@ -110,8 +110,8 @@ class RankExecutor:
         self._sessions.clear()
 
 
-def open_ranks(path: Path, meeting: Meeting) -> list[Loaded]:
-    """The engine of each rank, to be run in threads of the meeting."""
+def open_ranks(path: Path, rendezvous: Rendezvous) -> list[Loaded]:
+    """The engine of each rank, to be run in threads of the rendezvous."""
     folder = open_folder(path, "cpu")
     m = folder.manifest
 
@@ -122,7 +122,7 @@ def open_ranks(path: Path, meeting: Meeting) -> list[Loaded]:
             if m.ranks == 1:
                 made: object = OrtExecutor(file.header, file.payload, path, 1)
             else:
-                made = RankExecutor(file.header, file.payload, path, rank, meeting)
+                made = RankExecutor(file.header, file.payload, path, rank, rendezvous)
             executors[bucket.family, bucket.rows] = made
         return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder)  # type: ignore[arg-type]
 

@@ -14,12 +14,12 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import GB10, H200
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import Event, FinishReason
-from tests.house import ROOT
 from tests.models.test_synthetic import folder
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import bench_decode, bench_ops  # noqa: E402
+from benchmarks import bench_decode, bench_ops, lockstep  # noqa: E402
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work  # noqa: E402
 from benchmarks.kernel_split import Timed, by_part, counts, part_of  # noqa: E402
 
@@ -136,11 +136,11 @@ def test_vllms_row_for_the_same_state() -> None:
 
 
 def test_the_protocol_on_a_small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_decode, "IDS", 512)
+    monkeypatch.setattr(lockstep, "IDS", 512)
     options = Options("cpu", decode=(1, 4), prefill=(64,), max_context=192, max_seqs=4)
     path = folder(tmp_path / "m", "bf16", False)
     build(path, tmp_path / "e", options, lambda text: None)
-    bench = bench_decode.Bench(tmp_path / "e")
+    bench = lockstep.Bench(tmp_path / "e")
     for npl in (1, 3):
         row = bench.run(npl, 100, 6)
         assert (row["npl"], row["bucket"], row["ctx"]) == (npl, 1 if npl == 1 else 4, 100)
@@ -156,7 +156,7 @@ def test_the_protocol_on_a_small_engine(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_failed_sequence_is_no_measurement() -> None:
     failed = Event(3, finish=FinishReason.ERROR, message="non-finite logits")
     with pytest.raises(RuntimeError, match="request 3: non-finite"):
-        bench_decode.checked([failed])
+        lockstep.checked([failed])
 
 
 def test_launches_belong_to_parts() -> None:

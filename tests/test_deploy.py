@@ -22,7 +22,7 @@ from spark_engine.runtime.server.api.routes import ROUTES
 from spark_engine.runtime.server.connections import MOST_DESCRIPTORS
 from spark_engine.runtime.server.keys import read_keys
 from spark_engine.runtime.server.server import FORCE_S
-from tests.house import ROOT
+from tests.repository import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
 UNIT, DOCKER = FOLDER / "spark-run.service", (FOLDER / "Dockerfile").read_text()
@@ -65,7 +65,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 @systemd
 def test_systemd_takes_the_unit(installed: Path) -> None:
     command = ["systemd-analyze", "verify", "--man=no", str(installed)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=200)
     own = [line for line in (said.stdout + said.stderr).splitlines() if installed.name in line]
     assert (own, said.returncode) == ([], 0), said.stderr
 
@@ -74,7 +74,7 @@ def test_systemd_takes_the_unit(installed: Path) -> None:
 def test_the_unit_may_do_little(installed: Path) -> None:
     limit = f"--threshold={MOST_EXPOSED}"
     command = ["systemd-analyze", "security", "--offline=true", limit, str(installed)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert said.returncode == 0, said.stdout.splitlines()[-1]
 
 
@@ -121,8 +121,8 @@ def test_the_image_is_of_what_there_is() -> None:
 def test_what_the_image_leaves_out_is_not_installed() -> None:
     left_out = (FOLDER / "Dockerfile.dockerignore").read_text().split()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    rooms = project["tool"]["setuptools"]["package-dir"].values()
-    assert not {room.partition("/")[0] for room in rooms} & set(left_out)
+    packages = project["tool"]["setuptools"]["package-dir"].values()
+    assert not {package.partition("/")[0] for package in packages} & set(left_out)
 
 
 def test_the_composition_is_whole() -> None:

@@ -16,13 +16,13 @@ from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.ranks import spawn
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.fake_gpu import FakeGpu
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import bench_decode, forced_drafts, kernel_split  # noqa: E402
+from benchmarks import bench_decode, forced_drafts, kernel_split, lockstep  # noqa: E402
 from benchmarks.draft_rounds import AUTO, RoundFloor, Rounds, Trial, measured  # noqa: E402
 from benchmarks.floors import Floor  # noqa: E402
 from benchmarks.forced_drafts import Forced, Paths, coin  # noqa: E402
@@ -138,7 +138,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tokens_a_round_follow_the_acceptance(engine: Path) -> None:
-    bench = bench_decode.Bench(engine / "e", drafts=None)
+    bench = lockstep.Bench(engine / "e", drafts=None)
     forced = Forced(bench.engine)
     for executor in bench.executors.values():
         executor.before = forced.before
@@ -186,7 +186,7 @@ def test_rounds_of_two_ranks_follow_the_acceptance_too(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     options = Options(decode=(1, 4), prefill=(64,), max_context=448, max_seqs=4, drafts=3, tp=2)
     build(engine / "m", engine / "tp2", options, lambda text: None)
-    bench = bench_decode.Bench(engine / "tp2", drafts=None)
+    bench = lockstep.Bench(engine / "tp2", drafts=None)
     forced = Forced(bench.engine)
     for executor in bench.executors.values():
         executor.before = forced.before
@@ -242,8 +242,8 @@ def test_the_command_of_a_row_says_what_was_asked(tmp_path: Path) -> None:
 def test_steps_are_of_one_token_unless_drafts_are_asked_for(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_decode, "IDS", 512)
-    bench = bench_decode.Bench(engine / "e")
+    monkeypatch.setattr(lockstep, "IDS", 512)
+    bench = lockstep.Bench(engine / "e")
     assert bench.run(3, 20, 6)["npl"] == 3 and bench.engine.stats()["rounds_by_k"] == {}
     bench.finish()
     bench.engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 NAMED = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
@@ -88,7 +88,7 @@ def test_steps_and_rounds_are_timed_over_their_last_inputs(
 ) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import open_folder
-    from tests.builder.hollow import built
+    from tests.builder.empty_cubins import built
 
     bench: Any = Opened(open_folder(built(tmp_path), "sm_90a"))
     first, second = launch_times.Timer(bench).decode(8, (3, 9), 100, 2)
@@ -107,24 +107,24 @@ def test_steps_and_rounds_are_timed_over_their_last_inputs(
 def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import open_folder
-    from tests.builder.hollow import built
+    from tests.builder.empty_cubins import built
 
     folder = open_folder(built(tmp_path), "sm_90a")
     (bucket,) = [b for b in folder.manifest.buckets if (b.family, b.rows) == ("decode", 32)]
     executor: Any = Ticking(folder.engine(bucket).payload)
     seen: list[tuple[bool, bool]] = []
-    executor.crowding, executor.prepare = "crowded", lambda f, shape, a: shape.pdl
+    executor.smem_scale, executor.prepare = "crowded", lambda f, shape, a: shape.pdl
     inner = executor.launches
 
     def launches(payload: bytes) -> list[Any]:
         shape = Shape((1, 1, 1), (1, 1, 1), (), pdl=True)
-        seen.append((executor.prepare(None, shape, ()), executor.crowding is None))
+        seen.append((executor.prepare(None, shape, ()), executor.smem_scale is None))
         return list(inner(payload))
 
     executor.launches = launches
     overlap = launch_overlap.Overlap(executor, executor.payload)
     assert seen == [(True, True), (True, False), (False, True), (False, False)]
-    assert executor.crowding == "crowded"
+    assert executor.smem_scale == "crowded"
     whole = overlap.whole()
     assert whole["pdl"] == whole["plain_loose"] == 1.001 and whole["alone_pdl"] > 0
     common = overlap.common()
@@ -143,7 +143,7 @@ def test_a_kind_that_is_given_ids_is_not_run_by_itself(monkeypatch: pytest.Monke
     run: list[Any] = []
     monkeypatch.setattr(launch_overlap, "launches", lambda payload: made)
     monkeypatch.setattr(launch_overlap.Overlap, "seconds", lambda self, own: run.append(own) or 1.0)
-    gpu = SimpleNamespace(crowding=None, prepare=None)
+    gpu = SimpleNamespace(smem_scale=None, prepare=None)
     executor = SimpleNamespace(gpu=gpu, launches=lambda payload: [*made])
     overlap = launch_overlap.Overlap(executor, b"")
     row = overlap.chains("mlp.experts kernel")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT
 from tests.mutants.listing import Edit, Mutant, faults, mutated, read
 from tests.mutants.run import Found, judge, table
+from tests.repository import ROOT
 
 LEAST = 120
 MUTANT = Mutant("here:1", (Edit("a.py", "x > 1", "x >= 1"),), ("t.py::test",), "an edge")

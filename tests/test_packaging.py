@@ -19,7 +19,7 @@ import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.server import worker_command
-from tests.house import ROOMS, ROOT, files
+from tests.repository import PACKAGES, ROOT, files
 
 TOOLS = (
     "spark-replicas",
@@ -29,11 +29,11 @@ TOOLS = (
     "spark-check",
     "spark-inspect",
 )
-TRACKED = files(*ROOMS, tracked_only=True)
+TRACKED = files(*PACKAGES, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine
 root = pathlib.Path(spark_engine.__file__).parent
-rooms = {rooms!r}
+packages = {packages!r}
 for module in {modules!r}:
     importlib.import_module(module)
 print(root)
@@ -66,7 +66,7 @@ EXTRAS = {"ray": "runtime/replicas/ray_serve.py", "nccl": "runtime/executors/ncc
 
 
 def _installed(path: Path) -> str:
-    """Where a tracked file of a room lies inside site-packages."""
+    """Where a tracked file of a package lies inside site-packages."""
     return path.as_posix() if path.parts[0] == "spark_engine" else f"spark_engine/{path.as_posix()}"
 
 
@@ -124,7 +124,7 @@ def _works(venv: Path, away: Path) -> str:
     """Runs every tool's help and imports every module; returns where the package lies."""
     for tool in TOOLS:
         assert "Usage" in _run(venv / "bin" / tool, "--help", cwd=str(away))
-    script = IMPORT_ALL.format(rooms=ROOMS, modules=_modules())
+    script = IMPORT_ALL.format(packages=PACKAGES, modules=_modules())
     return _run(venv / "bin" / "python", "-c", script, cwd=str(away)).strip()
 
 

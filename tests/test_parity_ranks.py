@@ -19,7 +19,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.load import Loaded, load
 from tests.checkpoints import write_checkpoint
-from tests.ranks import Meeting, open_ranks
+from tests.ranks import Rendezvous, open_ranks
 from tests.solo import Solo
 
 TOLERANCE = 2e-5  # of the range of the logits
@@ -35,9 +35,9 @@ OPTIONS = Options(decode=(1,), prefill=(64,), max_context=192, max_seqs=2, kv_dt
 def _runs(folder: Path, ranks: int, ids: list[int], options: Options = OPTIONS) -> list[Solo]:
     path = folder.with_name(f"tp{ranks}")
     build(folder, path, replace(options, tp=ranks), lambda text: None)
-    meeting = Meeting(ranks)
-    engines = open_ranks(path, meeting) if ranks > 1 else [load(path, threads=1)]
-    return meeting.run(lambda rank: _run(engines[rank], ids))
+    rendezvous = Rendezvous(ranks)
+    engines = open_ranks(path, rendezvous) if ranks > 1 else [load(path, threads=1)]
+    return rendezvous.run(lambda rank: _run(engines[rank], ids))
 
 
 def _run(engine: Loaded, ids: list[int]) -> Solo:

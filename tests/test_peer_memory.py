@@ -99,7 +99,7 @@ def test_who_has_ended_is_not_waited_for(driver: Driver) -> None:
     gpu, comm = Gpu(), Comm()
     gpu.upload = lambda address, array: None  # type: ignore[method-assign]
     resources = DeviceResources(gpu)
-    peers.meet(resources, 8, comm)
+    peers.connect_peers(resources, 8, comm)
     resources.close()
     assert comm.limits == [40.0, peers.PART_S]
     gpu.close()

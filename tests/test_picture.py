@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native.launches import Launched  # noqa: E402
-from tests.builder.hollow import built  # noqa: E402
-from tests.house import ROOT  # noqa: E402
+from tests.builder.empty_cubins import built  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

@@ -7,23 +7,33 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from spark_engine.builder.native.program import decide
 from spark_engine.builder.native.tactics import Work as NodeWork
+from spark_engine.errors import OptionError
 from spark_engine.models.open_model import open_model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType, TensorSpec
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import calibration, launch_times, predict_gb10, predicted_tables  # noqa: E402
+from benchmarks import (  # noqa: E402
+    calibration,
+    launch_times,
+    predict_gb10,
+    predicted_tables,
+    weightless_plan,
+)
 from benchmarks.calibration import Laws, Measured  # noqa: E402
 from benchmarks.card_model import (  # noqa: E402
     GB10,
+    LAUNCH,
     Counted,
     Law,
     Machine,
@@ -201,9 +211,24 @@ class TestHeld:
         other = node("a", tactic="u")
         assert laws.of(other, False).launch == 2 and not laws.exact(other, False)
         assert laws.of(other, True) == Law(), "prefill is another kind"
+        assert laws.fitted_by(known, False) == "tactic" and laws.fitted_by(other, False) == "op"
+        part = replace(other, op="nvfp4_linear", symbols=("fp8_linear_k",))
+        assert laws.fitted_by(part, False) == "part" and laws.fitted_by(other, True) == ""
+
+    def test_a_kind_without_any_law_costs_its_bytes_and_what_the_builder_says(self) -> None:
+        """Warm ones too: nothing tells how such a kernel reads the cache."""
+        laws = Laws(h200(), {("prefill", "fp8_linear", "t"): Law(1e-6)})
+        strange = replace(node("a", cost=1e-4), amounts=Amounts(1e3, (243e6,)))
+        found = calibration.node_times(strange, laws, GB10, False)
+        assert found.dram == pytest.approx(1e-3, rel=1e-4) and found.bound == "bytes"
+        assert found.seconds == pytest.approx(1e-3 + LAUNCH, rel=1e-4)
+        slow = replace(strange, cost=0.5)
+        assert calibration.node_times(slow, laws, GB10, False).work == 0.5
+        assert calibration.node_times(slow, laws, laws.machine, False).work == 0, "a GB10's cost"
 
     def test_an_untimed_tactic_that_does_other_work_counts_with_its_cost(self) -> None:
-        laws = Laws(h200(), {("decode", "fp8_linear", "t"): Law(1e-6)})
+        known = ("decode", "fp8_linear", "t")
+        laws = Laws(h200(), {known: Law(1e-6), known[:2]: Law(1e-6)})
         slow, timed = node("a", "u", cost=1.0), node("a", "t", cost=1.0)
         assert calibration.node_times(slow, laws, GB10, False).work == 1.0
         assert calibration.node_times(timed, laws, GB10, False).work == 0.0
@@ -265,7 +290,7 @@ class TestRuns:
         pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
         from spark_engine.builder.native.launches import launches
         from spark_engine.engine_file import open_folder
-        from tests.builder.hollow import built
+        from tests.builder.empty_cubins import built
 
         folder = open_folder(built(tmp_path), "sm_90a")
         run: dict[str, Any] = {"model": "tiny", "config": str(TINY), "target": "sm_90a"}
@@ -285,15 +310,24 @@ class TestRuns:
             assert nodes == one.launches, "as many launches as were timed"
 
     def test_runs_are_kept_beside_each_other(self, tmp_path: Path) -> None:
-        path, run = tmp_path / "r.json", self.run(["a"], 1.0)
+        when = {"commit": "c", "date": "d"}
+        path, run = tmp_path / "r.json", self.run(["a"], 1.0) | when
         whole = {**run, "machine": {"sms": 132}}
         launch_times.save(path, run)
         launch_times.save(path, whole)
         more = run["buckets"][0] | {"rows": 8}
-        launch_times.save(path, {**run, "buckets": [more, run["buckets"][0] | {"graph_ms": 7.0}]})
+        both = [more, run["buckets"][0] | {"graph_ms": 7.0}]
+        launch_times.save(path, {**run, "buckets": both, "commit": "e"})
         runs = json.loads(path.read_text())["runs"]
         assert [r["machine"]["sms"] for r in runs] == [132, 48]
         assert [(b["rows"], b["graph_ms"]) for b in runs[1]["buckets"]] == [(8, 0.02), (1, 7.0)]
+        last = run | {"buckets": [more | {"graph_ms": 9.0}], "commit": "f"}
+        for _ in range(2):  # a bucket that stays does so as what it is
+            launch_times.save(path, last)
+            kept = json.loads(path.read_text())["runs"][1]
+        (old, new), commit = kept["buckets"], kept["commit"]
+        assert (commit, old["commit"], old["date"]) == ("f", "e", "d") and "commit" not in new
+        assert [launch_times.of_run(bucket) for bucket in kept["buckets"]] == [False, True]
 
 
 class TestPredicted:
@@ -303,10 +337,38 @@ class TestPredicted:
         assert predict_gb10.floor_of(by_bytes) == pytest.approx(1e-3)
         assert predict_gb10.floor_of(by_tensor) == pytest.approx(2e-3)
         bucket = Bucket("decode", 1, (by_bytes, by_tensor, by_tensor))
-        row = predict_gb10.predicted(bucket, Laws(h200(), {}), replace(GB10, l2_bytes=1 << 50))
+        laws = Laws(h200(), {("decode", "fp8_linear", "t"): Law()})
+        row = predict_gb10.predicted(bucket, laws, replace(GB10, l2_bytes=1 << 50))
         assert (row["floor_ms"], row["byte_floor_ms"]) == (5.0, 1.0)
         assert [s["node"] for s in row["slowest"]] == ["b", "a"]
         assert row["bounds_ms"] == {"bytes": 1.001, "tensor": 4.002}
+
+    def test_kernels_that_nobody_timed_are_named_with_their_shares(self) -> None:
+        """One by its op, one by nothing at all; the one that was timed is not among them."""
+        timed, other = node("a", "t", count=6e6), node("b", "u", count=3e6)
+        strange = replace(node("c", "v", count=1e6), op="new_op", symbols=("new", "newer"))
+        bucket = Bucket("decode", 1, (timed, other, strange))
+        law = Law(1e-6)
+        laws = Laws(h200(), {("decode", "fp8_linear", "t"): law, ("decode", "fp8_linear"): law})
+        row = predict_gb10.predicted(bucket, laws) | {"model": "m"}
+        first, last = row["untimed"]
+        assert (first["op"], first["tactic"], first["fitted_by"]) == ("fp8_linear", "u", "op")
+        assert (last["op"], last["tactic"], last["fitted_by"]) == ("new_op", "v", "")
+        assert (last["launches_share"], last["bytes_share"]) == (0.5, 0.1)
+        assert first["ms_share"] == pytest.approx(first["ms"] / row["ms"], abs=0.02)
+        (line,) = predict_gb10.untimed_lines([row])
+        assert "no time of new_op (v)" in line and "50.0% of the launches, 10.0%" in line
+
+    def test_a_node_that_no_tactic_takes_is_no_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It would cost nothing at all, and nobody would see."""
+        none = SimpleNamespace(tactic=None, plan=None, seconds=0.0, refused={"t": "too wide"})
+
+        def decided(graph: Any, size: Any, chooser: Any) -> Any:
+            return replace(decide(graph, size, chooser), nodes=((graph.nodes[0], none),))
+
+        monkeypatch.setattr(weightless_plan, "decide", decided)
+        with pytest.raises(OptionError, match="no CUDA tactic yet for: .*too wide"):
+            small_plan("sm_121a")
 
     def test_tokens_that_a_round_brings(self) -> None:
         assert predict_gb10.kept((0.8, 0.5, 0.5), 0) == 1
@@ -336,13 +398,18 @@ class TestPredicted:
 
 def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
     part = {"node": "n", "op": "o", "tactic": "t", "ms": 2.0, "floor_ms": 1.0, "nodes": 3}
+    kind = {"op": "new", "tactic": "v", "fitted_by": "", "ms": 1.0, "ms_share": 0.25}
+    kind |= {"launches_share": 0.5, "bytes_share": 0.125}
+    near = kind | {"op": "old", "fitted_by": "op", "ms_share": 0.3}
     known = {"model": "qwen36-27b", "state": "f32", "slowest": [part | {"bound": "issue"}]}
     step = known | {"family": "decode", "rows": 1, "ms": 80.0, "apart_ms": 100.0}
     step |= {"byte_floor_ms": 70.0, "floor_ms": 75.0}
     rows = [
         step,
-        step | {"state": "bf16", "ms": 40.0},
-        step | {"family": "prefill", "rows": 64, "ms": 4096.0},
+        step | {"state": "bf16", "ms": 40.0, "untimed": [kind]},
+        step
+        | {"family": "prefill", "rows": 64, "ms": 4096.0}
+        | {"untimed": [near, kind | {"ms_share": 0.2}]},
         known | {"family": "rounds", "rows": 1, "acceptance": [0.5], "k": 1, "tok_s": {"1": 31.5}},
     ]
     held = {"model": "qwen36-27b", "family": "prefill", "rows": 2, "measured_ms": 10.0}
@@ -356,5 +423,10 @@ def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
     )
     assert "\n| 1 | `n` (o, t) | 3 | 2.0 | 1.0 | issue |" in text
     assert "\n| 4,096 | 75 | 4,096 (100) | 1,000 (40,960) | `n` (o, t) 2 (1) |" in text
+    assert "Its kernels that nobody timed, of 2 buckets:" in text
+    strange = "**nothing timed**: its bytes, and what the builder chose it by"
+    assert f"\n| new, v | {strange} | 2 | decode 1, bf16 states | 50.0% | 12.5% | 25.0% |" in text
+    other = "other tactics of its op | 1 | prefill 4096, f32 states | 50.0% | 12.5% | 30.0% |"
+    assert text.index(f"\n| old, v | {other}") < text.index("\n| new, v |")
     assert "\n| 1 | 31.5 (1) |" in text and "O," not in text
     assert "\n| Q, prefill | 128 | 10.00 | 11.00 (+10.0%) | – |" in text

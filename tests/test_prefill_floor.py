@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))
 

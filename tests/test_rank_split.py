@@ -14,7 +14,7 @@ import pytest
 from spark_engine.builder.native.launches import Launched
 from spark_engine.runtime.ranks.messages import Table, Tables
 from spark_engine.runtime.ranks.spawn import RankSpec
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, tables
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed

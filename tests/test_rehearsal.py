@@ -21,12 +21,13 @@ from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options, gpu_of  # noqa: E402
-from spark_engine.crowding import Crowding  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import ExecutorError, OptionError  # noqa: E402
 from spark_engine.kernel import CARDS, GB10, H200, Shape  # noqa: E402
 from spark_engine.kernel import rehearsal as rehearsed  # noqa: E402
+from spark_engine.occupancy import SharedMemoryScale  # noqa: E402
+from spark_engine.rehearsal import Rehearsal, requested_rehearsal  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
@@ -64,13 +65,13 @@ def test_only_a_larger_gpu_rehearses_a_smaller_one(of: Any, on: Any) -> None:
 )
 def test_a_wrong_word_of_the_environment_is_named(given: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        rehearsal.wished({rehearsal.VARIABLE: given})
+        requested_rehearsal({rehearsal.VARIABLE: given})
 
 
 def test_what_the_environment_asks_for() -> None:
-    assert rehearsal.wished({}) is None and rehearsal.wished({rehearsal.VARIABLE: ""}) is None
-    assert rehearsal.wished({rehearsal.VARIABLE: "sm_121a"}) == rehearsal.Wish(GB10)
-    assert rehearsal.wished({rehearsal.VARIABLE: "sm_121a:occupy"}) == rehearsal.Wish(GB10, True)
+    assert requested_rehearsal({}) is None and requested_rehearsal({rehearsal.VARIABLE: ""}) is None
+    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a"}) == Rehearsal(GB10)
+    assert requested_rehearsal({rehearsal.VARIABLE: "sm_121a:occupy"}) == Rehearsal(GB10, True)
 
 
 # ---- the part of the multiprocessors -------------------------------------------------------------
@@ -293,10 +294,10 @@ def test_its_launches_are_those_of_the_other_target(
 def test_blocks_crowd_a_multiprocessor_as_those_of_the_rehearsed_gpu_would() -> None:
     """As many fit Hopper's 228 KiB as fit a GB10's 100, whatever they ask for."""
     there, here = GB10.architecture, H200.architecture
-    crowding = Crowding(there.sm_shared_bytes, here.sm_shared_bytes, here.shared_bytes)
+    smem_scale = SharedMemoryScale(there.sm_shared_bytes, here.sm_shared_bytes, here.shared_bytes)
     for static in (0, 256, 1000, 9000):
         for dynamic in range(0, there.shared_bytes - static + 1, 512):
-            more = crowding.dynamic(dynamic, static)
+            more = smem_scale.dynamic(dynamic, static)
             assert dynamic <= more <= here.shared_bytes - static
             fit = [
                 min(whole // (-(-(bytes_ + static + 1024) // 128) * 128), 24)  # blocks at most

@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks import rehearsal  # noqa: E402
 from benchmarks import rehearsal_tables as tables  # noqa: E402
-from benchmarks.rehearsals import check, layers, leave_out, ops, sanitized, shapes, steps  # noqa: E402
+from benchmarks.rehearsals import (  # noqa: E402
+    check,
+    layers,
+    leave_out,
+    measured,
+    ops,
+    sanitized,
+    shapes,
+    steps,
+)
 from benchmarks.rehearsals import tests as gpu_tests  # noqa: E402
 from benchmarks.rehearsals.told import Told  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
@@ -53,7 +64,7 @@ def part(tmp_path: Path, fault: str) -> Any:
     return lambda name, words: [sys.executable, str(path), *words]
 
 
-def run(tmp_path: Path, fault: str, silence: float = 20.0) -> tuple[bool, dict[str, Any]]:
+def run(tmp_path: Path, fault: str, silence: float = 200.0) -> tuple[bool, dict[str, Any]]:
     """Whether all was right, and the file that was kept."""
     found = rehearsal.Found(tmp_path / "out" / "rehearsal_x.json")
     right = rehearsal.run_part("x", found, OPTIONS, silence, part(tmp_path, fault))
@@ -80,10 +91,10 @@ def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "silence", "says"),
     [
-        ("os._exit(9) if label == 'b' else None", 20.0, "ended with code 9"),
-        ("told._lose() if label == 'b' else None", 20.0, "AttributeError"),
-        ("lose() if label == 'b' else None", 20.0, "ExecutorError: an illegal address"),
-        ("time.sleep(60) if label == 'b' else None", 1.5, "hung: it said nothing for 2 s"),
+        ("os._exit(9) if label == 'b' else None", 200.0, "ended with code 9"),
+        ("told._lose() if label == 'b' else None", 200.0, "AttributeError"),
+        ("lose() if label == 'b' else None", 200.0, "ExecutorError: an illegal address"),
+        ("time.sleep(60) if label == 'b' else None", 8.0, "hung: it said nothing for 8 s"),
     ],
 )
 def test_a_part_that_dies_or_hangs_goes_on_behind_it(
@@ -104,7 +115,7 @@ def test_one_that_dies_before_it_begins_is_not_tried_for_ever(tmp_path: Path) ->
         return [sys.executable, "-c", "raise SystemExit(3)"]
 
     found = rehearsal.Found(tmp_path / "x.json")
-    assert not rehearsal.run_part("x", found, OPTIONS, 20.0, start)
+    assert not rehearsal.run_part("x", found, OPTIONS, 200.0, start)
     assert len(starts) <= rehearsal.TRIES
     assert found.rows["the part itself"]["note"] == "it ended with code 3"
 
@@ -119,8 +130,71 @@ def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
         return [sys.executable, "-c", f"print('{row}', flush=True); raise SystemExit(3)"]
 
     found = rehearsal.Found(tmp_path / "x.json")
-    assert not rehearsal.run_part("x", found, OPTIONS, 20.0, start)
+    assert not rehearsal.run_part("x", found, OPTIONS, 200.0, start)
     assert len(found.rows) == len(told) == rehearsal.TRIES and "gave_up" in found.head
+
+
+def test_rows_of_other_sources_are_measured_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept are those whose digest is today's; the older file's rows, which have none, are not."""
+    held = {"a": "1", "b": "2", "c": "3", "d": "4"}
+    path = tmp_path / "part.py"
+    script = PART.format(root=str(ROOT), fault="pass")
+    path.write_text(script.replace("told = Told()", f"told = Told(); told.hold({held})"))
+    command: Any = lambda part, words: [sys.executable, str(path), *words]  # noqa: E731
+    monkeypatch.setattr(rehearsal.run_part, "__defaults__", (command,))
+    rows = [
+        {"label": "a", "right": True, "us": 7.0, "digest": "1"},
+        {"label": "b", "right": True, "us": 7.0, "digest": "of another kernel"},
+        {"label": "c", "right": True, "us": 7.0},
+        {"label": "gone", "right": True, "us": 7.0, "digest": "5"},
+    ]
+    kept = tmp_path / "rehearsal_ops.json"
+    kept.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(sys, "argv", ["rehearsal", "--part", "ops", "--out", str(tmp_path)])
+    assert rehearsal.main() == 0
+    found = {
+        row["label"]: (row["us"], row["digest"]) for row in json.loads(kept.read_text())["rows"]
+    }
+    assert found == {"a": (7.0, "1"), "b": (1.5, "2"), "c": (1.5, "3"), "d": (1.5, "4")}
+    assert "3 rows are of other sources, b the first: measured anew" in capsys.readouterr().out
+
+
+def test_what_died_in_this_call_is_not_tried_again_for_want_of_a_digest(tmp_path: Path) -> None:
+    held = dict.fromkeys("abcd", "1")
+    fault = f"told.hold({held}); os._exit(9) if label == 'b' else None"
+    right, kept = run(tmp_path, fault)
+    rows = {row["label"]: row for row in kept["rows"]}
+    assert not right and sorted(rows) == ["a", "b", "c", "d"] and "gave_up" not in kept
+    assert "digest" not in rows["b"] and rows["c"]["digest"] == "1"
+
+
+def test_a_digest_is_of_the_kernel_its_headers_and_the_launch() -> None:
+    (work, *_) = next(found for _, _, found in ops.works(GB10, {"embed"}))
+    first = measured.of_plan(work)
+    assert first == measured.of_plan(work) and len(first) == 16
+    launch = work.plan.launches[0]
+    other = replace(work.plan, launches=(replace(launch, defines=(*launch.defines, ("X", "1"))),))
+    assert measured.of_plan(replace(work, plan=other)) != first
+    texts = measured._texts(work.tactic.source)
+    assert len(texts) > 1, "with its headers"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "_texts", lambda name: texts | {"a_header.cuh": "// changed"})
+        assert measured.of_plan(work) != first
+
+
+def test_a_digest_of_the_tree_is_of_its_sources_alone(tmp_path: Path) -> None:
+    (tmp_path / "plugins" / "x").mkdir(parents=True)
+    kernel = tmp_path / "plugins" / "x" / "x.cu"
+    kernel.write_text("a")
+    first = measured.tree(tmp_path)
+    (tmp_path / "plugins" / "x" / "notes.md").write_text("said")
+    assert measured.tree(tmp_path) == first
+    kernel.write_text("b")
+    second = measured.tree(tmp_path)
+    kernel.rename(kernel.with_name("y.cu"))
+    assert len({first, second, measured.tree(tmp_path)}) == 3
 
 
 def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,12 +351,41 @@ def test_steps_are_counted_and_the_first_answer_is_asked_again(
     assert 9 <= engine.most <= 16
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_share_that_fails_is_the_one_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
+) -> None:
+    """Shares 0 and 1 were there already; 2 is right, 3 fails, and 4 has no engine to run on."""
+    closed: list[bool] = []
+
+    def shares(folder: Path, count: int) -> Any:
+        assert count == 3
+        try:
+            yield {"same": True, "steps": 40}
+            raise ExecutorError("lost") if lost else RuntimeError("request 7: x")
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(steps, "run", shares)
+    asked = ["embedded/2", "embedded/3", "embedded/4"]
+    with pytest.raises(ExecutorError) if lost else nullcontext():
+        steps.tell_shares(Told([]), asked, lambda: Path("x"), lambda: True)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["begin"] for line in said if "begin" in line] == asked[:2]
+    rows = [line["row"] for line in said if "row" in line]
+    assert [(row["label"], row["right"]) for row in rows] == [
+        ("embedded/2", True),
+        ("embedded/3", False),
+    ]
+    assert closed == [True]
+
+
 def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:
     assert tables.rehearsed(tmp_path) == "Not run yet."
     head = {"kind": "green context", "multiprocessors": 48, "seen": [48, 48], "date": "d"}
     rows = {
         "ops": [
-            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8},
+            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8, "digest": "1"},
             {"label": "linear/m16/3x4", "right": False, "note": "off"},
         ],
         "layers": [
@@ -300,6 +403,10 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         kept = json.dumps({**(head if part == "ops" else {}), "rows": found})
         (tmp_path / f"rehearsal_{part}.json").write_text(kept)
     lines = tables.rehearsed(tmp_path).splitlines()
+    (undated,) = (
+        line for line in lines if line.startswith("Measured before rows carried a digest")
+    )
+    assert undated.endswith("next run: ops 1, layers 2, steps 2.")
     for line in (
         "| every tactic over its op's cases | 2 | 1 | "
         ", green context, blocks on 48 multiprocessors | d |",

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="needs the extra `bench`")
 
 from spark_engine.bench.prompts import Ids, Shape  # noqa: E402
-from tests.house import ROOT  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed

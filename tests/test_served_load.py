@@ -15,8 +15,8 @@ from spark_engine.runtime.engine.pacing import BALANCED, LATENCY, THROUGHPUT, Pa
 from spark_engine.runtime.engine.plan import Batch
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
-from tests.house import ROOT
-from tests.runtime.fake import VOCAB, build_fake
+from tests.repository import ROOT
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.kernel import H200  # noqa: E402
-from tests.house import ROOT  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT
 from tests.mutants.listing import Edit, edited
 from tests.mutants.run import Copy
+from tests.repository import ROOT
 
 FOLDER = ROOT / "tests/toys"
 LIMITS = {"op": 6, "mode": 4, "family": 5, "executor": 5, "architecture": 3}

@@ -8,6 +8,8 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
-from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, Room  # noqa: E402
+from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, GpuMemory  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -86,10 +88,10 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
 
 
 def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:
-    assert Room(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
-    assert Room(3 * GIB, TOTAL, shared=True).usable == 0
-    assert Room(3 * GIB, TOTAL).usable == 3 * GIB
-    assert Room(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
+    assert GpuMemory(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
+    assert GpuMemory(3 * GIB, TOTAL, shared=True).usable == 0
+    assert GpuMemory(3 * GIB, TOTAL).usable == 3 * GIB
+    assert GpuMemory(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
 
 
 @pytest.mark.parametrize("gib", [0.5, 14, 19, 30, 60])
@@ -133,6 +135,35 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
         _spark(monkeypatch, free)
         timer._gpu = device.Gpu()
         assert timer._measure(None, None, None) == timed
+
+
+def test_the_builders_timer_waits_for_an_engine_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It measures what is free and takes its operands in its turn, and times them outside it."""
+    inside = [False]
+
+    @contextmanager
+    def turn(shared: bool, say: object) -> Iterator[None]:
+        inside[0] = shared
+        yield
+        inside[0] = False
+
+    def seen(*_: object) -> float:
+        found.append(inside[0])
+        return 1.0
+
+    found: list[bool] = []
+    bench = SimpleNamespace(nbytes=GIB, fill=seen, free=lambda: None, seconds=seen)
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    monkeypatch.setattr(gpu_timer, "memory_turn", turn)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._functions = lambda *_: ([], [])
+    for integrated, taken in ((1, [True, False]), (0, [False, False])):
+        found.clear()
+        _spark(monkeypatch, 50 * GIB, INTEGRATED=integrated).free = 50 * GIB
+        timer._gpu = device.Gpu()
+        assert timer._measure(None, None, None) == 1.0 and found == taken
 
 
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:

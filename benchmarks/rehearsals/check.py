@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsals.measured import tree
 from benchmarks.rehearsals.told import Told
 from spark_engine.device import present
 from spark_engine.runtime.embedded import find_checkpoint
@@ -28,10 +29,11 @@ _FOUND = re.compile(
 def main() -> None:
     """Builds, checks, serves."""
     told = Told()
+    told.hold(tree())
     base, checkpoint = Path(told.options["work"]) / "check", find_checkpoint()
     here = present()
     told.head(fitted_to=here.card.name if here else "no GPU")
-    if "build" not in told.done:
+    if "build" not in told.done or not base.is_dir():  # it may have been of another machine
         with told.trial("build"):
             base.mkdir(parents=True, exist_ok=True)
             batch_trial.prepare(base, str(checkpoint))

@@ -19,8 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launch_times import of_run
 from benchmarks.rehearsal_tables import PREFILLS
 from benchmarks.rehearsals.check import tell_level
+from benchmarks.rehearsals.measured import tree
 from benchmarks.rehearsals.shapes import CONFIGS, MODELS, cut
 from benchmarks.rehearsals.told import Told
 from spark_engine.builder.build import build
@@ -40,6 +42,7 @@ LAUNCHES = "rehearsal_launches.json"
 def main() -> None:
     """Each model cut, then each whole."""
     told = Told()
+    told.hold(tree())
     base, models = Path(told.options["work"]) / "layers", told.options.get("models", MODELS)
     here = present()
     told.head(fitted_to=here.card.name if here else "no GPU")
@@ -101,7 +104,7 @@ def whole(told: Told, model: str, base: Path) -> None:
     runs = json.loads(out.read_text())["runs"]
     here = present()
     run = next(r for r in runs if (r["model"], r["machine"]["sms"]) == (model, here and here.sms))
-    for bucket in run["buckets"]:
+    for bucket in filter(of_run, run["buckets"]):
         name = f"{model}/{bucket['family']} {bucket['rows']}"
         told.row(name, right=True, graph_ms=bucket["graph_ms"], kinds=of_kinds(bucket))
 

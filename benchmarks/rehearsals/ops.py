@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import mean_seconds, target_here
+from benchmarks.rehearsals.measured import of_plan
 from benchmarks.rehearsals.told import Told
 from benchmarks.rehearsals.where import seen
 from spark_engine import device
@@ -104,7 +105,9 @@ def kernels_of(work: cuda_node.Planned) -> list[tuple[str, nvrtc.Defines, str]]:
 def main() -> None:
     """Compiles all kernels at once, then runs case by case."""
     told, target = Told(), target_here()
-    cases = [w for w in works(target) if not {label_of(x) for x in w[2]} <= told.done]
+    every = [*works(target)]
+    told.hold({label_of(work): of_plan(work) for _, _, found in every for work in found})
+    cases = [w for w in every if not {label_of(x) for x in w[2]} <= told.done]
     plans = [(work.tactic.source, work.plan) for _, _, found in cases for work in found]
     jobs = nvrtc.jobs_of(plans)
     told.note(f"{len(cases)} cases, {len(plans)} plans, {len(jobs)} compilations")

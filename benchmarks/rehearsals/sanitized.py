@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
+from benchmarks.rehearsals.measured import digest, of_plan
 from benchmarks.rehearsals.ops import CUBINS, Work, label_of, works
 from benchmarks.rehearsals.told import Told
 from benchmarks.rehearsals.where import seen
@@ -113,6 +114,9 @@ def main() -> None:
     told, target = Told(), target_here()
     tool = told.options["part"]
     found = list(works(target))
+    digests = {label_of(work): of_plan(work) for _, _, plans in found for work in plans}
+    every = shares(found, set())
+    told.hold({name: digest(digests[label] for label in labels) for name, labels in every.items()})
     parts = shares(found, told.done)
     asked = {label for labels in parts.values() for label in labels}
     works_asked = (w for _, _, plans in found for w in plans if label_of(w) in asked)

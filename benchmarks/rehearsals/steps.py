@@ -13,11 +13,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsals.measured import tree
 from benchmarks.rehearsals.shapes import MODELS, cut
 from benchmarks.rehearsals.told import Told
 from spark_engine.builder.build import build
@@ -35,6 +37,7 @@ EMBEDDED = "embedded"
 def main() -> None:
     """Builds the engines, then runs a third of the steps on each, in shares."""
     told = Told()
+    told.hold(tree())
     base, steps = Path(told.options["work"]) / "steps", int(told.options["steps"])
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
     try:
@@ -42,16 +45,29 @@ def main() -> None:
         for name in told.options.get("models", names):
             labels = [f"{name}/{i}" for i in range(-(-steps // len(names) // SHARE))]
             asked = [label for label in labels if label not in told.done]
-            if not asked:
-                continue
-            with told.trial(asked[0]):
-                told.note(f"building {name}")
-                for label, row in zip(asked, run(built(base, name), len(asked)), strict=True):
-                    beside = other.poll() is None
-                    told.row(label, right=row.pop("same") and beside, beside=beside, **row)
+            tell_shares(told, asked, partial(built, base, name), lambda: other.poll() is None)
     finally:
         other.kill()
         other.wait()
+
+
+def tell_shares(
+    told: Told, asked: Sequence[str], built: Callable[[], Path], beside: Callable[[], bool]
+) -> None:
+    """A row for each share that is asked, of one engine; `beside` says whether the other process
+    still runs. A share that fails is the one that is wrong, and takes the engine with it: those
+    behind it are not run."""
+    with ExitStack() as last:
+        rows: Iterator[dict[str, Any]] = iter(())
+        for label in asked:
+            with told.trial(label):
+                if label == asked[0]:
+                    told.note(f"building {label.partition('/')[0]}")
+                    rows = last.enter_context(closing(run(built(), len(asked))))
+                row, still = next(rows), beside()
+                told.row(label, right=row.pop("same") and still, beside=still, **row)
+                continue
+            break
 
 
 def built(base: Path, name: str) -> Path:
@@ -72,7 +88,7 @@ def request(rng: random.Random, vocab: int) -> Request:
     return Request(prompt, params)
 
 
-def run(folder: Path, shares: int, size: int = SHARE) -> Iterator[dict[str, Any]]:
+def run(folder: Path, shares: int, size: int = SHARE) -> Generator[dict[str, Any], None, None]:
     """So many shares of `size` steps of one open engine, of which at most all sequences but a few
     are taken. At the end of each it is empty, and the first request is asked again."""
     rng = random.Random(1)

@@ -6,14 +6,18 @@ Those that ask for what only the whole GPU has skip themselves; the ops' own cas
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.rehearsals import leave_out
+from benchmarks.rehearsals.measured import tree
 from benchmarks.rehearsals.told import Told
 
 ROOT = Path(__file__).parents[2]
@@ -51,14 +55,28 @@ def main() -> None:
     """Runs them, in some processes where there are cores; pytest writes to standard error."""
     told = Told(stream=os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
-    os.environ[leave_out.DONE] = sys.argv[1]
-    common = ["-m", "gpu", "--timeout", "600", "--rootdir", str(ROOT), "-p", leave_out.__name__]
+    told.hold(tree())
+    with tempfile.TemporaryDirectory() as folder:
+        done = Path(folder) / "done.json"
+        done.write_text(json.dumps(sorted(told.done)))
+        os.environ[leave_out.DONE] = str(done)
+        codes = [pytest.main([*common(), *words], plugins=[Teller(told)]) for words in asked()]
+    well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    sys.exit(next((int(code) for code in codes if code not in well), 0))
+
+
+def common() -> list[str]:
+    """The words of every call of pytest."""
+    return ["-m", "gpu", "--timeout", "600", "--rootdir", str(ROOT), "-p", leave_out.__name__]
+
+
+def asked() -> tuple[Sequence[str], Sequence[str]]:
+    """What is run: most of it in some processes where there are cores, then what wants the GPU for
+    itself."""
     most = [*WHERE, *(f"--ignore={path}" for path in (*LEFT_OUT, *ALONE))]
     if WORKERS > 1:
         most += ["-n", str(WORKERS), "--dist", "worksteal"]
-    codes = [pytest.main([*common, *words], plugins=[Teller(told)]) for words in (most, ALONE)]
-    well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-    sys.exit(next((int(code) for code in codes if code not in well), 0))
+    return most, ALONE
 
 
 if __name__ == "__main__":

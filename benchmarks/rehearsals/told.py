@@ -1,14 +1,15 @@
 """How a part of the rehearsal tells what it finds: a line of JSON for each thing, as it comes.
 
 `benchmarks.rehearsal` reads them. A part that dies or hangs is started again without the labels
-that were told, the one it died of among them.
+that were told, the one it died of among them. What an earlier call kept counts as done only where
+it was measured of the sources that are here now: each row carries a digest of them (`measured`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,14 +20,26 @@ Row = dict[str, Any]
 
 
 class Told:
-    """Standard output, or the stream, and the labels that are done: those in the JSON list that
-    argv names."""
+    """Standard output, or the stream, and the labels that are done: those in the JSON object that
+    argv names, whose values are digests, or null of what this call has told without one."""
 
     def __init__(self, words: Sequence[str] | None = None, stream: TextIO | None = None) -> None:
         self._stream = stream
         given = sys.argv[1:] if words is None else words
-        self.done: set[str] = set(json.loads(Path(given[0]).read_text())) if given else set()
+        self._kept: dict[str, str | None] = json.loads(Path(given[0]).read_text()) if given else {}
+        self._digest: str | Mapping[str, str] = ""
+        self.done = set(self._kept)
         self.options: Row = json.loads(given[1]) if len(given) > 1 else {}
+
+    def hold(self, digest: str | Mapping[str, str]) -> None:
+        """The digest of what is measured now, of all rows or by label: kept rows of another, or
+        that are measured no more, are not done, and rows told from here on carry theirs."""
+        self._digest = digest
+        of = {label: digest for label in self._kept} if isinstance(digest, str) else digest
+        stale = [k for k, kept in self._kept.items() if kept is not None and kept != of.get(k)]
+        self.done -= {*stale}
+        if stale:
+            self._say("stale", stale)
 
     def head(self, **known: Any) -> None:
         """What holds for all rows."""
@@ -38,7 +51,9 @@ class Told:
 
     def row(self, label: str, **fields: Any) -> None:
         """A finding; `right` says whether it is as it should be."""
-        self._say("row", {"label": label, **fields})
+        digest = self._digest
+        own = digest if isinstance(digest, str) else digest.get(label, "")
+        self._say("row", {"label": label, **fields} | ({"digest": own} if own else {}))
 
     def begin(self, label: str) -> None:
         """What a death would be of."""

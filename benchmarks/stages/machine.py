@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.stages.table import Engine, Json, Stage
 from spark_engine.bench import machine as card_of
+from spark_engine.device_choice import VISIBLE, visible
 
 ROOT = Path(__file__).parents[2]
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOOK = 1.0  # seconds for which clocks are watched
 
 
@@ -38,10 +38,8 @@ def here() -> Machine:
     count = 0
     while card_of.card(str(count)) is not None:
         count += 1
-    listed = os.environ.get(VISIBLE)
-    gpus = [str(i) for i in range(count)]
-    if listed is not None:
-        gpus = [word for word in listed.split(",") if word.strip()][:count]
+    listed = visible(os.environ)
+    gpus = [str(i) for i in range(count)] if listed is None else listed[:count]
     return Machine(tuple(gpus), len(os.sched_getaffinity(0)))
 
 

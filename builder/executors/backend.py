@@ -1,4 +1,4 @@
-"""What the straight line asks of an executor's build half. Knows none of them.
+"""`Backend`, the protocol of an executor's build half (`build.py` calls it). Knows none of them.
 
 To compile is to make machine code of CUDA sources, here as everywhere in the builder: who has no
 kernels of ours has nothing to pack, to choose or to compile, and is asked to emit alone.
@@ -53,7 +53,7 @@ class Backend:
     sizes: Mapping[str, tuple[Size, ...]] = MappingProxyType({})
     weights: Path
 
-    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+    def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Compiles every kernel of the tactics that compete."""
 
     def choose(self, graphs: Sequence[FamilyGraph]) -> None:

@@ -1,6 +1,6 @@
-"""Sampling where ranks share the vocabulary, as the CPU runs it: a part, a meeting, a join.
+"""Sampling where ranks share the vocabulary, as the CPU runs it: local part, all-gather, join.
 
-A bucket of several ranks is cut at its collectives, so one node cannot meet the others. Knows the
+A bucket of several ranks is cut at its collectives, so one node cannot wait for others. Knows the
 ops of `plugins/sampling`; the graph itself is left as it is.
 """
 

@@ -13,10 +13,9 @@ mathematics, to be held against ours (`spark-check --against`), not a way to ser
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -29,9 +28,9 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
-from spark_engine.errors import GraphError, OptionError
-from spark_engine.hints import extra
+from spark_engine.errors import CapacityError, GraphError, OptionError
 from spark_engine.tensors import DType
+from spark_engine.trt_library import logger, missing, out_of_memory, says, wrong_version
 from spark_engine.trt_payload import TrtPayload
 from spark_engine.weights_file import WeightEntry
 
@@ -74,7 +73,7 @@ class TrtBackend(OrtBackend):
         behind = encode(tail, size, weights, self._ops)
         made = header(graph, size, self.executor, self._target)
         names = [t.name for t in network.outputs]
-        payload = TrtPayload(engine, behind, tuple(names)).encode()
+        payload = TrtPayload(engine, behind, tuple(names), self._trt.__version__).encode()
         again = sum(spec.nbytes for spec in made.states if spec.name + ".out" in names)
         memory = {"arena_bytes": again, "buffer_bytes": 2 * len(engine)}
         return Emitted(made, payload, memory, predicted_seconds(graph, size, behind))
@@ -84,12 +83,14 @@ BACKEND = TrtBackend
 
 
 def tensorrt() -> ModuleType:
-    """The library. Raises OptionError where it is not installed."""
+    """The library. Raises OptionError where it is not installed, or of another version."""
     try:
         import tensorrt_rtx
-    except ImportError as error:
-        raise OptionError(f"this target needs TensorRT-RTX ({error}): {extra('trt')}") from error
+    except (ImportError, OSError) as error:  # the latter where its libraries cannot be loaded
+        raise OptionError(f"this target {missing(error)}") from error
     found: ModuleType = tensorrt_rtx
+    if words := wrong_version(found):
+        raise OptionError(f"this target {words}")
     return found
 
 
@@ -161,10 +162,11 @@ def _fp8_cast(node: onnx.NodeProto, types: Mapping[str, int]) -> list[onnx.NodeP
 def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label: str) -> bytes:
     """The engine of a model whose weights are external data in the file `weights`.
 
-    Raises GraphError with TensorRT's words where it refuses the model.
+    Raises GraphError with TensorRT's words where it refuses the model, and CapacityError where it
+    has not the memory for it.
     """
     errors: list[str] = []
-    log = _logger(trt, errors)
+    log = logger(trt, errors)
     builder = trt.Builder(log)
     network = builder.create_network()
     parser = trt.OnnxParser(network, log)
@@ -175,6 +177,7 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
         if not parser.parse_from_file(str(folder / MODEL)):
             found = [parser.get_error(i) for i in range(parser.num_errors)]
             words = "; ".join(f"{e.node_operator()}: {e.desc()}" for e in found)
+            _refuse_memory(label, [*errors, words])
             raise GraphError(f"TensorRT does not read the {label} bucket: {words}")
         config = builder.create_builder_config()
         config.clear_flag(trt.BuilderFlag.TF32)  # a witness multiplies f32 as f32
@@ -183,19 +186,16 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
             config.set_compute_capability(getattr(trt.ComputeCapability, capability), i)
         made = builder.build_serialized_network(network, config)
     if made is None:
-        raise GraphError(f"TensorRT does not build the {label} bucket: {'; '.join(errors)}")
+        _refuse_memory(label, errors)
+        raise GraphError(f"TensorRT does not build the {label} bucket{says(errors)}")
     return bytes(made)
 
 
-def _logger(trt: ModuleType, errors: list[str]) -> Any:
-    """A logger that keeps errors in `errors` and passes nothing on."""
-
-    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, words: str) -> None:
-            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                errors.append(words)
-
-    return Log()
+def _refuse_memory(label: str, errors: Sequence[str]) -> None:
+    """Raises CapacityError where TensorRT speaks of memory."""
+    if out_of_memory(errors):
+        raise CapacityError(
+            f"TensorRT has not the memory to build the {label} bucket, whose weights it holds "
+            f"several times: stop other programs, or build fewer and smaller buckets (--decode, "
+            f"--prefill, --max-context){says(errors)}"
+        )

@@ -49,10 +49,10 @@ class NativeBackend(Backend):
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
         self.timed = self._times(plan.timing)
 
-    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+    def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Tactics that compete can be timed only when they are compiled."""
         sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
-        self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).rivals(sizes)), advance)
+        self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).candidates(sizes)), advance)
 
     def choose(self, graphs: Sequence[FamilyGraph]) -> None:
         """Tactics by their times on this machine's GPU, or by their own predictions."""
@@ -104,7 +104,7 @@ class NativeBackend(Backend):
 
     def _add_finer(self, graph: FamilyGraph, chooser: Chooser) -> tuple[Size, ...]:
         """Decides the sizes between the plan's that pay, and returns them."""
-        family, base, found = graph.family, self._sizes(graph), dict[Size, program.Decided]()
+        family, base, found = graph.family, self._sizes(graph), dict[Size, program.BucketTactics]()
 
         def cost(rows: int) -> float:
             size = Size(family, rows)
@@ -124,7 +124,7 @@ class NativeBackend(Backend):
 
     def _decide(
         self, graphs: Sequence[FamilyGraph], chooser: Chooser
-    ) -> dict[Size, program.Decided]:
+    ) -> dict[Size, program.BucketTactics]:
         failed: dict[str, str] = {}
         for prefill in (False, True) if self._plan.invariant else ():
             alike = [g for g in graphs if (g.family == PREFILL) is prefill]
@@ -140,14 +140,14 @@ class NativeBackend(Backend):
             for size in self._sizes(graph)
         }
 
-    def _times(self, wish: bool | None) -> bool:
+    def _times(self, requested: bool | None) -> bool:
         """Whether tactics are timed: as told, or where the target's card is."""
-        if not (timed_unasked(self._target) if wish is None else wish):
+        if not (timed_unasked(self._target) if requested is None else requested):
             return False
         present = device.present()
         if present == self._target:
             return True
-        if wish:
+        if requested:
             here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
             raise OptionError(
                 f"--timing needs the GPU it builds for: {self._target.name} "

@@ -1,4 +1,4 @@
-"""Where the CUDA of a kernel stands: sources, the headers they include, and what those name.
+"""Finds a kernel's CUDA sources, the headers that they include, and its log of variants.
 
 Knows the form of our sources (a header of comment, `extern "C"` entries); needs no compiler, so
 that `spark-inspect` finds its way on any machine.

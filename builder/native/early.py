@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import producer
-from spark_engine.builder.native.program import Decided
+from spark_engine.builder.native.program import BucketTactics
 from spark_engine.kernel import MOST_OPEN, Launch
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def move_small_behind(graph: gs.Graph) -> int:
     return moved
 
 
-def begin_early(bucket: Decided) -> Decided:
+def begin_early(bucket: BucketTactics) -> BucketTactics:
     """The bucket with its launches as early as `Early` allows."""
     launches = list(_launches(bucket))
     found: list[list[Launch]] = [[] for _ in bucket.nodes]
@@ -62,7 +62,7 @@ def begin_early(bucket: Decided) -> Decided:
     return replace(bucket, nodes=tuple(pairs))
 
 
-def _launches(bucket: Decided) -> Iterator[tuple[int, Launch]]:
+def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
     """Each with its node's number."""
     for at, (_, choice) in enumerate(bucket.nodes):
         assert choice.plan is not None
@@ -70,7 +70,7 @@ def _launches(bucket: Decided) -> Iterator[tuple[int, Launch]]:
             yield at, launch
 
 
-def _older(bucket: Decided, at: int, launches: list[tuple[int, Launch]], i: int) -> bool:
+def _older(bucket: BucketTactics, at: int, launches: list[tuple[int, Launch]], i: int) -> bool:
     """Whether the node's first input is older than the launch before its launch `i`."""
     source = producer(bucket.nodes[at][0].inputs[0])
     if source is None or i == 0:

@@ -25,6 +25,7 @@ from spark_engine.device import Function, Gpu, Module, name_and_driver
 from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
+from spark_engine.memory_turn import memory_turn, silent
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -98,14 +99,15 @@ class GpuTimer:
         return seconds
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        bench = _Bench(self._gpu, work, plan)
+        bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = min(KEPT, self._gpu.total_bytes // LEAST_KEPT) if self._gpu.integrated else 0
-        if bench.nbytes > share * (self._gpu.free_bytes - kept):
-            return None
-        functions, modules = self._functions(tactic, plan)
         try:
-            bench.fill()
+            with memory_turn(self._gpu.integrated, silent):  # an engine may be starting beside it
+                if bench.nbytes > share * (self._gpu.free_bytes - kept):
+                    return None
+                functions, modules = self._functions(tactic, plan)
+                bench.fill()
             return bench.seconds(functions)
         finally:
             bench.free()

@@ -1,4 +1,4 @@
-"""The launches of a native bucket for a person: what each runs, and where that is written.
+"""Lists the launches of a native bucket for `spark-inspect`: kernels, and their sources.
 
 Knows the payload's JSON (docs/engine_file.md), the ops and where their sources lie; runs nothing.
 A launch leads to its kernel, to its op's reference, and to the log of the variants that were
@@ -107,7 +107,7 @@ def listing(found: Iterable[Launched]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def told(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
+def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
     """One launch, and where its kernel, its reference and its variants stand.
 
     Raises OptionError for a number that is not there.

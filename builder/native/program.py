@@ -31,7 +31,7 @@ Cubins = Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]  # by source and macros
 
 
 @dataclass(frozen=True)
-class Decided:
+class BucketTactics:
     """One bucket's graph with a tactic for each node, in launch order."""
 
     graph: gs.Graph
@@ -44,12 +44,12 @@ class Decided:
         return sum(choice.seconds for _, choice in self.nodes)
 
 
-def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> Decided:
+def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
     """Chooses every node's tactic."""
-    return Decided(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
+    return BucketTactics(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
 
 
-def check(buckets: Iterable[Decided], target: Target) -> None:
+def check(buckets: Iterable[BucketTactics], target: Target) -> None:
     """Raises OptionError naming every op that no tactic takes, with the reasons."""
     missing: dict[str, str] = {}
     for bucket in buckets:
@@ -64,7 +64,7 @@ def check(buckets: Iterable[Decided], target: Target) -> None:
         )
 
 
-def check_across(buckets: Iterable[Decided]) -> None:
+def check_across(buckets: Iterable[BucketTactics]) -> None:
     """Raises InternalError naming the ops that read memory of other ranks, which no GPU of another
     host can."""
     nodes = (pair for bucket in buckets for pair in bucket.nodes)
@@ -73,7 +73,7 @@ def check_across(buckets: Iterable[Decided]) -> None:
         raise InternalError(f"--across-hosts: {', '.join(reading)} read memory of other ranks")
 
 
-def jobs(buckets: Iterable[Decided]) -> tuple[nvrtc.Job, ...]:
+def jobs(buckets: Iterable[BucketTactics]) -> tuple[nvrtc.Job, ...]:
     """The distinct compilations of all buckets."""
     pairs = []
     for bucket in buckets:
@@ -96,7 +96,7 @@ def compile_jobs(
 
 
 def encode(
-    bucket: Decided,
+    bucket: BucketTactics,
     weights: Mapping[str, WeightEntry],
     states: tuple[str, ...],
     ops: Ops,
@@ -149,7 +149,7 @@ class _Places:
 
     def __init__(
         self,
-        bucket: Decided,
+        bucket: BucketTactics,
         weights: Mapping[str, WeightEntry],
         states: tuple[str, ...],
         ops: Ops,

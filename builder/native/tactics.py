@@ -119,7 +119,7 @@ def choose(
 ) -> Choice:
     """The tactic of least time; of equal ones the first. `order` leaves out those of other bits.
 
-    A lone candidate is not timed. What cannot be timed is predicted, with all its rivals.
+    A lone candidate is not timed. What cannot be timed is predicted, with all its candidates.
     """
     plans, refused = _plans(cuda, work, target, order)
     if not plans:
@@ -205,7 +205,9 @@ class Chooser:
             self._known[key] = choose(cuda, work, self.target, self.timer, order)
         return self._known[key]
 
-    def rivals(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> list[tuple[str, Plan]]:
+    def candidates(
+        self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]
+    ) -> list[tuple[str, Plan]]:
         """(source, plan) of every tactic that is not the only one for its node."""
         found: list[tuple[str, Plan]] = []
         seen: set[tuple[object, ...]] = set()

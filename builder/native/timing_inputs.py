@@ -1,4 +1,4 @@
-"""Values for operands of a node that is timed: plausible, and cheap to make at any size.
+"""Input values for nodes that are timed: plausible, and cheap to make at any size.
 
 Knows what roles mean; what is particular to an operand its op declares (`Operand.fill`). Packed
 weights mix codes, scales and floats in ways that only their op knows: their bytes are random with

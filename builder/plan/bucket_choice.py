@@ -1,4 +1,4 @@
-"""Which finer buckets pay: those that save a tenth of a launch, by what launches cost.
+"""Chooses the finer buckets that pay: those that save a tenth of a launch's time.
 
 Knows sizes and their costs; knows no graph and no GPU. What lies between two buckets runs in the
 larger, or, where work can be split, in several launches; a size between them pays if it would take

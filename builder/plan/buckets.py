@@ -86,7 +86,7 @@ def bucket_sizes(
     limits: Limits,
     verify: Rounds | None = None,
 ) -> Buckets:
-    """The buckets wished for, or powers of two up to max_seqs and 64 and 256 tokens.
+    """The buckets asked for, or powers of two up to max_seqs and 64 and 256 tokens.
 
     The largest decode bucket is always max_seqs, so that every live sequence fits in one step;
     with drafts each decode bucket has others beside it that verify (`rounds`). Raises OptionError

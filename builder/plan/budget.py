@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out when the user does not say: sequences, context, KV pages.
+"""Defaults from a GPU's memory: the number of sequences, the context, KV pages, snapshots.
 
     SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages + snapshots
 

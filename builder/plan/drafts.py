@@ -1,6 +1,6 @@
-"""What a build decides of drafts: how many a round has, how the head is stored, and its ids.
+"""Resolves the options for drafts: how many a round has, the head's dtype, its shortlist of ids.
 
-Knows the wishes and what a checkpoint has; knows no tensor and no graph.
+Knows the options and what a checkpoint has; knows no tensor and no graph.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class HeadFacts:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asks for; None and "auto": decide."""
+class DraftRequest:
+    """The options that the user gave; None and "auto": decide."""
 
     drafts: int | None = None
     dtype: str = "auto"
@@ -49,7 +49,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DraftPlan:
     """Drafts of a round, 0 for none; the head's options, None without; sentences for the report."""
 
     drafts: int
@@ -57,10 +57,10 @@ class Decided:
     notes: tuple[str, ...] = ()
 
 
-def decide(wish: Wish, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
-    """What the wishes come to for a model of `ids` ids and this head, or the sentence why it has
+def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> DraftPlan:
+    """What the options come to for a model of `ids` ids and this head, or the sentence why it has
     none. Raises OptionError for what cannot be."""
-    drafts, dtype = wish.drafts, wish.dtype
+    drafts, dtype = requested.drafts, requested.dtype
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
@@ -71,17 +71,17 @@ def decide(wish: Wish, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
             "draft head"
         )
     if drafts == 0 or isinstance(head, str):
-        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", wish.vocab is not None)]
+        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", requested.vocab is not None)]
         if asked := [name for name, is_given in given if is_given]:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
-        return Decided(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
-    if drafts is None and not gpu and dtype == "auto" and wish.vocab is None:
-        return Decided(0, notes=(LEFT_OUT,))
+        return DraftPlan(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
+    if drafts is None and not gpu and dtype == "auto" and requested.vocab is None:
+        return DraftPlan(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
-    shortlist = _ids(wish.vocab, head, ids)
-    return Decided(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
+    shortlist = _ids(requested.vocab, head, ids)
+    return DraftPlan(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
 
 
 def parse_drafts(text: str) -> int | None:

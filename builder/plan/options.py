@@ -1,7 +1,7 @@
-"""What the user asked for, and what it comes to for one checkpoint.
+"""A build's options (`Options`), and the plan they resolve to for one checkpoint (`Plan`).
 
-Knows defaults and limits of options; knows no graph. `resolve` turns wishes ("auto", None) into
-numbers once, so that nothing behind it meets an open question.
+Knows defaults and limits of options; knows no graph. `resolve` turns "auto" and None into
+numbers once, so that nothing after it meets an open question.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_engine.builder.plan.buckets import (
     finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.drafts import DEFAULT, HeadFacts, Vocab, Wish, decide
+from spark_engine.builder.plan.drafts import DEFAULT, DraftRequest, HeadFacts, Vocab, decide
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
@@ -49,7 +49,7 @@ KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 
 @dataclass(frozen=True)
 class Options:
-    """The wishes of one build. None and "auto" mean: decide from the checkpoint and target.
+    """What one build was asked for. None and "auto" mean: decide from the checkpoint and target.
 
     A target "auto" that reaches `resolve` is the CPU, or the named card's: who looks for a GPU
     does so before, and tells it as `gpu`.
@@ -173,8 +173,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     asked = DEFAULT if options.drafts is None and options.verify else options.drafts
     if target == RTX and asked is None:
         asked = 0  # its engines sample behind the network
-    wish = Wish(asked, options.draft_dtype, options.draft_vocab)
-    drafts = decide(wish, facts.head or facts.no_head, facts.vocab, gpu is not None)
+    requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab)
+    drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
@@ -317,18 +317,20 @@ def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, 
     )
 
 
-def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
+def _ring(requested: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
     """Records of each ring, drafts' not counted. Raises OptionError for a length no op takes."""
-    if wish is None:
+    if requested is None:
         return GDN_RING if (gpu or drafts) and facts.state_width else 0
-    if drafts and facts.state_width and not wish:
+    if drafts and facts.state_width and not requested:
         raise OptionError(
             f"--gdn-ring 0: drafts need a ring of {LEAST} to {MOST}, in which the wrong ones are "
             "overwritten; leave it out, or build with --drafts 0"
         )
-    if wish and not LEAST <= wish <= MOST:
-        raise OptionError(f"--gdn-ring {wish} is not possible; choose 0 or from {LEAST} to {MOST}")
-    return wish
+    if requested and not LEAST <= requested <= MOST:
+        raise OptionError(
+            f"--gdn-ring {requested} is not possible; choose 0 or from {LEAST} to {MOST}"
+        )
+    return requested
 
 
 def _seqs(options: Options, default: int) -> int:
@@ -338,23 +340,25 @@ def _seqs(options: Options, default: int) -> int:
     return max(options.decode) if options.decode else default
 
 
-def _context(wish: int | None, most: int, default: int) -> int:
-    if wish is None:
+def _context(requested: int | None, most: int, default: int) -> int:
+    if requested is None:
         return min(most, default)
-    if not 0 < wish <= most:
-        raise OptionError(f"--max-context {wish}: the model's positions allow 1 to {most}")
-    return wish
+    if not 0 < requested <= most:
+        raise OptionError(f"--max-context {requested}: the model's positions allow 1 to {most}")
+    return requested
 
 
-def _pages(wish: int | None, limits: Limits, room: int, gpu: bool) -> tuple[int, tuple[str, ...]]:
-    """KV pages for `wish` tokens, or for every sequence at full length within `room` pages."""
+def _pages(
+    requested: int | None, limits: Limits, room: int, gpu: bool
+) -> tuple[int, tuple[str, ...]]:
+    """KV pages for `requested` tokens, or for every sequence at full length within `room` pages."""
     least = limits.pages_per_seq
     most = limits.max_seqs * least
-    if wish is not None:
-        pages = -(-_positive("--kv-tokens", wish) // limits.page_size)
+    if requested is not None:
+        pages = -(-_positive("--kv-tokens", requested) // limits.page_size)
         if pages < least:
             raise OptionError(
-                f"--kv-tokens {wish} holds less than one sequence of --max-context "
+                f"--kv-tokens {requested} holds less than one sequence of --max-context "
                 f"{limits.max_context}: give at least {least * limits.page_size}"
             )
         return min(pages, most), ()

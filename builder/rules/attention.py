@@ -1,4 +1,4 @@
-"""The rule that makes one launch of a decode layer's attention.
+"""The rule that fuses a decode layer's attention into one launch.
 
 Knows the ops paged_attention, sigmoid_gate, act_quant and attention_decode of docs/graph.md. Runs
 after the quantisers have moved into the gate.

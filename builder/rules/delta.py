@@ -1,4 +1,4 @@
-"""The rule that makes one launch of a decode layer's gated delta net.
+"""The rule that fuses a decode layer's gated delta net into one launch.
 
 Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
 Runs after the quantisers have moved into the norm.

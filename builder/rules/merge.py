@@ -1,4 +1,4 @@
-"""Rules that join weights: projections of one input, and the shared expert with the routed ones.
+"""Rules that concatenate weights: projections of one input; the shared expert and the routed ones.
 
 Knows which operands of each linear op are joined and which must agree (docs/graph.md). Joined
 weights are recipes over the checkpoint; nothing is read or copied here.

@@ -1,4 +1,4 @@
-"""The rule that joins a layer's experts with the norm of the next layer.
+"""The rule that fuses a layer's experts with the norm of the next layer.
 
 Knows the ops grouped_moe, norm_quant and moe_norm_quant of docs/graph.md. Runs after residual
 additions and quantisers have moved into the norm. The last layer's sum meets last_rows before a

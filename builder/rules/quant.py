@@ -1,4 +1,4 @@
-"""Rules that move quantisation into the op that makes the value.
+"""Rules that fuse quantisation into the op that computes the value.
 
 Knows the quantise ops and the fused ops of docs/graph.md. A maker (norm, activation) whose result
 is quantised becomes one node that writes the quantised tensors itself, and the plain result only

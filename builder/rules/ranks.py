@@ -1,4 +1,4 @@
-"""The rule that joins a sum over ranks with the norm behind it.
+"""The rule that fuses an all-reduce with the norm after it.
 
 Knows the ops all_reduce, norm_quant and reduce_norm_quant of docs/graph.md. Runs after residual
 additions and quantisers have moved into the norm. For executors whose ranks meet within a launch.

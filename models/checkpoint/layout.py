@@ -1,4 +1,4 @@
-"""How a file spells the names of tensors, and which of two forms its experts have.
+"""A checkpoint's naming of tensors, and which of two forms its experts have.
 
 Inside the package names have no prefix (`layers.0.mlp.gate_proj`, `embed_tokens`, `lm_head`);
 files put `model.language_model.` or `model.` before all but the head's. Knows no dtype and no

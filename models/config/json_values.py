@@ -1,4 +1,4 @@
-"""Where foreign JSON becomes ours: a value that is missing or malformed is the file's fault.
+"""Typed reads of foreign JSON: a missing or malformed value is an error that names the file.
 
 `Reader` checks what can be named; `malformed_json` catches the rest (a list where an object
 belongs, a number where a name does). Knows no key.

@@ -1,4 +1,4 @@
-"""What a published configuration comes to: a frozen `ModelConfig`, the same for every family.
+"""`ModelConfig`: a published configuration as a frozen dataclass, the same for every family.
 
 Knows the sizes of a hybrid text network: what the graph's blocks and the options' defaults are
 made from. A family reads its own config.json into it (`models/families/`) and may add fields.

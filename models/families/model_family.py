@@ -1,4 +1,4 @@
-"""What the package must know of a model family: one `ModelFamily`, a row of the registry.
+"""`ModelFamily`: all that the package must know of a model family, a row of the registry.
 
 Everything else follows from these: the tensors that a file must hold, the table of what is
 quantised, random checkpoints and the graphs.

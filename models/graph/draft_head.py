@@ -1,4 +1,4 @@
-"""The draft head: one layer that guesses on from what the network made of its last token.
+"""The draft (MTP) head: one layer that drafts the next tokens from the last hidden state.
 
 Its row at position t takes (hidden_t, token t+1), where `hidden` is the network's output behind the
 final norm, and guesses token t+2. It keeps keys and values of its own, so every token of the

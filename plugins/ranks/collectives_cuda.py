@@ -1,4 +1,4 @@
-"""The CUDA side of what ranks make together: one kernel each, over memory that all ranks read.
+"""The CUDA side of the collectives: one kernel each, over memory that all ranks read.
 
 How much of it a launch needs (`Plan.symmetric`) follows from the layout in peers.cuh. A sum has
 the same bits whichever way it is made, so that every way has one order (`Tactic.reduction`).

@@ -1,4 +1,4 @@
-"""What ranks of several hosts make together: NCCL moves bytes, and parts are added as on one host.
+"""The collectives of ranks on several hosts: NCCL moves bytes; sums are those of one host.
 
 No GPU reads another host's memory, so tactics over peers refuse nodes with `across`, and these take
 them alone. Bits are those of one host: the sum of two is the same in any order, rounded once; that

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import UserError
-from spark_engine.hints import EXTRA, extra
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.engine.detect import RTX, runnable_targets
+from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
-from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
 
 ENGINES = Path("engines")
@@ -38,11 +36,13 @@ class Fit:
 
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
-    """The folders given, else those under engines/ that hold a manifest."""
-    return list(given) or sorted(path.parent for path in below.glob("*/manifest.json"))
+    """The folders given, else those under engines/ that hold a manifest; a hidden one is what a
+    build writes in, or a killed one has left."""
+    found = (path.parent for path in below.glob("*/manifest.json"))
+    return list(given) or sorted(path for path in found if not path.name.startswith("."))
 
 
-def fit(path: Path, room: Room | None, available: int | None, gpu: str = "") -> Fit:
+def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = "") -> Fit:
     """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes, `gpu` why
     no engine of a GPU opens here."""
     try:
@@ -64,13 +64,7 @@ def _target(manifest: Manifest) -> str:
     here = runnable_targets(HOST_TARGETS)
     if manifest.target in here:
         return ""
-    if find_spec("cuda") is None:
-        return f"it is for the GPU {manifest.target}, which needs the extra `cuda`: {EXTRA}"
-    from spark_engine.device import capability  # needs the extra `cuda`
-
-    if manifest.target == RTX[0] and capability() in RTX[1]:
-        return f"it is for {manifest.target}, which needs TensorRT-RTX: {extra('trt')}"
-    return (
+    return foreign(manifest.target, here) or (
         f"it is for {manifest.target}, and here runs {' and '.join(here)}: build it again on this "
         f"machine, or with --target {here[-1]}"
     )

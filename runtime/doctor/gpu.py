@@ -1,4 +1,4 @@
-"""The first GPU as a user should know it: what it is, what a second of work tells, what is wrong.
+"""The first GPU for the doctor: what it is, its clock and bandwidth under load, what is wrong.
 
 Knows the driver through `device` and nvidia-smi where there is one; without the extra `cuda`, a
 driver or a GPU it says which is missing. Imports nothing of CUDA before it is asked.
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from spark_engine.errors import SparkError
-from spark_engine.hints import EXTRA, driver_present
+from spark_engine.hints import driver_present, extra
 from spark_engine.kernel import KNOWN
-from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.cache_size import GpuMemory
 
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
+NO_DRIVER = (
+    "none: NVIDIA's driver is not loaded. Engines run on the CPU; where there is a GPU, install "
+    "driver 580 or later and start the machine again"
+)
 LEAST_DRIVER = 13000  # cuDriverGetVersion: what the extra's CUDA asks for
 LOW_CLOCK = 0.5  # of the highest: below it under load a GPU is held down
 LOW_BANDWIDTH = 0.7  # of what a plain kernel reaches on such a card
@@ -46,7 +50,7 @@ class Card:
     card: str | None
     cuda: int
     driver: str | None
-    room: Room
+    room: GpuMemory
     sm_mhz: float | None = None
     max_mhz: float | None = None
     bandwidth: float | None = None
@@ -56,21 +60,24 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A card or why there is none, and what to do about what is wrong."""
+class Diagnosis:
+    """A card or why there is none, and what to do about what is wrong. `absent`: what is said in
+    the place of a card; `why`: no engine of a GPU opens here."""
 
     card: Card | None
     advice: tuple[str, ...] = ()
-    why: str = ""  # no engine of a GPU opens here
+    why: str = ""
+    absent: str = NO_DRIVER
 
 
-def look(load: bool = True, device: str = "0") -> Found:
+def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
     second."""
     if find_spec("cuda") is None:
         if driver_present():
-            return Found(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
-        return Found(None)
+            words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
+            return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
+        return Diagnosis(None)
     from spark_engine.device import Gpu, name_and_driver, present
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 
@@ -78,33 +85,49 @@ def look(load: bool = True, device: str = "0") -> Found:
         name, cuda = name_and_driver()
     except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
         if not driver_present():
-            return Found(None)
-        return Found(None, (f"NVIDIA's driver does not answer: {error}",))
+            return Diagnosis(None)
+        says = str(error).partition(";")[0]
+        words = (
+            f"NVIDIA's driver is loaded and does not answer ({says}): `nvidia-smi` should list the "
+            "GPU; where it does not, start the machine again or install driver 580 or later. In a "
+            "container: docker run --gpus all"
+        )
+        return Diagnosis(None, (words,), absent="not to be used: the driver does not answer")
     advice, why = [], ""
     if int(cuda) < LEAST_DRIVER:
-        why = f"the driver speaks CUDA {release(int(cuda))}, which loads no kernels of ours"
+        why = f"the driver supports CUDA {release(int(cuda))}, which loads no kernels of ours"
         advice.append(
-            f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
+            f"the driver supports CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
             "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
         )
     target, smi = present(), _smi(device)
     if target is None:
         known = ", ".join(t.card.product for t in KNOWN)
-        advice.append(f"there are no kernels for {name}, only for {known} and their like")
+        advice.append(
+            f"there are no kernels for {name}, only for {known} and their like: build for the CPU "
+            "(spark-build --target cpu)"
+        )
     try:
         with closing(Gpu()) as gpu:
             mps = gpu.shared_by_mps
-            room, mhz = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+            room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
             tried = load and room.usable >= NEEDS
             told = probe(gpu) if tried else None
     except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
-        return Found(None, (*advice, f"{name} cannot be used: {error}"), why or "it cannot be used")
+        absent = f"{name}, which cannot be used"
+        words = f"{absent}: {error}"
+        return Diagnosis(None, (*advice, words), why or "it cannot be used", absent)
     if load and not tried:
-        advice.append("too little memory is free to try its clock and bandwidth: stop programs")
+        advice.append(
+            "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
+            "then run the doctor again"
+        )
     if mps:
-        stop = "echo quit | nvidia-cuda-mps-control"
         why = why or "NVIDIA MPS shares the GPU"
-        advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")
+        advice.append(
+            "NVIDIA MPS shares the GPU, beside which no engine opens: stop it with `echo quit | "
+            "nvidia-cuda-mps-control`"
+        )
     after = _smi(device) if load else {}
     card = Card(
         name=name,
@@ -120,7 +143,7 @@ def look(load: bool = True, device: str = "0") -> Found:
         watts=_number(after.get("power.draw")),
         celsius=_number(after.get("temperature.gpu")),
     )
-    return Found(card, (*advice, *slow(card)), why)
+    return Diagnosis(card, (*advice, *slow_advice(card)), why)
 
 
 def release(version: int) -> str:
@@ -128,7 +151,7 @@ def release(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def slow(card: Card) -> list[str]:
+def slow_advice(card: Card) -> list[str]:
     """What a clock or a bandwidth that is too low means, and what mends it."""
     words = []
     if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:

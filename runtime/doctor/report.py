@@ -12,10 +12,10 @@ from typing import Any
 
 from spark_engine.hints import extra
 from spark_engine.runtime.doctor.engines import Fit
-from spark_engine.runtime.doctor.gpu import Card, Found, release
+from spark_engine.runtime.doctor.gpu import Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
-GB, GIB = 1e9, 1 << 30
+GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
 LITTLE_DISK = 30 * GIB  # a checkpoint of 27B in NVFP4 and its engine want more
 SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
 
@@ -26,7 +26,7 @@ class Report:
     folder."""
 
     host: Host
-    gpu: Found
+    gpu: Diagnosis
     extras: Mapping[str, tuple[str, ...]]
     disk: Mapping[str, int | None]
     engines: Sequence[Fit]
@@ -58,20 +58,20 @@ class Report:
         host = self.host
         yield f"machine     {host.system}, {host.arch}, {host.cores} cores"
         yield f"software    spark-engine {host.package}, Python {host.python}"
-        yield from _gpu(self.gpu.card)
+        yield from _gpu(self.gpu)
         swap = f", swap {_gib(host.swap_used)} of {_gib(host.swap)} used" if host.swap else ""
-        yield f"memory      {_gib(host.available)} of {_gib(host.total)} available{swap}"
+        yield f"host memory {_gib(host.available)} of {_gib(host.total)} available{swap}"
         for folder, free in self.disk.items():
             yield f"disk        {_gib(free)} free for {folder}"
         installed = [name for name, missing in self.extras.items() if not missing]
         absent = [name for name, missing in self.extras.items() if missing]
-        lacks = f"; not installed: {', '.join(absent)}" if absent else ""
-        yield f"extras      {', '.join(installed) or 'none'}{lacks}"
+        lacks = f"; not installed: {', '.join(absent)} ({extra('NAME')})" if absent else ""
+        yield f"extras      installed: {', '.join(installed) or 'none'}{lacks}"
         for engine in self.engines:
             yield from _engine(engine)
         advice = self.advice
         if advice:
-            yield "what to do"
+            yield "advice"
         yield from (f"  {number}. {words}" for number, words in enumerate(advice, 1))
         yield "an engine can be served" if self.served else "no engine can be served"
 
@@ -97,15 +97,18 @@ class Report:
     def _of_engines(self) -> Iterator[str]:
         if not self.engines:
             without = " --target cpu" if self.gpu.card is None else ""
-            hub = f"{extra('hub')}, then " if self.extras.get("hub") else ""
-            build = f"spark-build OWNER/NAME -o engines/NAME{without}"
-            yield f"no engine was named and none lies under engines/: {hub}{build}"
+            hub = f"{extra('hub')} once, then " if self.extras.get("hub") else ""
+            build = f"`spark-build OWNER/NAME -o engines/NAME{without}`"
+            yield (
+                f"no engine was named and none lies under engines/: {hub}{build} builds the model "
+                "OWNER/NAME of Hugging Face; `spark-run` alone talks with the small embedded one"
+            )
         for engine in self.engines:
             if engine.why:
                 yield f"{engine.path} cannot be served: {engine.why}"
         served = [engine.path for engine in self.engines if not engine.why]
         if served:
-            yield f"spark-run {served[0]} --serve"
+            yield f"to serve {served[0]}: spark-run {served[0]} --serve"
 
 
 def roots(engines: Sequence[Path], below: Path) -> list[Path]:
@@ -113,36 +116,41 @@ def roots(engines: Sequence[Path], below: Path) -> list[Path]:
     return sorted({engine.absolute().parent for engine in engines}) or [below.absolute()]
 
 
-def _gpu(card: Card | None) -> Iterator[str]:
+def _gpu(found: Diagnosis) -> Iterator[str]:
+    card = found.card
     if card is None:
-        yield "GPU         none that can be used"
+        yield f"GPU         {found.absent}"
         return
     kind = f"kernels for {card.target}" if card.target else "no kernels for it"
     driver = f"driver {card.driver}, " if card.driver else ""
     yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
-    room, shared = card.room, ", the host's as well" if card.room.shared else ""
-    keeps = f", {_gib(room.kept)} kept for the host" if room.kept else ""
-    yield f"its memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{keeps}{shared}"
+    room, shared = card.room, ", shared with the host" if card.room.shared else ""
+    keeps = f", which keeps {_gib(room.kept)}" if room.kept else ""
+    yield f"GPU memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{shared}{keeps}"
     if card.sm_mhz is not None:
         most = f" of {card.max_mhz:.0f}" if card.max_mhz else ""
         heat = f", {card.celsius:.0f} °C" if card.celsius is not None else ""
         power = f", {card.watts:.0f} W" if card.watts is not None else ""
-        yield f"its clock   {card.sm_mhz:.0f}{most} MHz under load{power}{heat}"
+        yield f"GPU clock   {card.sm_mhz:.0f}{most} MHz under load{power}{heat}"
     if card.bandwidth is not None:
-        wanted = f" of {card.wanted / GB:.0f} usual" if card.wanted else ""
-        yield f"bandwidth   {card.bandwidth / GB:.0f}{wanted} GB/s"
+        wanted = f"; usual are {card.wanted / GB:.0f}" if card.wanted else ""
+        yield f"bandwidth   {card.bandwidth / GB:.0f} GB/s{wanted}"
 
 
 def _engine(engine: Fit) -> Iterator[str]:
     if engine.needs is None:
-        yield f"engine      {engine.path}: not one"
+        yield f"engine      {engine.path}: not an engine folder"
         return
-    leaves = "" if engine.leaves is None else f", which leaves {_gib(engine.leaves)}"
-    verdict = "cannot be served" if engine.why else "can be served"
-    yield (
-        f"engine      {engine.path} ({engine.target}) {verdict}: takes {_gib(engine.needs)}{leaves}"
-    )
+    verdict = "cannot be served (why: below)" if engine.why else "can be served"
+    takes = f"takes {_gib(engine.needs)}"
+    if engine.leaves is not None and engine.leaves < 0:
+        takes += f", {_gib(-engine.leaves)} more than is free"
+    elif engine.leaves is not None:
+        takes += f" and leaves {_gib(engine.leaves)}"
+    yield f"engine      {engine.path}, for {engine.target}, {verdict}; {takes}"
 
 
 def _gib(count: int | None) -> str:
-    return "?" if count is None else f"{count / GIB:.1f} GiB"
+    if count is None:
+        return "?"
+    return f"{count / GIB:.1f} GiB" if count >= GIB or not count else f"{count / MIB:.0f} MiB"

@@ -1,4 +1,4 @@
-"""What a request may bind its tokens to, and what says so token by token.
+"""Constraints on a request's tokens (grammar, forced ids, reasoning budget), and their protocol.
 
 The frontend makes a `ConstraintSpec`, plain values that travel with the request; the engine's
 process makes a `Constraint` of it (`guide.py`). Knows no grammar's text and no tokenizer.

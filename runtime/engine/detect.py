@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from spark_engine.hints import driver_present, extra
+
 RTX = "rtx", ((8, 9), (12, 0), (12, 1))  # TensorRT-RTX's target, and the GPUs it is built for
 
 
@@ -21,3 +23,33 @@ def _gpu_targets() -> tuple[str, ...]:
     own = () if name is None else (name,)
     target, known = RTX
     return (*own, target) if gpu in known and find_spec("tensorrt_rtx") else own
+
+
+def foreign(target: str, here: tuple[str, ...]) -> str:
+    """What a target's engines need that this machine, where those for `here` run, lacks, and what
+    to do; empty where they run, and where that they are for another is all there is to say."""
+    if target in here:
+        return ""
+    name, known = RTX
+    if target == name:
+        *most, last = (f"{major}.{minor}" for major, minor in known)
+        gpus = f"{', '.join(most)} or {last}"
+        which = f"TensorRT-RTX on a GPU of compute capability {gpus}"
+        found = _capability()
+        if found in known:
+            return f"it is for {which}, and needs its library: {extra('trt')}"
+        seen = "no GPU that can be used" if found is None else f"one of {found[0]}.{found[1]}"
+        more = f" ({extra('trt')} where there is one)" if find_spec("cuda") is None else ""
+        return f"it is for {which}, and here is {seen}{more}: build it for another --target"
+    if find_spec("cuda") is None:
+        driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded either)"
+        return f"it is for the GPU {target}, which needs the extra `cuda`{driver}: {extra('cuda')}"
+    return ""
+
+
+def _capability() -> tuple[int, int] | None:
+    try:
+        from spark_engine.device import capability
+    except ImportError:  # without the extra `cuda`
+        return None
+    return capability()

@@ -12,6 +12,7 @@ were kept; knows no scheduler and no tensor. The choice changes speed alone, nev
   first makes the drafts, the second verifies them. What they lose by the estimates so far is held
   to SHARE of all time. Where a step's length is bounded and prefill is in it they wait, LATE rounds
   at most, and one that began before ends there.
+- Where the depth is fixed all of this is left out: the largest k that a request can use.
 """
 
 from __future__ import annotations
@@ -42,11 +43,18 @@ class DraftDepth:
     """Chooses k for every round of one engine.
 
     `buckets` are the rows of each k's buckets, ascending, those of decode first; one that the build
-    has no cost of makes all costs those of tokens.
+    has no cost of makes all costs those of tokens. `fixed`: the largest, whatever it costs.
     """
 
-    def __init__(self, buckets: Sequence[tuple[int, ...]], costs: StepCosts, slots: int) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[tuple[int, ...]],
+        costs: StepCosts,
+        slots: int,
+        fixed: bool = False,
+    ) -> None:
         self.most = len(buckets) - 1
+        self._fixed = fixed
         self._buckets, self._costs = buckets, costs
         self._cost_of: dict[int, Floats] = {}
         self._version = costs.version  # that `_cost_of` was made from
@@ -66,7 +74,7 @@ class DraftDepth:
         """Another request has the slot."""
         self._seen[slot] = self._kept[slot] = 0
 
-    def hear(self, slots: Ints, offered: Ints, kept: Ints) -> None:
+    def observe(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""
         hit = self._index < kept[:, None]
         seen = hit | ((self._index == kept[:, None]) & (self._index < offered[:, None]))
@@ -85,12 +93,14 @@ class DraftDepth:
             return 0
         cost = self.cost(len(requests))
         now, later, usable = self._tokens(requests)
+        deepest = int(np.flatnonzero(np.isfinite(cost[: usable + 1]))[-1])
+        if self._fixed:
+            return deepest
         rates = (now + AHEAD * later) / cost
         best = int(rates.argmax())
         if rates[best] <= rates[self._last] * (1 + MARGIN):
             best = self._last
         self._last = best
-        deepest = int(np.flatnonzero(np.isfinite(cost[: usable + 1]))[-1])
         pace = float(cost[best] / later[best])
         loss = 2 * float(cost[deepest]) - float(now[deepest] + later[deepest]) * pace
         every = LATE if brisk else EVERY

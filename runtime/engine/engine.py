@@ -28,7 +28,7 @@ from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
-from spark_engine.runtime.executors.watched import Watched
+from spark_engine.runtime.executors.timed import TimedExecutor
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 
 CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
@@ -48,6 +48,7 @@ class EngineOptions:
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
+        fixed_drafts: every round has that many, as far as requests can use them, to measure.
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
@@ -63,6 +64,7 @@ class EngineOptions:
     threads: int = 1
     seed: int | None = None
     drafts: int | None = None
+    fixed_drafts: bool = False
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
@@ -274,7 +276,7 @@ class Engine:
         own, clock, trace = self.loaded.executors, self.loaded.clock, self._trace
         if not trace.on:
             return own
-        return {key: Watched(one, clock, partial(trace.ran, key)) for key, one in own.items()}
+        return {key: TimedExecutor(one, clock, partial(trace.ran, key)) for key, one in own.items()}
 
     def _verify(self) -> tuple[tuple[int, ...], ...]:
         built, asked = self.loaded.limits.drafts, self.options.drafts
@@ -311,4 +313,5 @@ class Engine:
             snapshot_bytes=memory.snapshot_bytes,
             cache_bytes=self._cache_bytes(),
             invariant=loaded.invariant,
+            fixed=self.options.fixed_drafts,
         )

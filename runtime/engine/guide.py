@@ -170,7 +170,7 @@ class Guide:
         if mask is not None:
             left &= mask
         if not self._within(left).any():
-            raise RequestError("all that its form allows here is barred")
+            raise RequestError("every token that its form allows here is banned")
         return left
 
     def _barred(self) -> list[int]:
@@ -212,7 +212,7 @@ class Guide:
     def _do(self) -> Answer:
         if self._inner is None:
             if self._grammars is None:
-                raise InternalError("the grammar was not made")
+                raise InternalError("the grammar could not be compiled")
             self._inner = self._grammars(self.spec.grammar)
         return self._answer(self._inner, self._heard)
 

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,18 +25,18 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import CapacityError, EngineError, OptionError
-from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
+from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.detect import runnable_targets
-from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
+from spark_engine.runtime.engine.detect import foreign, runnable_targets
+from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
-from spark_engine.runtime.executors.watched import Clock
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
@@ -45,6 +44,9 @@ from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from spark_engine.device import Gpu
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -153,19 +155,19 @@ def load(
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
-    wishes = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
+    options = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
     mark, shown = mark or _ignore, shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
-        return _load(path, manifest, wishes, mark, shown, comm)
+        return _load(path, manifest, options, mark, shown, comm)
     with ExitStack() as undo:
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least)
         group.begin(begin, manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
-            loaded = _load(path, manifest, wishes, heard.mark, heard, group.comm)
+            loaded = _load(path, manifest, options, heard.mark, heard, group.comm)
         undo.callback(loaded.close)
         undo.callback(group.leave)
         group.all_open()
@@ -196,20 +198,20 @@ def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
 def _load(
     path: Path,
     manifest: Manifest,
-    wishes: LoadOptions,
+    options: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
     """One rank's part, or all of an engine that has one."""
     rank = 0 if comm is None else comm.rank
-    if not wishes.graphs and manifest.executor != NATIVE:
+    if not options.graphs and manifest.executor != NATIVE:
         words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
         raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
-    swap_bytes = min(wishes.swap_bytes, memory.kv + memory.states)
+    swap_bytes = min(options.swap_bytes, memory.kv + memory.states)
     free = available_memory()
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
@@ -217,30 +219,35 @@ def _load(
         check_capacity(manifest, swap_bytes, free, ranks=1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
-    if target != manifest.target and find_spec("cuda") is None:
-        _name_the_extra(path, manifest.target)
+    if why := foreign(manifest.target, targets):
+        raise EngineError(f"{path} cannot be run: {why}")
+    if manifest.executor == NATIVE and {*targets} <= {*HOST_TARGETS}:
+        raise EngineError(
+            f"{path} is for the GPU {manifest.target}, and no GPU can be used here: `spark-run "
+            "doctor` says why; `spark-build CHECKPOINT --target cpu` builds one that needs none"
+        )
     # A device verifies the weights while it reads them, and every rank its own.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, wishes, mark, shown, comm)
+        return _load_native(folder, options, mark, shown, comm)
     manifest = folder.manifest  # from here on the verified one
-    wanted = least_buckets(manifest) if wishes.least else manifest.buckets
+    wanted = least_buckets(manifest) if options.least else manifest.buckets
     shown.say(f"opening {len(wanted)} buckets")
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
     share = None if free is None else free // here
     with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, share)) as pool:
-        opened = pool.map(lambda b: _open(folder, b, wishes.threads, table), wanted)
+        opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
         for bucket, executor in zip(wanted, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
             shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = table[manifest.executor]
     made = Loaded(*_common(manifest), executors, folder, opener=opener)
-    return _measured(made, manifest, manifest.limits.snapshots, wishes.cache_bytes)
+    return _measured(made, manifest, manifest.limits.snapshots, options.cache_bytes)
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
@@ -259,41 +266,36 @@ def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
     return min(most, 1 + max(room, 0))
 
 
-def _name_the_extra(path: Path, target: str) -> NoReturn:
-    """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
-    driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
-    raise EngineError(
-        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: {EXTRA}"
-    )
-
-
 def _load_native(
     folder: EngineFolder,
-    wishes: LoadOptions,
+    options: LoadOptions,
     mark: Callable[[str], None],
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine on the first GPU, which one owner opens bucket by bucket."""
+    """The engine on the first GPU, which one owner opens bucket by bucket. Where the host has the
+    same memory, no other engine measures and takes its own meanwhile."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
-    manifest, threads = folder.manifest, wishes.threads
-
-    def rows_in(room: Room) -> int:
-        check_capacity(manifest, 0, room.usable, room.kept)
-        rows = device_rows(manifest, room, wishes.cache_bytes)
-        # the same on all ranks: what the least room holds
-        return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
-
-    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
-    rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
-    if rows:
-        shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
-    table = {**EXECUTORS, NATIVE: engine.open}
+    manifest, threads = folder.manifest, options.threads
     executors: dict[BucketKey, Executor] = {}
-    shown.say(f"preparing {len(manifest.buckets)} buckets")
-    with ExitStack() as undo:
+    with ExitStack() as turn, ExitStack() as undo:
+
+        def rows_in(gpu: Gpu) -> int:
+            turn.enter_context(memory_turn(gpu.integrated, shown.say))
+            room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
+            check_capacity(manifest, 0, room.usable, room.kept)
+            rows = device_rows(manifest, room, options.cache_bytes)
+            # the same on all ranks: what the least room holds
+            return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
+
+        engine = NativeEngine(folder, rows_in, mark, options.graphs, options.masks, comm)
         undo.callback(engine.close)
+        rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
+        if rows:
+            shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
+        table = {**EXECUTORS, NATIVE: engine.open}
+        shown.say(f"preparing {len(manifest.buckets)} buckets")
         for bucket in manifest.buckets:
             executor = _open(folder, bucket, threads, table)
             undo.callback(executor.close)
@@ -303,7 +305,7 @@ def _load_native(
         undo.pop_all()
     own = engine.states, engine.tables, engine.open
     made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
-    return _measured(made, manifest, rows, wishes.cache_bytes)
+    return _measured(made, manifest, rows, options.cache_bytes)
 
 
 def _common(

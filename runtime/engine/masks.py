@@ -1,4 +1,4 @@
-"""The ids that sequences may have next, brought to the tables in time.
+"""Token masks: computes which ids each sequence may have next, in time for its step.
 
 Grammars work in a few threads while the device computes what needs no mask; they are made in
 others, which may take long. One that takes longer than SLOW runs only in steps that find its mask
@@ -166,7 +166,7 @@ class Masks:
     def _read(self, guide: Guide, deadline: float) -> Answer:
         """What the grammar says of the next token. Raises TimeoutError if it says nothing yet."""
         if guide.job is None:
-            raise InternalError("nobody asked the grammar")
+            raise InternalError("no mask was requested of the grammar")
         error = guide.job.exception(max(0.0, deadline - time.monotonic()))
         if error is not None:  # a panic of a library is no Exception, and no more than that
             raise InternalError(str(error)) from error

@@ -1,4 +1,4 @@
-"""How much prefill a step takes while others wait for their next token, and whose comes first.
+"""Chunked prefill: how much of it a step takes beside decode, and whose comes first.
 
 Decode runs in every step; what prefill adds to the step is what everybody's next token waits for.
 So a launch is chosen by its time, not by its tokens: the build's table, corrected by what launches

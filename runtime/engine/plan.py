@@ -1,4 +1,4 @@
-"""What one step does, as the scheduler tells the loop.
+"""`StepPlan`: what one step does, from the scheduler to the loop.
 
 Plain values; whoever reads them changes the arrays, whoever wrote them has already changed the
 sequences.

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that were computed: their pages, and states from which to go on.
+"""The prefix cache: KV pages of computed prefixes, and recurrent states to resume from.
 
 A trie of full pages (`prefix_trie`). What the recurrent layers remember (a row of the states of
 unit "sequence") is kept at some positions only: at a node's end, or behind it together with the
@@ -6,10 +6,8 @@ tokens in between and the page that begins with them. A prompt goes on from the 
 
 Knows pages and rows by number, tokens by value, and no array: who copies what is the engine's
 business. Pages and rows are charged to one budget of bytes. What is given up first is what saves
-least: seconds (taken as tokens, since they are compared with each other only) times how likely they
-are asked for again, by byte. That likelihood falls with time without use and grows with use; since
-it falls alike for all, the order of two never changes by time alone, and a heap holds it. Pages
-that lead to no state save nothing yet and go before.
+least (`prefix_worth`); a heap holds that order. Pages that lead to no state save nothing yet and go
+before.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from itertools import count
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node
-
-TAU = 600.0  # seconds without use after which a state is worth 1/e
+from spark_engine.runtime.engine.prefix_worth import STAY, Worth
 
 
 @dataclass
@@ -57,6 +54,7 @@ class PrefixCache:
         self.version = 0  # grows with every node and state that comes or goes
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
+        self._worths = Worth(page_size, page_bytes, row_bytes)
         self._clock = clock
         self.root = Node(b"", None, 0, -1, -1)
         self._nodes: dict[bytes, Node] = {}
@@ -108,15 +106,18 @@ class PrefixCache:
     # Adding.
 
     def extend(
-        self, node: Node | None, names: Sequence[bytes], pages: Sequence[int], maker: int
-    ) -> Node:
+        self, node: Node | None, names: Sequence[bytes], pages: Sequence[int], maker: int,
+        gain: tuple[float, float] = (0.0, 1.0),
+    ) -> Node:  # fmt: skip
         """Makes nodes of the full pages that `names` name, those beyond `node`, and returns the
-        deepest; fewer when the budget is used up by what is worth more."""
+        deepest; fewer when the budget is used up by what is worth more. `gain`: tokens that the
+        state behind them will save, and how often that is expected."""
         node = self.root if node is None or not node.alive else node
+        worth = self._worths.of_page(*gain, self._clock())
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], self._nodes.get(names[index])
             if child is None:
-                if not self._make_room(self._page_bytes, self._page_worth()) or not node.alive:
+                if not self._make_room(self._page_bytes, worth) or not node.alive:
                     break
                 child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
                 node.children.add(child)
@@ -130,11 +131,17 @@ class PrefixCache:
             node = child
         return node
 
-    def save(self, node: Node, tail: Sequence[int], page: int, maker: int) -> CachedState | None:
+    def save(
+        self, node: Node, tail: Sequence[int], page: int, maker: int,
+        before: CachedState | None = None, begun: bool = False, answer: bool = False,
+        awaited: int = 0,
+    ) -> CachedState | None:  # fmt: skip
         """A row for the state `tail` tokens behind a node, whose keys and values are in `page`.
 
-        It is pinned until it was written (`unpin`). None when there is one already, and when those
-        that are kept are worth more.
+        `before`: what its maker left last, or, where it has `begun` there, went on from. `answer`:
+        it is behind the answer. `awaited`: so many wait to begin there. It is pinned until it was
+        written (`unpin`). None when there is one already, and when those that are kept are worth
+        more.
         """
         after, now = tuple(tail), self._clock()
         for known in node.states:
@@ -144,12 +151,16 @@ class PrefixCache:
         if not node.alive:
             return None
         page = page if after else -1
-        state = CachedState(node, node.end + len(after), after, page, maker, now)
+        state = CachedState(node, node.end + len(after), after, page, maker, now, before=before)
+        for lesser in state.follow(before, begun, answer):
+            self._push(lesser)
         state.since = state.find_since()
         own = self._page_bytes if after and not self._pages.keeps(page) else 0
         self._attach(state)  # what it hangs on must not be given up for it
-        if not self._make_room(self._row_bytes + own, self._worth(state), row=True):
+        worth = self._worth(state) + math.log(1 + awaited)
+        if not self._make_room(self._row_bytes + own, worth, row=True):
             self._detach(state)
+            state.refuse()
             return None
         state.row, state.pins = self._rows.take()[0], 1
         if after:
@@ -253,14 +264,7 @@ class PrefixCache:
         return tuple(reversed([n for n in node.path() if n is not self.root]))
 
     def _worth(self, state: CachedState) -> float:
-        """Logarithm of what a byte of it saves, at the clock's zero."""
-        tokens = state.position - state.since
-        size = self._row_bytes + tokens / self._size * self._page_bytes
-        return math.log(tokens * (1 + state.hits) / max(size, 1.0)) + state.used / TAU
-
-    def _page_worth(self) -> float:
-        """The same of a page that is made now, if a state will stand behind it."""
-        return math.log(self._size / max(self._page_bytes, 1)) + self._clock() / TAU
+        return self._worths.of_state(state)
 
     def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
         """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
@@ -272,7 +276,7 @@ class PrefixCache:
             state = self._pop_state()
             if state is None:
                 return False
-            if self._worth(state) > worth:
+            if self._worth(state) > worth - STAY:
                 self._push(state)
                 return False
             self._drop_state(state)
@@ -364,6 +368,7 @@ class PrefixCache:
     def _drop_state(self, state: CachedState) -> None:
         self._detach(state)
         self._states.remove(state)
+        state.unlink()
         self.version += 1
         if state.tail:
             self._pages.drop(state.page)

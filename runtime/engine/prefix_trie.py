@@ -79,8 +79,13 @@ class CachedState:
         tail: the tokens from the node's end to `position`; none at the node's end.
         page: the page whose first rows hold their keys and values; -1 without a tail.
         pins: who is still to write or read the row.
-        since: the position of the state before it on its path; what is between would be computed
-            again without it.
+        since: the position of the state before it on its path that stays; what is between would be
+            computed again without it.
+        before: what its sequence left before it, or went on from.
+        heir: what was left next by its sequence, or by the first one that went on from it.
+        twin: of a state behind an answer, the one before that.
+        done: a later request of its conversation went on from it, or from the one behind its
+            answer.
     """
 
     node: Node
@@ -94,14 +99,81 @@ class CachedState:
     hits: int = 0
     pins: int = 0
     alive: bool = True
+    before: CachedState | None = None
+    heir: CachedState | None = None
+    twin: CachedState | None = None
+    done: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Its conversation goes on from a later one: this one is for others."""
+        return self.done and self.heir is not None and self.heir.alive
+
+    @property
+    def stays(self) -> bool:
+        """It is not among the first to go."""
+        return self.hits > 0 or not self.passed
+
+    def is_left_by(self, later: Node) -> bool:
+        """Whether a state at `later`, made by who went on from this one, is the next of the same
+        conversation. The first is; another is one that goes the way of the first."""
+        if self.heir is None:
+            return True
+        first = self.heir.node
+        while later.parent is not None and later.end > first.end:
+            later = later.parent
+        return later.name == first.name
+
+    def follow(
+        self, before: CachedState | None, begun: bool, answer: bool
+    ) -> Iterator[CachedState]:
+        """Is made behind `before`, which its maker left last or has `begun` from; `answer`: behind
+        an answer. Yields those that are worth less now."""
+        self.before = before
+        if before is None:
+            return
+        if answer and not begun:
+            self.twin = before
+        elif before.is_left_by(self.node):
+            before.heir = self
+            if begun:  # the use moves on, also from one that was given up meanwhile
+                before.hits, self.hits, before.done = max(0, before.hits - 1), 1, True
+                if before.twin is not None:
+                    before.twin.heir, before.twin.done = self, True
+                yield from (s for s in (before, before.twin) if s is not None and s.alive)
+
+    def refuse(self) -> None:
+        """It is not kept: who stands before it is its conversation's latest as before."""
+        before = self.before
+        if before is not None and before.heir is self:
+            before.hits, before.heir = before.hits + self.hits, None
+
+    def gain_of_next(self, maker: int, end: int) -> tuple[float, float]:
+        """Tokens that a state at `end`, of who went on from this one, will save, and how often."""
+        first = self.heir is None or self.heir.maker == maker
+        return (end - self.since, 2.0) if first else (end - self.position, 1.0)
+
+    def unlink(self) -> None:
+        """It is given up: nobody holds on to it for long."""
+        if self.heir is not None and self.heir.before is self:
+            self.heir.before = self.before
+        self.heir = self.twin = None
 
     def find_since(self) -> int:
-        """Looks for the state before it on its path."""
-        for node in self.node.path():
+        """Looks for the state before it on its path, but for those that only led up to it."""
+        while self.before is not None and not self.before.alive:
+            self.before = self.before.before
+        at = self.before
+        while at is not None and not (at.alive and at.stays):
+            at = at.before
+        last = 0 if at is None else at.position
+        node: Node | None = self.node
+        while node is not None and node.end > last:  # hundreds, of a long conversation
             state = node.snapshot
-            if state is not None and state.position < self.position:
+            if state is not None and state.position < self.position and state.stays:
                 return state.position
-        return 0
+            node = node.parent
+        return last
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a caller asks for and what it gets back.
+"""`Request` and its sampling parameters, and the `Event`s that it gets back.
 
 Knows the ranges of the sampling parameters and an engine's limits; knows no text (stop strings
 are carried for the frontend, which cancels) and nothing about how a request is run.

@@ -167,8 +167,7 @@ class Reuse:
     def tile(self, seq: Sequence, end: int) -> tuple[int, int]:
         """Its tile up to `end` is launched next: the rows of its source and of its save."""
         source, save = seq.slot, -1
-        while seq.awaited and seq.awaited[0] <= end:
-            seq.awaited.pop(0)
+        awaited = seq.awaited.count(end)
         if seq.source is not None:
             source = self.sizes.slots + seq.source.row
             self._pinned.append(seq.source)
@@ -179,10 +178,14 @@ class Reuse:
                 self.hits += seq.cached
                 self.lost += seq.lost
             size = self.sizes.page_size
-            seq.node = self.cache.extend(seq.node, seq.names[: end // size], seq.pages, seq.id)
+            names = seq.names[: end // size]
+            gain = self._gain(seq, seq.prefill_end)
+            seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, gain)
             while seq.points and seq.points[0] <= end:
                 if seq.points.pop(0) == end:
-                    save = self._save(seq, end)
+                    save = self._save(seq, end, awaited=awaited)
+        while seq.awaited and seq.awaited[0] <= end:
+            seq.awaited.pop(0)
         return source, save
 
     def end(self, seq: Sequence, reason: FinishReason, in_flight: bool, sound: bool) -> None:
@@ -212,23 +215,35 @@ class Reuse:
         settled, size = seq.launched - seq.slack, self.sizes.page_size
         end = min(len(seq.tokens), settled)
         names = page_names(seq.tokens, size, seq.names[: end // size], end)
-        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id)
+        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, self._gain(seq, end))
         # Drafts behind the end lie in the ring, until a launch on top of them folds them.
         if end == settled or (self.sizes.verify and not in_flight):
-            row = self._save(seq, end)
+            row = self._save(seq, end, answer=True)
             if row >= 0:
                 self.copies.append((seq.slot, row))
 
-    def _save(self, seq: Sequence, end: int) -> int:
+    def _gain(self, seq: Sequence, end: int) -> tuple[float, float]:
+        """Tokens that its state at `end` will save, and how often that is expected."""
+        tokens, uses = float(end - seq.grid), 1.0
+        if seq.origin is not None:
+            tokens, uses = seq.origin.gain_of_next(seq.id, end)
+        return tokens, uses + len(seq.awaited)
+
+    def _save(self, seq: Sequence, end: int, answer: bool = False, awaited: int = 0) -> int:
         """The row for its state at `end`, or -1."""
         node, size = seq.node or self.cache.root, self.sizes.page_size
         if node.end != end - end % size:
             return -1  # there was no room for its pages
         tail = seq.tokens[node.end : end]
         page = seq.pages[end // size] if tail else -1
-        state = self.cache.save(node, tail, page, seq.id)
+        before, begun = seq.left, False
+        if before is None and seq.origin is not None:  # another answer to a prompt is no next turn
+            before, new = seq.origin, seq.prompt_len - seq.origin.position
+            begun = not answer or new > self.sizes.tile
+        state = self.cache.save(node, tail, page, seq.id, before, begun, answer, awaited)
         if state is None:
             return -1
+        seq.left = state
         self._pinned.append(state)
         return self.sizes.slots + state.row
 

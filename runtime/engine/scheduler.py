@@ -56,7 +56,7 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         known = StepCosts(costs or {})
-        self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots)
+        self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots, sizes.fixed)
         self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))

@@ -1,4 +1,4 @@
-"""One request on its way: its tokens, how far it was launched, and what it holds.
+"""`Sequence`: a running request's tokens, how far it was launched, and the slot and pages it holds.
 
 Plain state with the arithmetic of positions; decides nothing. A round of drafts adds between one
 token and its whole row, and the next is launched before it is read: until then positions are known
@@ -36,6 +36,7 @@ class Sequence:
         grid: where its first tile begins; its tiles end at multiples of a tile behind it.
         source: what its first tile goes on from; None once that was launched, and at position 0.
         origin: what it went on from; None at position 0.
+        left: the last state that was kept of it.
         points: positions at which its state is to be kept, ascending.
         names: of its full pages, for the prefix cache; of those of its prompt while it runs.
         node: the deepest of its pages that others can begin with.
@@ -70,6 +71,7 @@ class Sequence:
     grid: int = 0
     source: CachedState | None = None
     origin: CachedState | None = None
+    left: CachedState | None = None
     points: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     node: Node | None = None
@@ -132,5 +134,5 @@ class Sequence:
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""
         self.launched = self.slack = self.held = self.grid = 0
-        self.points, self.node = [], None
+        self.points, self.node, self.left = [], None, None
         self.prefill_end = len(self.tokens)

@@ -1,4 +1,4 @@
-"""What an engine has to share out among its requests. Knows numbers only."""
+"""What an engine has to share out among requests: slots, pages, snapshots. Knows numbers only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ class Sizes:
     """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
 
     `swap_bytes` is the budget of what is swapped out, `max_waiting` the most requests not yet
-    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts. `snapshots`:
-    rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its budget, 0 for none.
+    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each
+    round has as many as it can. `snapshots`: rows of `snapshot_bytes` for the prefix cache;
+    `cache_bytes`: its budget, 0 for none.
     """
 
     slots: int
@@ -29,3 +30,4 @@ class Sizes:
     snapshot_bytes: int = 0
     cache_bytes: int = 0
     invariant: bool = False
+    fixed: bool = False

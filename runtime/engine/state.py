@@ -1,4 +1,4 @@
-"""What an engine is doing, in plain values for a dump: its pools, last plan, launches, sequences.
+"""An engine's state for a dump, as plain values: pools, last plan, launches, sequences.
 
 Reads, and changes nothing. Names sequences by their ids; no token of anybody is in it.
 """

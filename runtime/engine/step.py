@@ -298,7 +298,7 @@ class Loop:
         if not live.any():
             return
         offered, kept, counts = offered[live], kept[live], self.counts
-        self.scheduler.depth.hear(slots[live], offered, kept)
+        self.scheduler.depth.observe(slots[live], offered, kept)
         for total, rows in (
             (counts.drafts_by_position, offered),
             (counts.accepted_by_position, kept),

@@ -1,4 +1,4 @@
-"""Who waits for a slot: new, swapped and restarted sequences, the most urgent first.
+"""The waiting queue: new, swapped and restarted sequences, the highest priority first.
 
 Knows their order and how many there are of each kind; not why they wait. What is asked in every
 step, or of every new request, is counted as they come and go: thousands may wait.

@@ -18,7 +18,7 @@ KEPT, LEAST_KEPT = 4 << 30, 16  # and no more than a sixteenth, of a small memor
 
 
 @dataclass(frozen=True)
-class Room:
+class GpuMemory:
     """A device's memory in bytes; `shared`: it is the host's as well."""
 
     free: int
@@ -36,8 +36,8 @@ class Room:
         return max(0, self.free - self.kept)
 
 
-def device_rows(manifest: Manifest, room: Room, wish: int | None) -> int:
-    """Snapshot rows to allocate beside the plan; `wish` is the cache's budget in bytes, if told.
+def device_rows(manifest: Manifest, room: GpuMemory, requested: int | None) -> int:
+    """Snapshot rows to allocate beside the plan; `requested`: the cache's budget in bytes, if set.
 
     Pages lie in the plan, so all of the budget may become rows; what does not fit is not taken.
     """
@@ -45,13 +45,13 @@ def device_rows(manifest: Manifest, room: Room, wish: int | None) -> int:
     if not row:
         return 0
     share = beyond // (SHARED if room.shared else SHARE)
-    asked = min(share, room.total // MOST) if wish is None else min(wish, beyond - SPARE)
+    asked = min(share, room.total // MOST) if requested is None else min(requested, beyond - SPARE)
     return max(0, asked) // row
 
 
-def budget(manifest: Manifest, rows: int, wish: int | None) -> int:
+def budget(manifest: Manifest, rows: int, requested: int | None) -> int:
     """Bytes of pages and snapshots that the cache may hold together: as told, or all there are."""
-    if wish is not None:
-        return wish
+    if requested is not None:
+        return requested
     pages = manifest.limits.pages * bytes_of(manifest.states, PAGE)
     return pages + rows * bytes_of(manifest.states, SEQUENCE)

@@ -1,4 +1,4 @@
-"""When a GPU came to a mark in its queue, in seconds of the host's clock.
+"""When a GPU's stream reached a timed event, in seconds of the host's clock.
 
 Knows timed events, and that one recorded on a stream with nothing queued happens at once.
 """

@@ -68,7 +68,7 @@ class Executor(Protocol):
         ...
 
 
-class AtOnce:
+class SynchronousExecutor:
     """An executor that starts nothing early, such as one whose launches run at once."""
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:

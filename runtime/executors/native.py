@@ -18,13 +18,12 @@ from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.runtime.executors.cache_size import Room
-from spark_engine.runtime.executors.claim import claim_gpu, refuse_mps
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import Ranked, calls, meet
+from spark_engine.runtime.executors.peers import Communicator, calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
     Kernel,
@@ -49,7 +48,7 @@ Mark = Callable[[str], None]  # told the name of each stage that has ended
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
-    `rows_in` is given the device's memory before the engine takes any, raises when the engine does
+    `rows_in` is given the device before the engine takes its memory, raises when the engine does
     not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
     which has a process and a GPU; NCCL connects them where none reads another's memory. The weights
     are verified while they are copied. Without `graphs` the launches of a step are queued one by
@@ -62,11 +61,11 @@ class NativeEngine:
     def __init__(
         self,
         folder: EngineFolder,
-        rows_in: Callable[[Room], int],
+        rows_in: Callable[[Gpu], int],
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
-        comm: Ranked | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank
@@ -74,7 +73,7 @@ class NativeEngine:
         buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
-            undo.callback(claim_gpu())
+            undo.callback(lock_gpu())
             self.gpu = Gpu()
             undo.callback(self.gpu.close)
             refuse_mps(self.gpu)
@@ -84,8 +83,7 @@ class NativeEngine:
             self._calls = calls(resources, self.symmetric_bytes, comm)
             self._kernels = Kernels(self.gpu)
             self.clock = DeviceClock(resources)
-            gpu = self.gpu
-            snapshots = rows_in(Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
+            snapshots = rows_in(self.gpu)
             mark("device")
             digests = partial(folder.check_chunk, path.name)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)
@@ -99,7 +97,7 @@ class NativeEngine:
             self.zeroed = resources.zeros(self.zeroed_bytes)
             self.wide_bytes = max(b.wide_bytes for b in buckets)
             self.wide = resources.zeros(self.wide_bytes)
-            self.peers = meet(resources, self.symmetric_bytes, comm)
+            self.peers = connect_peers(resources, self.symmetric_bytes, comm)
             self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")

@@ -18,7 +18,7 @@ from nccl.bindings import nccl
 from spark_engine.device import Gpu
 from spark_engine.errors import ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.peers import Ranked
+from spark_engine.runtime.executors.peers import Communicator
 
 COME_S = 120.0  # for all ranks to be connected
 CLOSE_S = 5.0
@@ -41,7 +41,7 @@ class Nccl:
     where `comm` is aborted meanwhile; then it is closed, whatever NCCL had made by then.
     """
 
-    def __init__(self, gpu: Gpu, comm: Ranked, limit_s: float = COME_S) -> None:
+    def __init__(self, gpu: Gpu, comm: Communicator, limit_s: float = COME_S) -> None:
         self._gpu, self._left, self._lock = gpu, threading.Event(), threading.Lock()
         self._comm: object = None
         asked = nccl.UniqueId()
@@ -139,7 +139,7 @@ def _told(call: Callable[[], object]) -> object:
     except nccl.NCCLError as error:
         raise ExecutorError(f"NCCL says {error}: {NETWORK}") from error
     except RuntimeError as error:
-        raise ExecutorError(f"NCCL is not to be loaded ({error}): {extra('nccl')}") from error
+        raise ExecutorError(f"NCCL cannot be loaded ({error}): {extra('nccl')}") from error
 
 
 class _Work:

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -29,7 +29,7 @@ MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
 _LOG = logging.getLogger(__name__)
 
 
-class OrtExecutor(AtOnce):
+class OrtExecutor(SynchronousExecutor):
     """Runs an ONNX model whose weights are external data in `folder`.
 
     Raises EngineError when onnxruntime refuses the model. `threads` 0: one per core.

@@ -1,5 +1,5 @@
-"""How the GPUs of ranks reach each other, set up over whatever the ranks speak through: regions
-that they read of each other on one host, or a library's calls between hosts.
+"""Connects the GPUs of ranks, over the communicator that the ranks have: peer memory that they
+read of each other on one host, or NCCL's calls between hosts.
 
 Knows who gathers and the device's regions; knows no launch.
 """
@@ -22,7 +22,7 @@ from spark_engine.tensors import Array
 PART_S = 3.0  # that a rank which closes waits for the others to close what is its own
 
 
-class Ranked(Protocol):
+class Communicator(Protocol):
     """What an owner needs of a communicator."""
 
     limit_s: float  # seconds that a call waits for the others
@@ -45,7 +45,7 @@ class Ranked(Protocol):
         ...
 
 
-class Calls(Protocol):
+class CollectiveCalls(Protocol):
     """What ranks make together by calls of a library."""
 
     def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
@@ -57,7 +57,9 @@ class Calls(Protocol):
         ...
 
 
-def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls | None:
+def calls(
+    resources: DeviceResources, nbytes: int, comm: Communicator | None
+) -> CollectiveCalls | None:
     """NCCL's, of ranks that show each other `nbytes` of memory, where that is none.
 
     It is closed when no GPU of a rank waits for another.
@@ -65,13 +67,15 @@ def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls
     if comm is None or nbytes:
         return None
     nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
-    made: Calls = nccl.Nccl(resources.gpu, comm)
+    made: CollectiveCalls = nccl.Nccl(resources.gpu, comm)
     resources.finally_(made.close)
     resources.finally_(partial(_part, comm))
     return made
 
 
-def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMemory | None:
+def connect_peers(
+    resources: DeviceResources, nbytes: int, comm: Communicator | None
+) -> PeerMemory | None:
     """This rank's region and the others', if they have any; all are there, and zero, when it
     returns.
 
@@ -88,7 +92,7 @@ def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMe
     return peers
 
 
-def _part(comm: Ranked) -> None:
+def _part(comm: Communicator) -> None:
     """Returns when all ranks have come so far, or one does not."""
     comm.limit_s = min(comm.limit_s, PART_S)
     with contextlib.suppress(ExecutorError):

@@ -1,4 +1,4 @@
-"""A native bucket's payload (docs/engine_file.md) as records: kernels, and launches of them.
+"""A native bucket's payload (docs/engine_file.md), parsed: kernels, and their launches.
 
 Knows the form of the bytes and what no launch can be; knows no device, and no address of what the
 records name.
@@ -100,7 +100,7 @@ class Program:
             raise ValueError(str(error)) from error
         ends = list(accumulate(body.cubins, initial=8 + length))
         if ends[-1] != len(payload):
-            raise ValueError(f"{ends[-1]} bytes of payload are spoken of, {len(payload)} are there")
+            raise ValueError(f"{ends[-1]} bytes of payload are named, {len(payload)} are there")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
         kernels = (_kernel(row, cubins) for row in body.kernels)
         sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}

@@ -1,4 +1,4 @@
-"""A bucket's launches as what is queued for a step: all of them, or in two parts around the masks.
+"""A bucket's launches as CUDA graphs for a step: one, or two with the masks written in between.
 
 Knows the order of launches and CUDA graphs; knows no buffer.
 """

@@ -1,4 +1,4 @@
-"""What the host keeps of a set of buffers whose steps are on their way to a device.
+"""The host's staging copies of buffers, for steps that are in flight on a device.
 
 Knows arrays and an event; knows no launch.
 """

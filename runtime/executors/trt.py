@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from spark_engine.engine_file import EngineHeader
-from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.errors import CapacityError, EngineError, ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
+from spark_engine.trt_library import logger, missing, out_of_memory, says, wrong_version
 from spark_engine.trt_payload import TrtPayload
 
 
-class TrtExecutor(AtOnce):
+class TrtExecutor(SynchronousExecutor):
     """One bucket.
 
     Raises EngineError where TensorRT-RTX or a GPU is missing, or the engine is not for this GPU.
@@ -33,6 +34,8 @@ class TrtExecutor(AtOnce):
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
         trt, made = _library(), TrtPayload.decode(payload)
+        self._errors: list[str] = []
+        self._log = logger(trt, self._errors)
         self._label = f"{header.family} {header.rows}"
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._states = {out: state for out, state in header.aliases.items()}
@@ -40,8 +43,11 @@ class TrtExecutor(AtOnce):
         self._gpu, self._addresses = _gpu(), dict[str, int]()
         self._open = True
         try:
-            self._engine = _deserialised(trt, made.engine, self._label)
+            self._engine = self._deserialised(trt, made)
             self._context = self._engine.create_execution_context()
+            if self._context is None:
+                self._refuse_memory()
+                raise ExecutorError(f"{self._label} has no context{says(self._errors)}")
             self._fed, self._made = self._bind(trt)
         except BaseException:
             self.close()
@@ -63,7 +69,7 @@ class TrtExecutor(AtOnce):
         for name in self._fed:
             self._gpu.upload(self._addresses[name], buffers[name])
         if not self._context.execute_async_v3(int(self._gpu.stream)):
-            raise ExecutorError(f"TensorRT did not start {self._label}; its log says why")
+            raise ExecutorError(f"TensorRT did not start {self._label}{says(self._errors)}")
         passed = {}
         for name, spec in self._made.items():
             target = buffers.get(self._states.get(name, name))
@@ -88,6 +94,28 @@ class TrtExecutor(AtOnce):
         for address in self._addresses.values():
             self._gpu.free(address)
         self._gpu.close()
+
+    def _deserialised(self, trt: ModuleType, made: TrtPayload) -> Any:
+        engine = trt.Runtime(self._log).deserialize_cuda_engine(made.engine)
+        if engine is None:
+            self._refuse_memory()
+            here = trt.__version__
+            by = f" (made by {made.version})" if made.version not in ("", here) else ""
+            raise EngineError(
+                f"TensorRT-RTX {here} refuses the {self._label} bucket{by}, which may be another "
+                "version's or not for this GPU; rebuild the engine with spark-build on this machine"
+                + says(self._errors)
+            )
+        return engine
+
+    def _refuse_memory(self) -> None:
+        """Raises CapacityError where TensorRT speaks of memory."""
+        if out_of_memory(self._errors):
+            raise CapacityError(
+                f"the GPU has not the memory for {self._label}: stop other programs on it, or "
+                f"rebuild with a smaller --max-context or --max-seqs, or fewer buckets (--decode, "
+                f"--prefill){says(self._errors)}"
+            )
 
     def _bind(self, trt: ModuleType) -> tuple[tuple[str, ...], dict[str, TensorSpec]]:
         """(what the engine reads, what it makes), each with memory of its own on the device."""
@@ -126,9 +154,11 @@ class TrtExecutor(AtOnce):
 def _library() -> ModuleType:
     try:
         import tensorrt_rtx
-    except ImportError as error:
-        raise EngineError(f"the engine needs TensorRT-RTX ({error}): {extra('trt')}") from None
+    except (ImportError, OSError) as error:  # the latter where its libraries cannot be loaded
+        raise EngineError(f"the engine {missing(error)}") from None
     found: ModuleType = tensorrt_rtx
+    if words := wrong_version(found):
+        raise EngineError(f"the engine {words}")
     return found
 
 
@@ -138,13 +168,3 @@ def _gpu() -> Any:
     except ImportError as error:
         raise EngineError(f"the engine needs a GPU's packages ({error}): {extra('cuda')}") from None
     return Gpu()
-
-
-def _deserialised(trt: ModuleType, data: bytes, label: str) -> Any:
-    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(data)
-    if engine is None:
-        raise EngineError(
-            f"TensorRT-RTX {trt.__version__} refuses the {label} bucket, which may be another "
-            "version's or not for this GPU; rebuild the engine with spark-build on this machine"
-        )
-    return engine

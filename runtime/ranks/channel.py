@@ -19,6 +19,7 @@ import numpy as np
 
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks.links import LIMIT_S, prepare
+from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
 HEAD = struct.Struct("<Qq")  # a packet's bytes, and where it begins in the ring, or INLINE
 INLINE = -1
@@ -72,7 +73,8 @@ def ring_bytes(ranks: int) -> int:
 
 
 class Sender:
-    """Rank 0's end. `limit_s`: seconds that a rank may take to make room for a packet."""
+    """Rank 0's end. `limit_s`: seconds that a rank may take to make room for a packet, in which
+    this process runs."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], ring: Ring | None, limit_s: float = LIMIT_S
@@ -90,16 +92,25 @@ class Sender:
         packet = HEAD.pack(len(data), start) + inline
         for rank, peer in self._peers.items():
             try:
-                peer.sendall(packet)
+                self._send_all(peer, packet)
             except TimeoutError:
                 raise self._late([rank]) from None
             except OSError:
                 raise ExecutorError(f"rank {rank} is gone: it takes no more plans") from None
 
+    def _send_all(self, peer: socket.socket, packet: bytes) -> None:
+        clock, left, room = RunningClock(), memoryview(packet), select.poll()
+        room.register(peer, select.POLLOUT)
+        while left:
+            if room.poll(TICK_S * 1000):
+                left = left[peer.send(left) :]
+            elif clock.now() > self._limit_s:
+                raise TimeoutError
+
     def _write(self, ring: Ring, data: bytes) -> int:
-        start, until = ring.place(len(data)), time.monotonic() + self._limit_s
+        start, clock = ring.place(len(data)), RunningClock()
         while late := ring.behind(start + len(data)):
-            if time.monotonic() > until:
+            if clock.now() > self._limit_s:
                 raise self._late(late)
             time.sleep(_NAP_S)
         ring.write(start, data)

@@ -2,7 +2,8 @@
 
 Knows sockets, processes and time; knows no executor. A thread listens to all of them: when one has
 fallen, every call between ranks ends at once, and with it rank 0's step. Where rank 0 itself waits
-for a device that waits for the fallen one, nothing but its own end helps.
+for a device that waits for the fallen one, nothing but its own end helps. Time in which rank 0
+itself did not run is nobody's fault, and does not count.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
 from spark_engine.runtime.ranks.messages import Begin, Leave, RankFailed, decode_answer, encode
+from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
 OPEN_S = 1800.0  # weights may come from a slow disk
 LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
@@ -34,7 +36,6 @@ GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEV
 OPENING_S = 30.0  # and this long to leave an opening that may wait for others on a device
 EXIT_S = 5.0  # and the others to close
 KILLED_S = 1.0  # or less, where one has fallen or still opens its part, and does not listen
-TICK_S = 0.25  # how often it looks
 EXIT_CODE = 70  # of a rank 0 that could not leave its step
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Group:
         self._waits_since: float | None = None
         self._opening = False
         self._closing = self._closed = False
+        self._clock = RunningClock()  # the watching thread's
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
@@ -80,8 +82,10 @@ class Group:
     def all_open(self) -> None:
         """Returns when every rank has its part open. Raises what one has fallen of, or
         ExecutorError naming those that do not come."""
+        clock = RunningClock()
         with self._heard:
-            self._heard.wait_for(lambda: self._fallen or self._missing == [], OPEN_S)
+            while self._missing and self._fallen is None and clock.now() < OPEN_S:
+                self._heard.wait(TICK_S)
         self._opening = False
         self.check()
         if self._missing:
@@ -106,7 +110,7 @@ class Group:
 
     def waiting(self, waits: bool) -> None:
         """Rank 0 begins to wait for its device, or has ended to."""
-        self._waits_since = time.monotonic() if waits else None
+        self._waits_since = self._clock.last if waits else None
 
     def leave(self) -> None:
         """Tells all ranks to close, as this one does next. May be called twice."""
@@ -189,7 +193,7 @@ class Group:
             return
         with self._heard:
             if self._fallen is None:
-                self._fallen, self._fell_at = error, time.monotonic()
+                self._fallen, self._fell_at = error, self._clock.last
                 log.error("all ranks end: %s", error)
             self._heard.notify_all()
         self.comm.abort(str(self._fallen))
@@ -202,7 +206,7 @@ class Group:
                 control.shutdown(socket.SHUT_RDWR)
 
     def _check_step(self) -> None:
-        since, now = self._waits_since, time.monotonic()
+        since, now = self._waits_since, self._clock.now()
         if since is not None and now - since > DEVICE_S and self._fallen is None:
             words = f"a step has waited for rank 0's device for {now - since:.0f} s"
             self._fall(ExecutorError(f"{words}: a rank, or a kernel that waits for one, hangs"))

@@ -10,10 +10,10 @@ import contextlib
 import select
 import socket
 import struct
-import time
 from collections.abc import Mapping
 
 from spark_engine.errors import ExecutorError
+from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 from spark_engine.tensors import Bytes
 
 LIMIT_S = 8.0  # shorter than the server's watchdog, so that the message can name the rank
@@ -25,7 +25,8 @@ _IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP asks a silent peer whether it is 
 class Links:
     """A socket to every other rank, by rank; all of them are used at once.
 
-    `limit_s`: seconds that a call may wait for a peer; the owner may change it.
+    `limit_s`: seconds that a call may wait for a peer, in which this process runs; the owner may
+    change it.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Links:
         left_out = {rank: out for rank in self._peers}
         taken = {rank: bytearray(size) for rank in self._peers}
         left_in = {rank: memoryview(data) for rank, data in taken.items()}
-        end = time.monotonic() + self.limit_s
+        clock = RunningClock()
         while left_out or left_in:
             moved = self._send(left_out, call)
             moved = self._receive(left_in, taken, head, call) or moved
             if not moved and (left_out or left_in):
-                self._wait(left_out, left_in, end, call)
+                self._wait(left_out, left_in, self.limit_s - clock.now(), call)
         return {rank: data[HEAD.size :] for rank, data in taken.items()}
 
     def abort(self, why: str) -> None:
@@ -128,10 +129,9 @@ class Links:
         self,
         left_out: Mapping[int, memoryview],
         left_in: Mapping[int, memoryview],
-        end: float,
+        due: float,
         call: str,
     ) -> None:
-        due = end - time.monotonic()
         if due <= 0:
             late = ", ".join(str(rank) for rank in sorted({*left_out, *left_in}))
             raise ExecutorError(
@@ -143,7 +143,7 @@ class Links:
             events = select.POLLIN * (rank in left_in) | select.POLLOUT * (rank in left_out)
             if events:
                 poll.register(peer, events)
-        poll.poll(due * 1000)
+        poll.poll(min(due, TICK_S) * 1000)
 
     def _gone(self, rank: int, call: str) -> ExecutorError:
         words = f"rank {rank} is gone: its connection closed while rank {self.rank} was at {call}"

@@ -16,7 +16,7 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     `digest` and `version`: of rank 0's manifest and package, which must be the rank's too
     (`Stamp`).
-    `limit_s`: what a call between ranks may take once all are open. The others as of `load`.
+    The others as of `load`.
     """
 
     digest: str
@@ -26,7 +26,6 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     graphs: bool
     masks: bool
     least: bool
-    limit_s: float
 
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):

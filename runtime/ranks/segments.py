@@ -16,7 +16,7 @@ import numpy as np
 
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import ExecutorError
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.runtime.executors.ort import open_session, random_step
 from spark_engine.runtime.ranks.communicator import Communicator
@@ -27,7 +27,7 @@ MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
 Arrays = Mapping[str, Array]
 
 
-class SegmentsExecutor(AtOnce):
+class SegmentsExecutor(SynchronousExecutor):
     """Runs a bucket with the other ranks, which run the same one. Its states are this rank's.
 
     Raises EngineError when the payload is of another form, or onnxruntime refuses a segment.

@@ -44,7 +44,7 @@ class RankSpec(msgspec.Struct, frozen=True):
 
     On rank 0's host, descriptors that it inherits: of its socket to rank 0, of those to all ranks,
     by rank, of the memory that they share, and of the ring. From another host, instead of them, the
-    addresses of all.
+    addresses of all, and of the pipe by which it tells who has started it that it runs.
     """
 
     engine: str
@@ -56,6 +56,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     ring: int = -1
     hosts: tuple[str, ...] = ()
     parent: int = 0  # the process that started it
+    beat: int = -1
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,10 @@ def begin_message(
     graphs: bool,
     masks: bool,
     least: bool,
-    limit_s: float,
 ) -> Begin:
     """The first message to every rank: which engine to open, and how."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, limit_s)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
@@ -190,7 +190,7 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
 
 def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
     """A rank's process. Raises OSError."""
-    numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring)
+    numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring, spec.beat)
     command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()]
     passed = [number for number in numbers if number >= 0]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)

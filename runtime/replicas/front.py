@@ -27,7 +27,7 @@ from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Up
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.bodies import Bodies
 from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.problems import error_response
+from spark_engine.runtime.server.http_errors import error_response
 from spark_engine.runtime.server.request_ids import RequestIds, current
 
 METRICS_S = 5.0  # for one replica's counters

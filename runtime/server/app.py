@@ -1,4 +1,4 @@
-"""The HTTP face: the routes of `api/routes.py`, errors, authorisation.
+"""The ASGI application: the routes of `api/routes.py`, errors, authorisation.
 
 Knows HTTP; how a request runs is in `endpoints.py`, what it means in `service.py` and `api/`.
 """
@@ -14,13 +14,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.api.paths import in_the_form_of, no_such_path
 from spark_engine.runtime.server.api.routes import METRICS, ROUTES, Route, page_routes
+from spark_engine.runtime.server.api.unknown_paths import in_api_form, no_such_path
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
+from spark_engine.runtime.server.http_errors import error_response
+from spark_engine.runtime.server.http_request import (
+    Listener,
+    RequestMiddleware,
+    admit,
+    note_problem,
+    note_route,
+)
 from spark_engine.runtime.server.keys import Keyring, LimitReached, Unauthorised
-from spark_engine.runtime.server.problems import error_response
 from spark_engine.runtime.server.request_ids import RequestIds
-from spark_engine.runtime.server.visits import Listener, Visits, admit, note_problem, note_route
 
 ASK_AGAIN_S = 600  # what a browser may remember of what is allowed
 
@@ -52,7 +58,7 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
             max_age=ASK_AGAIN_S,
         )
-    app.add_middleware(Visits, metrics=metrics, listeners=listeners)
+    app.add_middleware(RequestMiddleware, metrics=metrics, listeners=listeners)
     app.add_middleware(RequestIds)  # the outermost
     for route in routes:
         app.add_route(route.path, _handler(endpoints, keys, route), methods=[route.method])
@@ -83,7 +89,7 @@ async def _on_error(request: Request, problem: Exception) -> Response:
         problem = no_such_path(request.method, path)
     status, body = error_response(problem)
     note_problem(body["error"])
-    body = in_the_form_of(path, status, body)
+    body = in_api_form(path, status, body)
     response = json_response(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"

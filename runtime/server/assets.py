@@ -1,15 +1,16 @@
-"""What lies in an engine folder beside the engine: its description, tokenizer and chat template.
+"""What the server reads of an engine folder: description, tokenizer, chat template.
 
 Knows file names. Opens no engine file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from spark_engine.engine_file import MANIFEST, TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
-from spark_engine.interface import Limits
+from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.ranks.rendezvous import split_hosts
@@ -32,6 +33,7 @@ def read_info(folder: Path) -> EngineInfo:
         limits=manifest.limits,
         eos_token_ids=manifest.eos_token_ids,
         generation=dict(manifest.generation),
+        build=manifest.fingerprint.all,
     )
 
 
@@ -112,11 +114,31 @@ def spell_cache(info: EngineInfo) -> str:
     return f", with a prefix cache of up to {info.cache_bytes / GIB:.2f} GiB{states}"
 
 
-def spell_drafts(asked: int | None, limits: Limits) -> str:
+def unmet(options: EngineOptions, info: EngineInfo, manifest: Manifest) -> Iterator[str]:
+    """What was asked for and cannot be had, of an open engine."""
+    asked = options.cache_bytes
+    if asked and info.cache_bytes < asked:
+        words = f"--cache-gib is {asked / GIB:.3g}; this engine and the memory that is free"
+        yield f"{words} have room for {info.cache_bytes / GIB:.2f} GiB of pages and states"
+    costs = {family: _least_ms(manifest, family) for family in (DECODE, PREFILL)}
+    most, step = options.policy.itl_ms, sum(costs.values())
+    if most is not None and all(costs.values()) and most < step:
+        parts = f"{costs[DECODE]:.3g} to decode and {costs[PREFILL]:.3g} for the least prefill"
+        words = f"--itl-ms is {most:g}; a step of one row takes {step:.3g} ms with a prefill"
+        yield f"{words}, {parts}: a token waits that long while prompts are taken in"
+
+
+def _least_ms(manifest: Manifest, family: str) -> float:
+    """Of a launch of the family, by the build's table; 0 where it does not say."""
+    return min((b.cost_us for b in manifest.buckets if b.family == family), default=0.0) / 1e3
+
+
+def spell_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
     """What to say after an engine's name; nothing where it has no draft head."""
     if not limits.drafts:
         return ""
     most = limits.drafts if asked is None else asked
     if not most:
         return " without its drafts"
-    return f" with up to {most} draft{'s' if most > 1 else ''} a round"
+    bound = "" if fixed else "up to "
+    return f" with {bound}{most} draft{'s' if most > 1 else ''} a round"

@@ -1,4 +1,4 @@
-"""Bodies of requests: read as they come, unpacked, bounded one by one and all together.
+"""Request bodies: read, decompressed, limited in size each and all together.
 
 Knows HTTP's encodings and memory; knows no endpoint.
 """
@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.problems import TooLarge, UnknownEncoding
+from spark_engine.runtime.server.http_errors import TooLarge, UnknownEncoding
 
 MAX_BODY = 32 << 20  # bytes
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the engine: its requests, from when they are sent to their end.
+"""`EngineClient`: the requests that the HTTP process has sent to the engine process, to their end.
 
 Knows requests and their mailboxes, also while no engine process is there; knows no HTTP, no text
 and no process (`supervisor.py`).
@@ -210,7 +210,7 @@ class EngineClient:
         for number in list(self._open):
             self.cancel(number)
 
-    def back(self) -> None:
+    def on_engine_ready(self) -> None:
         """A process takes requests: those that waited for it go, in their order."""
         for number in sorted(self._open):
             one = self._open[number]
@@ -219,7 +219,7 @@ class EngineClient:
                 one.sends += 1
                 self._supervisor.send(encode(Submit(number, one.request)))
 
-    def lost(self, reason: str, for_good: bool) -> None:
+    def on_engine_lost(self, reason: str, for_good: bool) -> None:
         """The process is gone; `for_good`: no other will come."""
         for number, one in list(self._open.items()):
             if one.cancelled:
@@ -295,5 +295,5 @@ class EngineClient:
         self._open.pop(number, None)
 
     def _on_long_wait(self, number: int) -> None:
-        words = f"the engine is being started again since {self._how.wait_s:g} s ({self.reason})"
+        words = f"the engine has been restarting for {self._how.wait_s:g} s ({self.reason})"
         self._deliver(number, Restarting(f"{words}; retry"), last=True)

@@ -1,5 +1,5 @@
-"""Connections as uvicorn handles them, with the bounds that it lacks: how many there may be, how
-long one may take over a request, and who leaves when there is no room.
+"""uvicorn's connections with limits that it lacks: their number, how long a request may take to
+arrive, and which connection is closed for a new one.
 
 Knows sockets, HTTP's states and descriptors. Knows no endpoints.
 """
@@ -150,7 +150,7 @@ class Connection(H11Protocol):
         if self._untaken() < before:
             self._watch_reader()
             return
-        log.warning("a client took nothing of its answer for %g s", self._connections.write_s)
+        log.warning("a client has read nothing of its answer for %g s", self._connections.write_s)
         self.leave()
 
     def leave(self) -> None:

@@ -1,5 +1,4 @@
-"""From a conversation that is to be answered to its prompt, what binds its answer, and what takes
-the answer apart.
+"""From a chat request to its prompt, the constraint on its answer, and the parser of the answer.
 
 Knows the chat template, the forms of thoughts and calls, and the switches of a request that change
 them. Knows no engine and no API's form.
@@ -14,7 +13,7 @@ from typing import Any
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
@@ -87,18 +86,18 @@ class Reader:
             raise RequestError("this engine has no chat template; use /v1/completions")
         return self._template
 
-    def read(self, job: ChatJob) -> Reading:
+    def read(self, chat: ChatRequest) -> Reading:
         """Raises RequestError for messages and switches that are malformed or contradictory."""
         template, tokenizer = self.template, self._tokenizer
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        given = {name: getattr(job, name) for name in FIELDS}
-        thinking = Thinking.of(given, job.chat_template_kwargs, self._budget)
-        ending = Ending.of(job.add_generation_prompt, job.continue_final_message)
-        tools, thoughts = job.offered or (), self.formats.thoughts
-        prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
-        parallel = job.parallel_tool_calls is not False
-        form = self.form(job, prompt.thinking, tools, job.tool_choice, parallel)
+        given = {name: getattr(chat, name) for name in FIELDS}
+        thinking = Thinking.of(given, chat.chat_template_kwargs, self._budget)
+        ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)
+        tools, thoughts = chat.offered or (), self.formats.thoughts
+        prompt = template.prompt(chat.messages, tools, thinking.options, ending, thoughts)
+        parallel = chat.parallel_tool_calls is not False
+        form = self.form(chat, prompt.thinking, tools, chat.tool_choice, parallel)
         opened, calls = thoughts if prompt.thinking else None, self.formats.calls if tools else None
         constraint = thinking.bind(form, tokenizer, opened, calls)
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
@@ -116,7 +115,7 @@ class Reader:
         if self._tokenizer is None or self._grammars is None:
             if form_of(body) is None:
                 return None
-            raise RequestError("this engine has no tokenizer, which an answer of a form needs")
+            raise RequestError("this engine has no tokenizer, which structured outputs need")
         known = self.formats, self._tokenizer, self._grammars
         return constraint_for(body, tools, choice, *known, thinking=thinking, parallel=parallel)
 

@@ -1,4 +1,4 @@
-"""How long one request may take, from its body to its last token, and until the engine begins."""
+"""Deadlines of a request: from its body to its last token, and in the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps: what both processes were doing when the engine stood still or fell.
+"""Dumps: what both processes were doing when the engine hung or crashed.
 
 Knows files, stacks and their form; decides nothing. A thread of the engine process that reads
 standard input writes its stacks and its state. Where something holds Python's lock, as a call into

@@ -1,4 +1,4 @@
-"""One HTTP request on its way: its body, its answer whole or as events, a client that leaves.
+"""Handles one HTTP request: its body, the response whole or as events, a client that disconnects.
 
 Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
 """
@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.bodies import Bodies
-from spark_engine.runtime.server.problems import LEFT, Draining, error_response
+from spark_engine.runtime.server.http_errors import LEFT, Draining, error_response
+from spark_engine.runtime.server.http_request import note_problem
 from spark_engine.runtime.server.service import Service
-from spark_engine.runtime.server.visits import note_problem
 
 Start = Callable[[Service, bytes], Awaitable[Reply]]
 Compute = Callable[[Service, bytes], Awaitable[Json]]

@@ -1,4 +1,4 @@
-"""What /metrics shows of the engine: its own counters, read from its latest report at each scrape.
+"""The engine's metrics in /metrics, read from its latest report at each scrape.
 
 Knows names and labels: ours, and vLLM's for the boards that are keyed on them.
 """

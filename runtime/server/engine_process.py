@@ -1,4 +1,4 @@
-"""One life of the engine process: starts it, carries its messages, asks what it does, ends it.
+"""Starts one engine process, exchanges messages with it, asks it for a dump, ends it.
 
 Knows processes, sockets and signals; knows no request, and does not decide about another life.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from spark_engine.command import BUG, USER
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, read_black_box
 
 EXIT_S = 5.0  # the process gets this long to leave by itself
@@ -32,12 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Death:
-    """Why a process ended. `user`: something outside the program is wrong; `passing`: it may be
-    right later."""
+    """Why a process ended. `user`: a user's error; `passing`: one that may go away; `final`: every
+    other process would end too."""
 
     reason: str
     user: bool = False
     passing: bool = False
+    final: bool = False
 
 
 class EngineProcess:
@@ -85,29 +87,29 @@ class EngineProcess:
         # without a high-water mark a send never waits, so the future is done at once
         self._socket.send(message)
 
-    def die(self, death: Death) -> None:
-        """Says why it ended; the first reason counts."""
+    def record_death(self, death: Death) -> None:
+        """Records why it ended; the first reason counts."""
         if not self.ended.done():
             self.ended.set_result(death)
 
-    async def ask(self) -> dict[str, str]:
-        """Its stacks and its state, as far as it can still say them, by name."""
+    async def dump(self) -> dict[str, str]:
+        """A dump of its stacks and its state, as far as it still responds, by name."""
         read_black_box(self._folder)  # what was said before
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
             with contextlib.suppress(ProcessLookupError, OSError):
                 process.stdin.write(ASK)
-                if not await self._says((STACKS, STATE), ANSWER_S) and self._hears_signals():
+                if not await self._writes((STACKS, STATE), ANSWER_S) and self._handles_signals():
                     process.send_signal(signal.SIGUSR1)
-                    await self._says((STACKS,), SIGNAL_S)
-        return self.left()
+                    await self._writes((STACKS,), SIGNAL_S)
+        return self.crash_dump()
 
-    def left(self) -> dict[str, str]:
-        """The same of what it wrote by itself, in the course of falling."""
+    def crash_dump(self) -> dict[str, str]:
+        """The dump that it wrote by itself when it crashed, by name."""
         return read_black_box(self._folder)
 
     async def close(self, patience_s: float = EXIT_S) -> bool:
-        """Ends the process, which has `patience_s` to leave by itself; whether it is gone.
+        """Ends the process, which has `patience_s` to exit by itself; whether it is gone.
 
         May be called twice.
         """
@@ -134,12 +136,12 @@ class EngineProcess:
                 await asyncio.wait_for(process.wait(), KILLED_S)
         return process.returncode is not None
 
-    def _hears_signals(self) -> bool:
+    def _handles_signals(self) -> bool:
         """The signal would end one that is not ready; and one that wrote its stacks runs Python."""
         path = self._folder / STACKS
         return path.exists() and not path.stat().st_size
 
-    async def _says(self, names: Sequence[str], seconds: float) -> bool:
+    async def _writes(self, names: Sequence[str], seconds: float) -> bool:
         """Whether it writes these within the time."""
         paths = [self._folder / name for name in names]
         end = time.monotonic() + seconds
@@ -155,16 +157,20 @@ class EngineProcess:
                 self._heard(await self._socket.recv())
         except Exception as error:  # the socket, or a message that nobody understands
             log.exception("a message of the engine process failed")
-            words = f"what the engine process says is lost ({type(error).__name__}: {error})"
-            self.die(Death(words))
+            words = (
+                f"the engine process's messages cannot be read ({type(error).__name__}: {error})"
+            )
+            self.record_death(Death(words))
 
     async def _wait(self) -> None:
         assert self._process is not None
         code = await self._process.wait()
         end = time.monotonic() + LAST_WORDS_S
+        if code in (BUG, USER):  # it has said why: zmq's thread may not have read that yet
+            await asyncio.wait({self.ended}, timeout=LAST_WORDS_S)
         while await self._socket.poll(50) and time.monotonic() < end:
             await asyncio.sleep(0.01)  # `_receive` takes its last words
-        self.die(Death(f"the engine process ended with code {code}"))
+        self.record_death(Death(f"the engine process ended with code {code}"))
 
 
 def _socket_folder() -> Path:

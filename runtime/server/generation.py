@@ -16,8 +16,8 @@ from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.engine.trace import REQUESTS
 from spark_engine.runtime.server.client import Answer, Begun, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline
+from spark_engine.runtime.server.http_request import EngineUse, current
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
-from spark_engine.runtime.server.visits import Work, current
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
@@ -75,9 +75,9 @@ class Generation:
         self._watches = [Stopwatch(metrics, len(c.prompt)) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
         metrics.accepted(sum(len(c.prompt) for c in choices))
-        self._visit = current()
-        if self._visit is not None:
-            self._visit.begin(sum(len(group[0][0].prompt) for group in self._by_prompt()))
+        self._request = current()
+        if self._request is not None:
+            self._request.begin(sum(len(group[0][0].prompt) for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -94,7 +94,7 @@ class Generation:
                     continue
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
-                    raise GenerationFailed(last.message or "the engine gave the request up")
+                    raise GenerationFailed(last.message or "the engine aborted the request")
                 index = self._open.get(last.request_id)
                 if index is None:
                     continue  # it had ended by a stop string before the engine knew
@@ -130,8 +130,8 @@ class Generation:
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
             self._watches[index].tokens(len(piece.tokens))
-            if self._visit is not None:
-                self._visit.charge(len(piece.tokens))
+            if self._request is not None:
+                self._request.charge(len(piece.tokens))
             if index not in self._first:
                 prompt = len(self._choices[index].prompt)
                 self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
@@ -160,19 +160,19 @@ class Generation:
         return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]
 
     def _sum_up(self) -> None:
-        """Everything has ended: tells what is counted by prompt, and by visit."""
+        """Everything has ended: tells what is counted by prompt, and by request."""
         groups = self._by_prompt()
         for group in groups:
             choice = group[0][0]
             most = choice.request.params.max_tokens
             asked = None if most is None else most - len(choice.forced)
             self._metrics.answered(max(w.count for _, w in group), len(group), asked)
-        if self._visit is None:
+        if self._request is None:
             return
         watches = self._watches
         queued = [w.queued for w in watches if w.queued is not None]
         first = [w.first - w.start for w in watches if w.first is not None]
-        work = Work(
+        use = EngineUse(
             prompt=sum(group[0][1].prompt for group in groups),
             cached=sum(group[0][0].stream.cached for group in groups),
             completion=sum(w.count for w in watches),
@@ -181,7 +181,7 @@ class Generation:
             first=min(first, default=None),
             params=self._choices[0].request.params,
         )
-        self._visit.bring(work)
+        self._request.finish(use)
 
     async def _next(self) -> Answer:
         deadline = self._deadline

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process say to each other.
+"""The messages between the HTTP process and the engine process.
 
 MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
 the requests, and the engine knows each by that number.
@@ -101,7 +101,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What the HTTP process must know of an engine. `generation` is generation_config.json.
 
     Of an open one, `cache_bytes` is what its prefix cache may hold, and `snapshots` how many of
-    the recurrent layers' states.
+    the recurrent layers' states. `build`: the fingerprint of what the folder holds; "" of none.
     """
 
     name: str
@@ -110,6 +110,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     generation: dict[str, Any] = {}
     cache_bytes: int = 0
     snapshots: int = 0
+    build: str = ""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Who may use the server: keys, each with a name and limits of its own.
+"""API keys: authentication, and rate limits of each key.
 
 Knows the file that holds them, how they are compared, and what each has used. Knows no HTTP. All
 methods belong to one event loop.
@@ -189,7 +189,7 @@ class Keyring:
             log.error("%s; the keys stay as they were", error)
             return False
         self._replace(keys)
-        log.info("%d API keys are known now", len(self.accounts))
+        log.info("%d API keys loaded", len(self.accounts))
         return True
 
     def _replace(self, keys: list[Key]) -> None:
@@ -227,10 +227,10 @@ def read_keys(path: Path) -> list[Key]:
     try:
         keys = msgspec.toml.decode(data, type=_File).key
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        form = '[[key]] with name = "ann" and key = "…" (docs/server.md)'
+        form = '[[key]] with name = "ann" and key = "…" (docs/operation.md)'
         raise OptionError(f"{given}: {error}; it must hold {form}") from None
     if not keys:
-        raise OptionError(f"{given} holds no key, so that nobody could use the server")
+        raise OptionError(f"{given} holds no key, so no client could use the server")
     if path.stat().st_mode & 0o004 and any(key.key is not None for key in keys):
         log.warning("WARNING: everybody on this machine can read %s: chmod o= %s", path, path)
     seen: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A log that cannot be made to grow by those who send requests: one line a second of a kind.
+"""The log's rate limit: one line a second of a kind, so that no client can make it grow.
 
 Knows logging only.
 """

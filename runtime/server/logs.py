@@ -1,4 +1,4 @@
-"""How the server's log is written: for people or as JSON, and a line for every request if wanted.
+"""The server's log, as text or JSON, and the access log, a line for every request.
 
 Knows the forms of lines. What may be said how often is `log_limit.py`'s.
 """
@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from spark_engine.runtime.server.http_request import HttpRequest, current
 from spark_engine.runtime.server.log_limit import ACCESS
-from spark_engine.runtime.server.visits import Visit, current
 
 PLAIN = frozenset(
     "-_.~:/+%=,@[]()*&?!$"
@@ -58,11 +58,11 @@ class Text(logging.Formatter):
         """One record; a traceback follows on lines of its own."""
         fields = getattr(record, FIELDS, None)
         message = record.getMessage()
-        visit = current()
+        request = current()
         if fields is not None:
             message += "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
-        elif visit is not None:
-            message += f" [request {visit.id}]"
+        elif request is not None:
+            message += f" [request {request.id}]"
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
         return f"spark-run: {message}"
@@ -79,11 +79,11 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        visit = current()
+        request = current()
         if (fields := getattr(record, FIELDS, None)) is not None:
             row |= fields
-        elif visit is not None:
-            row["id"] = visit.id
+        elif request is not None:
+            row["id"] = request.id
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(row, enc_hook=str).decode("utf-8", "replace")
@@ -95,31 +95,31 @@ class AccessLog:
     def __init__(self) -> None:
         self._log = logging.getLogger(ACCESS)
 
-    def __call__(self, visit: Visit) -> None:
-        """Writes the line of a visit that has ended."""
-        self._log.info("access", extra={FIELDS: describe(visit)})
+    def __call__(self, request: HttpRequest) -> None:
+        """Writes the line of a request that has ended."""
+        self._log.info("access", extra={FIELDS: describe(request)})
 
 
-def describe(visit: Visit) -> Mapping[str, str | int | float]:
-    """What is said of a visit by name: seconds, tokens; what is not known is left out."""
+def describe(request: HttpRequest) -> Mapping[str, str | int | float]:
+    """What is said of a request by name: seconds, tokens; what is not known is left out."""
     row: dict[str, str | int | float | None] = {
-        "id": visit.id,
-        "key": visit.key or None,
-        "client": visit.client or None,
-        "method": visit.method,
-        "path": visit.path,
-        "status": visit.status,
-        "seconds": round(visit.seconds, 4),
-        "problem": visit.problem or None,
+        "id": request.id,
+        "key": request.key or None,
+        "client": request.client or None,
+        "method": request.method,
+        "path": request.path,
+        "status": request.status,
+        "seconds": round(request.seconds, 4),
+        "problem": request.problem or None,
     }
-    if (work := visit.work) is not None:
+    if (use := request.use) is not None:
         row |= {
-            "prompt": work.prompt,
-            "cached": work.cached,
-            "tokens": work.completion,
-            "ends": ",".join(work.ends),
-            "queued": None if work.queued is None else round(work.queued, 4),
-            "first": None if work.first is None else round(work.first, 4),
+            "prompt": use.prompt,
+            "cached": use.cached,
+            "tokens": use.completion,
+            "ends": ",".join(use.ends),
+            "queued": None if use.queued is None else round(use.queued, 4),
+            "first": None if use.first is None else round(use.first, 4),
         }
     return {name: value for name, value in row.items() if value is not None}
 

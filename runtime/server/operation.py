@@ -1,4 +1,4 @@
-"""What stands around a server for those who run it: keys, the access log, traces, shorter limits.
+"""Server options for operators: API keys, the access log, traces, a shorter context.
 
 Knows the options for it and how each part begins and ends; the parts know their matter.
 """
@@ -15,12 +15,12 @@ import msgspec
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.http_request import Listener
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import LIMITS, Keyring
 from spark_engine.runtime.server.logs import AccessLog
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.telemetry import SEND_S, Traces
-from spark_engine.runtime.server.visits import Listener
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:

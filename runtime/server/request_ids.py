@@ -1,4 +1,4 @@
-"""The name of each request: the client's `x-request-id`, or one that is made.
+"""The id of each request: the client's `x-request-id`, or a new one.
 
 It goes back as a header, stands in errors, and `current()` gives it to whoever writes a log. Knows
 ASGI; knows no endpoints.

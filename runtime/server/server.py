@@ -25,7 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from spark_engine.command import BUG, USER
-from spark_engine.errors import OptionError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.server.app import create_app
@@ -37,6 +37,7 @@ from spark_engine.runtime.server.assets import (
     read_text,
     spell_cache,
     spell_drafts,
+    unmet,
     watchdog_for,
 )
 from spark_engine.runtime.server.bodies import MAX_BODY
@@ -149,7 +150,7 @@ def run(folder: Path, options: ServerOptions) -> int:
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
     """What starts the engine process."""
     # -P: `python -m` would look in the current folder first, and a clone's root holds a
-    # `spark_engine` without the other rooms
+    # `spark_engine` without the other packages
     return (
         sys.executable,
         "-P",
@@ -168,12 +169,15 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
+    begun = find_manifest(folder)
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service = None
     try:
         info = shorten(await client.start(), options.max_model_len)
+        if begun is not None and info.build not in ("", begun.fingerprint.all):
+            raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
         service = Service(
             client,
@@ -187,10 +191,14 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.queue_timeout_s,
         )
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
-        endpoints.report = make_report(info, find_manifest(folder))
+        manifest = find_manifest(folder)
+        endpoints.report = make_report(info, manifest)
+        for words in () if manifest is None else unmet(options.engine, info, manifest):
+            log.warning(words)
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
-        name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
+        drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
+        name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)
             server = _Server(_config(app, connections, options), endpoints, client, options, name)
@@ -311,7 +319,7 @@ class _Server(uvicorn.Server):
 
     async def _on_engine_death(self) -> None:
         await self._client.died.wait()
-        log.error("the engine is gone: %s", self._client.reason)
+        log.error("the engine process died: %s", self._client.reason)
         self._code = USER if self._client.users_fault else BUG
         await asyncio.sleep(self._options.grace_s)
         self.should_exit = True

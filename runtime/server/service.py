@@ -1,7 +1,7 @@
 """From checked bodies to requests in the engine: binds tokenizer, template, engine and deadlines.
 
 Knows what a conversation and a prompt mean. Knows no HTTP and no API's form: those are in `api/`,
-and come here with `ChatJob` or with prompts.
+and come here with `ChatRequest` or with prompts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import msgspec
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
-from spark_engine.runtime.server.api.allowed import allow_only
+from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
 from spark_engine.runtime.server.api.answers import Json, usage
-from spark_engine.runtime.server.api.barred import bar
+from spark_engine.runtime.server.api.bad_words import bar
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
     Body,
@@ -30,16 +31,15 @@ from spark_engine.runtime.server.api.common import (
     scored,
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
-from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.assets import grammars_of
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
-from spark_engine.runtime.server.kept import Kept
 from spark_engine.runtime.server.metrics import Metrics
-from spark_engine.runtime.server.tokenising import Threads, encode_within
+from spark_engine.runtime.server.stored_responses import ResponseStore
+from spark_engine.runtime.server.tokenising import ThreadPool, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
@@ -125,7 +125,7 @@ class Service:
         self.info = info
         self.names = tuple(names)
         self.created = self.now()
-        self.kept = Kept()
+        self.responses = ResponseStore()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         grammars = grammars_of(tokenizer, info)
@@ -136,8 +136,8 @@ class Service:
         self._defaults = Defaults.of(info.generation)
         self._timeout_s, self._queue_s = timeout_s, queue_s
         self._allow_priority = allow_priority
-        self._prompts = Threads(PROMPT_THREADS)
-        self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+        self._prompts = ThreadPool(PROMPT_THREADS)
+        self._others = ThreadPool(OTHER_THREADS)  # of their own: no prompt waits for them
 
     def _engine_state(self) -> tuple[Stats, float]:
         return self.client.stats, self.client.step_age
@@ -175,14 +175,14 @@ class Service:
             return check()
         return await self.read(check, deadline)
 
-    async def converse(self, job: ChatJob, deadline: Deadline) -> Conversation:
+    async def converse(self, chat: ChatRequest, deadline: Deadline) -> Conversation:
         """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
 
         def read() -> Conversation:
-            reading = self.reader.read(job)
-            ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
+            reading = self.reader.read(chat)
+            ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
             choices, parsers = [], []
-            for choice in self.choices(job, ids, reading.constraint):
+            for choice in self.choices(chat, ids, reading.constraint):
                 parsers.append(reading.parser())
                 choices.append(replace(choice, ended=parsers[-1].has_ended))
             return Conversation(
@@ -191,14 +191,14 @@ class Service:
 
         return await self.read(read, deadline)
 
-    async def count(self, job_of: Callable[[], ChatJob]) -> int:
+    async def count(self, to_chat_request: Callable[[], ChatRequest]) -> int:
         """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
 
         def read() -> int:
-            job = job_of()
-            check(job)
+            chat = to_chat_request()
+            check(chat)
             self.need_tokenizer()
-            return len(self.encode(self.reader.read(job).text, "messages"))
+            return len(self.encode(self.reader.read(chat).text, "messages"))
 
         return await self.aside(read)
 
@@ -239,18 +239,18 @@ class Service:
         most = min(MAX_CHOICES, self.info.limits.max_seqs + self.client.max_queue)
         if count * n > most:
             words = f"{count} prompts with n = {n} are {count * n} answers; at most {most}"
-            raise BadField(f"{words} may be wanted at once", "n" if n > 1 else "prompt")
+            raise BadField(f"{words} are allowed at once", "n" if n > 1 else "prompt")
         if body.priority and not self._allow_priority:
             words = f"priority is {body.priority}; this server answers in order of arrival"
             raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
 
-    def accept(self, job: ChatJob) -> ChatJob:
+    def accept(self, chat: ChatRequest) -> ChatRequest:
         """The same of a conversation, which is given back. Raises RequestError."""
-        self.check(job, 1)
+        self.check(chat, 1)
         most = self.max_model_len
-        if len(job.messages) > most:  # none is shorter than a token
-            raise too_long(f"{len(job.messages)} messages", most, "messages")
-        return job
+        if len(chat.messages) > most:  # none is shorter than a token
+            raise too_long(f"{len(chat.messages)} messages", most, "messages")
+        return chat
 
     def choices(
         self, body: Body, ids: Sequence[int], bound: ConstraintSpec | None = None
@@ -262,7 +262,7 @@ class Service:
         Request(prompt, params).check(limits, eos)
         if body.allowed_token_ids is not None:
             known, most = len(self.need_tokenizer()), params.max_tokens or 0
-            bound = allow_only(body.allowed_token_ids, known, eos, most, bound)
+            bound = only_these_ids(body.allowed_token_ids, known, eos, most, bound)
         if body.bad_words:
             bound = bar(body.bad_words, self.need_tokenizer(), bound)
         marks = self._turns.marks(prompt)

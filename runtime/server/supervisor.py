@@ -1,7 +1,7 @@
-"""Keeps an engine process alive: starts it, watches its steps, ends one that stands still, starts
-it again with growing pauses, and gives up when it dies too often.
+"""Supervises the engine process: starts it, ends one that hangs (watchdog), restarts it with
+exponential backoff, and gives up when it dies too often.
 
-Knows lives and times; what happens to requests meanwhile is the desk's business (`client.py`).
+Knows processes and times; what happens to requests meanwhile is decided in `client.py`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ WATCHDOG_S = 10.0
 PING_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LATE_S = 1.0  # a tick that comes later than this says that we did not run, not the engine
+# Texts are made by the first engine's tokenizer, and requests are held to its limits.
+REPLACED = (
+    "the folder of engine {} was built again while it was served, and what is there now is not "
+    "what this server began with: start the server again (a systemd unit does so by itself)"
+)
 log = logging.getLogger(__name__)
 
 
@@ -64,15 +69,15 @@ class Supervision:
     dumps: Path | None = None
 
 
-class Desk(Protocol):
-    """Who has the requests."""
+class RequestHolder(Protocol):
+    """Who has the requests: `EngineClient`."""
 
     @property
     def sent(self) -> int:
         """Requests that the process owes an end."""
         ...
 
-    def back(self) -> None:
+    def on_engine_ready(self) -> None:
         """A process is there, and takes requests."""
         ...
 
@@ -84,7 +89,7 @@ class Desk(Protocol):
         """The engine does not take a request."""
         ...
 
-    def lost(self, reason: str, for_good: bool) -> None:
+    def on_engine_lost(self, reason: str, for_good: bool) -> None:
         """The process is gone; `for_good`: no other will come."""
         ...
 
@@ -93,7 +98,7 @@ class Desk(Protocol):
         ...
 
 
-class Pauses:
+class Backoff:
     """How long to wait before another start; None when there were enough within `window_s`."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
@@ -117,7 +122,7 @@ class Watchdog:
         self._limit_s = limit_s
         self._report = self.progress = self._tick = now
 
-    def hear(self, now: float, step: bool) -> None:
+    def on_message(self, now: float, step: bool) -> None:
         """The process said something; `step`: one has ended."""
         self._report = now
         if step:
@@ -148,16 +153,17 @@ class Supervisor:
     """One engine process after another. All methods belong to one event loop."""
 
     def __init__(
-        self, command: Sequence[str], desk: Desk, how: Supervision, trace: NoTrace
+        self, command: Sequence[str], holder: RequestHolder, how: Supervision, trace: NoTrace
     ) -> None:
-        self._command, self._desk, self._how, self._trace = tuple(command), desk, how, trace
-        self._pauses = Pauses(how.restarts, how.window_s)
+        self._command, self._holder, self._how, self._trace = tuple(command), holder, how, trace
+        self._backoff = Backoff(how.restarts, how.window_s)
         self._dumps = Dumps(how.dumps)
         self._context: zmq.asyncio.Context | None = None
-        self._life: EngineProcess | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[EngineInfo] | None = None
         self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
+        self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
         self.restarts = 0
         self.stats = Stats()  # of the process that runs, or ran last
@@ -167,7 +173,7 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         """The engine process."""
-        return self._life.pid if self._life else None
+        return self._process.pid if self._process else None
 
     @property
     def step_age(self) -> float:
@@ -186,121 +192,125 @@ class Supervisor:
         """
         self._first = asyncio.get_running_loop().create_future()
         self._context = zmq.asyncio.Context()
-        self._keeper = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._supervise())
         return await self._first
 
     def send(self, message: bytes) -> None:
         """To the process, if there is one."""
-        if self._life is not None:
-            self._life.send(message)
+        if self._process is not None:
+            self._process.send(message)
 
     def unhealthy_reason(self) -> str | None:
         """Why the engine cannot be relied on now, or None."""
         if self.died.is_set():
             return self.reason
         if not self.running:
-            again = f"the engine is being started again: {self.reason}"
+            again = f"the engine is restarting: {self.reason}"
             return again if self.death else "the engine is being loaded"
-        return self.watchdog.complaint(time.monotonic(), self._desk.sent > 0)
+        return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
 
     async def dump(self, words: str) -> Path | None:
         """Writes what both processes do, and says where; None where it could not."""
-        return self._write(words, await self._life.ask() if self._life else {})
+        return self._write(words, await self._process.dump() if self._process else {})
 
     async def close(self) -> None:
         """Ends the process. May be called twice."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._life is not None:
-            await self._life.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None:
+            await self._process.close()
         if not self.died.is_set():
             self._give_up(Death("the server is closed"))
         if self._context is not None:
             self._context.term()
             self._context = None
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         try:
-            while (pause := await self._live()) is not None:
+            while (pause := await self._run_process()) is not None:
                 await asyncio.sleep(pause)
                 self.restarts += 1
-                log.info("starting the engine again")
+                log.info("restarting the engine")
         except Exception as error:
-            log.exception("the engine's keeper failed")
-            self._give_up(Death(f"the engine's keeper failed ({type(error).__name__}: {error})"))
+            log.exception("the supervisor failed")
+            self._give_up(Death(f"the supervisor failed ({type(error).__name__}: {error})"))
 
-    async def _live(self) -> float | None:
-        """One life, from the start to its end; the pause before the next, None if there is none."""
+    async def _run_process(self) -> float | None:
+        """Runs one process to its end; the pause before the next, None if there is none."""
         assert self._context is not None
-        life = None
+        process = None
         try:
-            life = self._life = EngineProcess(self._command, self._context, self._hear)
-            await life.start()
-            death = await self._watch(life)
+            process = self._process = EngineProcess(self._command, self._context, self._on_message)
+            await process.start()
+            death = await self._watch(process)
         except (OSError, zmq.ZMQError) as error:  # no room on the disk, no descriptors
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing
-        hopeless = damaged or (self._first is not None and not self._first.done())
-        pause = None if hopeless else self._pauses.after(time.monotonic())
+        hopeless = damaged or death.final or (self._first is not None and not self._first.done())
+        pause = None if hopeless else self._backoff.after(time.monotonic())
         if pause is not None:
-            self._desk.lost(death.reason, for_good=False)
-            log.error("the engine is gone, and starts again in %.1f s: %s", pause, death.reason)
-        if life is not None and (found := life.left()) and not death.user:
-            self._write(f"the engine process fell: {death.reason}", found)
-        if life is not None and not await life.close():
-            death = Death(f"the engine process {life.pid} cannot be ended ({death.reason})")
+            self._holder.on_engine_lost(death.reason, for_good=False)
+            log.error("the engine process died; restarting it in %.1f s: %s", pause, death.reason)
+        if process is not None and (found := process.crash_dump()) and not death.user:
+            self._write(f"the engine process died: {death.reason}", found)
+        if process is not None and not await process.close():
+            death = Death(f"the engine process {process.pid} cannot be ended ({death.reason})")
             pause = None
         if pause is None:
             self._give_up(death)
         return pause
 
-    async def _watch(self, life: EngineProcess) -> Death:
-        """Pings the process, and ends it when it stands still; how its life ended."""
+    async def _watch(self, process: EngineProcess) -> Death:
+        """Pings the process, and ends it when it hangs; how it ended."""
         due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
-        while not life.ended.done():
-            await asyncio.wait({life.ended}, timeout=due_s)
-            now, owes = time.monotonic(), self._desk.sent > 0
+        while not process.ended.done():
+            await asyncio.wait({process.ended}, timeout=due_s)
+            now, owes = time.monotonic(), self._holder.sent > 0
             self.watchdog.tick(now, due_s, owes)
-            if life.ended.done() or not self.running:
+            if process.ended.done() or not self.running:
                 continue
             if (words := self.watchdog.complaint(now, owes)) is None:
-                life.send(encode(Ping()))
+                process.send(encode(Ping()))
                 continue
             self.running, self.death = False, Death(words)
-            self._write(f"the watchdog ended the engine process: {words}", await life.ask())
-            life.die(Death(words))
-            await life.close(patience_s=0)
-        return life.ended.result()
+            self._write(f"the watchdog ended the engine process: {words}", await process.dump())
+            process.record_death(Death(words))
+            await process.close(patience_s=0)
+        return process.ended.result()
 
-    def _hear(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         start = self._trace.now()
         report = decode_report(message)
         step = isinstance(report, StepReport) and bool(
             report.events or report.stats.steps != self.stats.steps
         )
-        self.watchdog.hear(time.monotonic(), step)
+        self.watchdog.on_message(time.monotonic(), step)
         if isinstance(report, StepReport):
             self.stats = report.stats
-            self._desk.on_step(report)
+            self._holder.on_step(report)
         elif isinstance(report, Refused):
-            self._desk.on_refused(report)
+            self._holder.on_refused(report)
         elif isinstance(report, Ready):
             self._on_ready(report.info)
-        elif self._life is not None:
+        elif self._process is not None:
             assert isinstance(report, Failed)
-            self._life.die(Death(report.message, report.user, report.passing))
+            self._process.record_death(Death(report.message, report.user, report.passing))
         self._trace.span("loop", "receive", start)
 
     def _on_ready(self, info: EngineInfo) -> None:
+        self._build = self._build or info.build
+        if info.build != self._build and self._process is not None:
+            self._process.record_death(Death(REPLACED.format(info.name), final=True))
+            return
         self.watchdog = Watchdog(self._how.watchdog_s, time.monotonic())
         self.stats, self.running = Stats(), True
         if self._first is not None and not self._first.done():
             self._first.set_result(info)
         else:
-            log.info("the engine is there again")
-        self._desk.back()
+            log.info("the engine is ready again")
+        self._holder.on_engine_ready()
 
     def _give_up(self, death: Death) -> None:
         self.running, self.death = False, death
@@ -308,10 +318,10 @@ class Supervisor:
         if self._first is not None and not self._first.done():
             kind = EngineError if death.user else EngineDied
             self._first.set_exception(kind(death.reason))
-        self._desk.lost(death.reason, for_good=True)
+        self._holder.on_engine_lost(death.reason, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
-        http = {"supervisor": self._describe(), "desk": self._desk.describe()}
+        http = {"supervisor": self._describe(), "engine_client": self._holder.describe()}
         try:
             path = self._dumps.write(words, engine, http)
         except OSError as error:

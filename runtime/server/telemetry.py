@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
-from spark_engine.runtime.server.visits import Visit
+from spark_engine.runtime.server.http_request import HttpRequest
 
-EXTRA = extra("otel")
 PATH = "/v1/traces"  # of a collector, where the URL says none
 SEND_S = 5.0  # one export; what is on its way down gets so long too
 OPERATIONS = {  # a route's operation, as the conventions for generative AI name it
@@ -27,7 +26,7 @@ Value = str | int | float | tuple[str, ...]
 
 
 class Traces:
-    """Sends the visits that did work. `endpoint` is a collector's http(s) URL; `model` is served.
+    """Sends a span for each request that used the engine. `endpoint`: a collector's http(s) URL.
 
     Raises OptionError without the extra `otel`, or for a URL that is none.
     """
@@ -42,7 +41,7 @@ class Traces:
             from opentelemetry.trace import SpanKind, Status, StatusCode
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
-            raise OptionError(f"{given}, which needs the extra `otel`: {EXTRA}") from None
+            raise OptionError(f"{given}, which needs the extra `otel`: {extra('otel')}") from None
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.netloc:
             raise OptionError(f"{given}; give a collector's URL, e.g. http://localhost:4318")
@@ -57,23 +56,23 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("spark-engine")
 
-    def __call__(self, visit: Visit) -> None:
-        """Notes a visit that has ended. Never waits."""
-        operation = OPERATIONS.get(visit.handler)
+    def __call__(self, request: HttpRequest) -> None:
+        """Notes a request that has ended. Never waits."""
+        operation = OPERATIONS.get(request.handler)
         if operation is None:
             return
         span = self._tracer.start_span(
             f"{operation} {self._model}",
-            self._parent(visit.headers),
+            self._parent(request.headers),
             self._kind,
-            attributes=attributes(visit, operation, self._model),
-            start_time=visit.wall,
+            attributes=attributes(request, operation, self._model),
+            start_time=request.wall,
         )
-        if visit.problem or visit.status >= 500:
+        if request.problem or request.status >= 500:
             span.set_status(self._failed)
-        if (work := visit.work) is not None and work.first is not None:
-            span.add_event("first token", timestamp=visit.wall + int(work.first * 1e9))
-        span.end(visit.wall + int(visit.seconds * 1e9))
+        if (use := request.use) is not None and use.first is not None:
+            span.add_event("first token", timestamp=request.wall + int(use.first * 1e9))
+        span.end(request.wall + int(request.seconds * 1e9))
 
     def close(self) -> None:
         """Sends what is left, or gives up after a while."""
@@ -81,37 +80,37 @@ class Traces:
         self._provider.shutdown()
 
 
-def attributes(visit: Visit, operation: str, model: str) -> Mapping[str, Value]:
+def attributes(request: HttpRequest, operation: str, model: str) -> Mapping[str, Value]:
     """A span's: OpenTelemetry's names, and vLLM's for the latencies; seconds and tokens."""
     row: dict[str, Value | None] = {
-        "http.request.method": visit.method,
-        "http.route": visit.handler,
-        "http.response.status_code": visit.status,
-        "error.type": visit.problem or None,
+        "http.request.method": request.method,
+        "http.route": request.handler,
+        "http.response.status_code": request.status,
+        "error.type": request.problem or None,
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "spark",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.request.id": visit.id,
-        "gen_ai.latency.e2e": visit.seconds,
-        "user.id": visit.key or None,
+        "gen_ai.request.id": request.id,
+        "gen_ai.latency.e2e": request.seconds,
+        "user.id": request.key or None,
     }
-    if (work := visit.work) is not None:
-        params = work.params
+    if (use := request.use) is not None:
+        params = use.params
         row |= {
-            "gen_ai.usage.input_tokens": work.prompt,
-            "gen_ai.usage.output_tokens": work.completion,
-            "gen_ai.usage.cache_read.input_tokens": work.cached,
-            "gen_ai.usage.prompt_tokens": work.prompt,
-            "gen_ai.usage.completion_tokens": work.completion,
-            "gen_ai.usage.num_sequences": len(work.ends),
-            "gen_ai.response.finish_reasons": work.ends,
+            "gen_ai.usage.input_tokens": use.prompt,
+            "gen_ai.usage.output_tokens": use.completion,
+            "gen_ai.usage.cache_read.input_tokens": use.cached,
+            "gen_ai.usage.prompt_tokens": use.prompt,
+            "gen_ai.usage.completion_tokens": use.completion,
+            "gen_ai.usage.num_sequences": len(use.ends),
+            "gen_ai.response.finish_reasons": use.ends,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.top_k": params.top_k,
             "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.n": len(work.ends),
-            "gen_ai.latency.time_in_queue": work.queued,
-            "gen_ai.latency.time_to_first_token": work.first,
+            "gen_ai.request.n": len(use.ends),
+            "gen_ai.latency.time_in_queue": use.queued,
+            "gen_ai.latency.time_to_first_token": use.first,
         }
     return {name: value for name, value in row.items() if value is not None}

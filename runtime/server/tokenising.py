@@ -1,4 +1,4 @@
-"""Text to token ids beside the event loop: in a few threads, and no more of it than can be used.
+"""Tokenises in a few threads beside the event loop, and no more text than an engine can take.
 
 Knows the tokenizer and how many tokens an engine holds. Knows no bodies and no engine.
 """
@@ -20,7 +20,7 @@ SLACK = 256  # tokens by which a text cut anywhere may count more than the whole
 T = TypeVar("T")
 
 
-class Threads:
+class ThreadPool:
     """Runs work on text, `count` pieces at a time (the library lets go of Python's lock).
 
     All methods belong to one event loop.

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from spark_engine.command import BUG, USER
 from spark_engine.engine_file import TOKENIZER
-from spark_engine.errors import CapacityError, RequestError, UserError
+from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
@@ -90,6 +91,10 @@ class Steppable(Protocol):
 
 
 Opened = tuple[EngineInfo, Steppable]
+
+
+class Replaced(EngineError):
+    """The folder was built again while it was being loaded: the next start finds it whole."""
 
 
 class Worker:
@@ -173,9 +178,9 @@ def serve(
             with contextlib.suppress(OSError):  # a full disk must not keep the last words back
                 traceback.print_exc()
             box.write_error(error)
-        passing = isinstance(error, CapacityError)
+        passing = isinstance(error, CapacityError | Replaced)
         socket.send(encode(Failed(describe_error(error), user, passing)))
-        return 2 if user else 1
+        return USER if user else BUG
     finally:
         socket.close()
         context.term()
@@ -217,11 +222,27 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
         grammars = Grammars.of(folder / TOKENIZER, info.limits.vocab, info.eos_token_ids)
         grammars.begin()
         options = replace(options, grammars=grammars)
-    with Progress(sys.stderr) as shown:
-        engine = Engine.open(folder, options, shown, trace)
+    try:
+        with Progress(sys.stderr) as shown:
+            engine = Engine.open(folder, options, shown, trace)
+    except EngineError as error:
+        if replaced := _replaced(folder, info.build):
+            raise replaced from error
+        raise
+    if replaced := _replaced(folder, info.build):
+        engine.close()
+        raise replaced
     sizes = engine.scheduler.sizes
     cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
     return msgspec.structs.replace(info, **cache), engine
+
+
+def _replaced(folder: Path, build: str) -> Replaced | None:
+    """What to raise where the folder holds another engine than it did."""
+    with contextlib.suppress(EngineError, OSError):
+        if read_info(folder).build == build:
+            return None
+    return Replaced(f"{folder} was built again, or moved, while it was being loaded: start again")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,14 +10,14 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.structured.choice import AUTO, NONE, Choice
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import Form, form_of
 from spark_engine.runtime.structured.lark import Lark, json_of, one_of, quoted
 from spark_engine.runtime.structured.matcher import Grammars
-from spark_engine.runtime.structured.places import locate
 from spark_engine.runtime.structured.raw_text import without
+from spark_engine.runtime.structured.schema_errors import locate
 from spark_engine.runtime.structured.tool_calls import CallWriter
+from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -41,10 +41,10 @@ def constraint_for(
     more than one call may be made. Compiles, so it may take up to a second: not for an event loop.
 
     Raises RequestError, whose `param` is the field and whose words name the place in it, for a
-    form that is malformed, contradicts another field, or cannot be followed.
+    form that is malformed, contradicts another field, or cannot be enforced.
     """
     form = form_of(body)
-    choice = Choice.of(tools, tool_choice)
+    choice = ToolChoice.of(tools, tool_choice)
     lark = Lark()
     answer = _answer(lark, form, choice, CallWriter.of(lark, formats, tokenizer), parallel)
     if answer is None:
@@ -67,7 +67,7 @@ def constraint_for(
 
 
 def _answer(
-    lark: Lark, form: Form | None, choice: Choice, writer: CallWriter | None, parallel: bool
+    lark: Lark, form: Form | None, choice: ToolChoice, writer: CallWriter | None, parallel: bool
 ) -> str | None:
     """The expression of the answer behind its thought; None where it is free."""
     if choice.mode == NONE or writer is None:
@@ -94,6 +94,6 @@ def _explained(error: RequestError, lark: Lark, form: Form | None, grammars: Gra
 
         if wrong(piece.schema):
             place, words = locate(piece.schema, piece.place, wrong)
-            return RequestError(f"{place} cannot be followed: {words}", piece.field)
+            return RequestError(f"{place} cannot be enforced: {words}", piece.field)
     place, field = ("tools", "tools") if form is None else (form.place, form.field)
-    return RequestError(f"{place} cannot be followed: {error}", field)
+    return RequestError(f"{place} cannot be enforced: {error}", field)

@@ -14,7 +14,7 @@ from typing import Any
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.lark import BLANK, Lark, Style, ebnf, one_of, quoted, regex
-from spark_engine.runtime.structured.places import check_size
+from spark_engine.runtime.structured.schema_errors import check_size
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OBJECT = {"type": "object"}

@@ -206,7 +206,7 @@ class Grammars:
 
     def _open(self) -> LLTokenizer:
         if not self.ends:
-            raise RequestError("this engine has no end token, which an answer of a form needs")
+            raise RequestError("this engine has no end token, which structured outputs need")
         wrapped = _Tokens(self._load(), self._vocab, self.ends)
         made = LLTokenizer(wrapped, eos_token=list(self.ends), slices=list(SLICES))
         self._count = made.vocab_size
@@ -252,7 +252,7 @@ def _plain(error: str) -> str:
     if "regex parse error" in words:
         words = f"regex: {words.rpartition('error: ')[2]}"
     if missing := re.search(r"Unimplemented keys: \[(.*)\]", words):
-        words = f"{missing[1]} cannot be followed token by token: leave it out"
+        words = f"{missing[1]} cannot be enforced token by token: leave it out"
     for says, means in _WORDS:
         if says in words:
             words = means

@@ -20,8 +20,8 @@ from spark_engine.runtime.structured.lark import (
     quoted,
     regex,
 )
-from spark_engine.runtime.structured.places import join
 from spark_engine.runtime.structured.raw_text import without
+from spark_engine.runtime.structured.schema_errors import join
 from spark_engine.runtime.text.reply_formats import END_PARAMETER
 from spark_engine.runtime.text.tool_schema import resolve, types_of
 

@@ -1,4 +1,4 @@
-"""Calls of tools as a grammar: in which form, of which functions, with which arguments.
+"""Tool calls as a grammar: in which format, of which functions, with which arguments.
 
 Knows both forms of `reply_formats`, which the reply parser reads. Knows no request.
 """
@@ -19,14 +19,14 @@ from spark_engine.runtime.structured.lark import (
     quoted,
     token,
 )
-from spark_engine.runtime.structured.places import check_size, join
 from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.raw_values import Values
+from spark_engine.runtime.structured.schema_errors import check_size, join
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
     FUNCTION,
     PARAMETER,
-    Calls,
+    CallFormat,
     Formats,
 )
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ class CallWriter:
     """Writes calls into a grammar. `tokenizer` says which marks are tokens."""
 
     lark: Lark
-    form: Calls
+    form: CallFormat
     tokenizer: Tokenizer
 
     @classmethod

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.messages import Message, normalise
-from spark_engine.runtime.text.reply_formats import Thoughts
+from spark_engine.runtime.text.reply_formats import ReasoningFormat
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _HERE = "\u2063answer-goes-on-here\u2063"  # stands where a continued message ends, while it renders
@@ -102,7 +102,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         ending: Ending = Ending.ANSWER,
-        thoughts: Thoughts | None = None,
+        thoughts: ReasoningFormat | None = None,
     ) -> Prompt:
         """The prompt. `options` are `chat_template_kwargs`, e.g. {"enable_thinking": False};
         `thoughts` are the marks of the model's thoughts, None where it has none.

@@ -26,7 +26,7 @@ from spark_engine.runtime.text.reply_formats import (
     FUNCTION,
     PARAMETER,
     STRAY,
-    Calls,
+    CallFormat,
 )
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.reply_text import ReplyText
@@ -60,7 +60,7 @@ class CallReader:
     def __init__(
         self,
         text: ReplyText,
-        form: Calls,
+        form: CallFormat,
         types: Types,
         deltas: Callable[[Delta], None],
         single: bool = False,

@@ -1,4 +1,4 @@
-"""How a model writes what is not plain content: thoughts and tool calls; a row for each form.
+"""The formats of reasoning and tool calls in a model's text: a row for each.
 
 Knows the marks, and which form a chat template teaches; takes nothing apart (`reply_parser`).
 """
@@ -13,8 +13,8 @@ from spark_engine.errors import OptionError
 
 
 @dataclass(frozen=True)
-class Thoughts:
-    """The marks around a thought. `close` ends one whose budget is spent, the mark included."""
+class ReasoningFormat:
+    """The marks around reasoning. `close` ends one whose budget is spent, the mark included."""
 
     start: str
     end: str
@@ -22,7 +22,7 @@ class Thoughts:
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallFormat:
     """The marks around a call. Inside stand `<function=NAME>` and parameters (`xml`), or an object
     with `name` and `arguments`."""
 
@@ -36,12 +36,12 @@ _CLOSE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     "thinking directly now.\n</think>\n\n"
 )
-_THINK = Thoughts("<think>", "</think>", _CLOSE)
-REASONING: Mapping[str, Thoughts | None] = MappingProxyType({"qwen3": _THINK, "none": None})
-TOOLS: Mapping[str, Calls | None] = MappingProxyType(
+_THINK = ReasoningFormat("<think>", "</think>", _CLOSE)
+REASONING: Mapping[str, ReasoningFormat | None] = MappingProxyType({"qwen3": _THINK, "none": None})
+TOOLS: Mapping[str, CallFormat | None] = MappingProxyType(
     {
-        "qwen3_coder": Calls("<tool_call>", "</tool_call>", xml=True),
-        "hermes": Calls("<tool_call>", "</tool_call>", xml=False),
+        "qwen3_coder": CallFormat("<tool_call>", "</tool_call>", xml=True),
+        "hermes": CallFormat("<tool_call>", "</tool_call>", xml=False),
         "none": None,
     }
 )
@@ -56,12 +56,12 @@ class Formats:
     tools: str = "qwen3_coder"
 
     @property
-    def thoughts(self) -> Thoughts | None:
+    def thoughts(self) -> ReasoningFormat | None:
         """The marks of thoughts."""
         return REASONING[self.reasoning]
 
     @property
-    def calls(self) -> Calls | None:
+    def calls(self) -> CallFormat | None:
         """The marks of calls."""
         return TOOLS[self.tools]
 

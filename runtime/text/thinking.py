@@ -24,7 +24,7 @@ import msgspec
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.text.reply_formats import Calls, Thoughts
+from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
@@ -100,8 +100,8 @@ class Thinking:
         self,
         spec: ConstraintSpec | None,
         tokenizer: Tokenizer,
-        thoughts: Thoughts | None,
-        calls: Calls | None = None,
+        thoughts: ReasoningFormat | None,
+        calls: CallFormat | None = None,
     ) -> ConstraintSpec | None:
         """What binds an answer, with this budget. `spec` is what else does; `thoughts` are the
         marks where the prompt ends inside an open thought, else None; `calls` those of calls that
@@ -115,8 +115,8 @@ class Thinking:
             return spec
         end = tokenizer.id_of(thoughts.end)
         if end is None:
-            words = f"this engine's tokenizer has no token {thoughts.end!r}: a thought can neither"
-            raise RequestError(f"{words} be limited nor told from an answer in a given form")
+            words = f"this engine's tokenizer has no token {thoughts.end!r}: reasoning can be"
+            raise RequestError(f"{words} neither limited nor separated from a structured output")
         close = thoughts.close if budget else f"\n{thoughts.end}\n\n"
         begin = None if calls is None else tokenizer.id_of(calls.start)
         return msgspec.structs.replace(

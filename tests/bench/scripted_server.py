@@ -24,6 +24,7 @@ class Scripted:
         self.asked: list[dict[str, Any]] = []
         self.headers: list[bytes] = []
         self.url = ""
+        self.late_s = 0.0  # that nothing of this process ran meanwhile
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -74,7 +75,7 @@ def running(server: Scripted) -> Iterator[Scripted]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield server
     finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,11 @@ from spark_engine.bench import cli  # noqa: E402
 from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
+from spark_engine.bench.target import ask  # noqa: E402
 from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
-from spark_engine.errors import InternalError  # noqa: E402
+from spark_engine.device_choice import VISIBLE  # noqa: E402
+from spark_engine.errors import InternalError, OptionError  # noqa: E402
+from spark_engine.hints import extra  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
 
@@ -204,17 +209,21 @@ def test_a_key_is_not_in_the_result() -> None:
 
 def test_the_card_that_the_server_has_is_watched() -> None:
     words: list[list[str]] = [[], ["--device", "2"], ["--device=1"], ["--device"]]
-    assert [cli._cards(w, None, None) for w in words] == [("0",), ("2",), ("1",), ("0",)]
-    assert [cli._cards(w, None, "5, 7") for w in words] == [("5",), ("2",), ("7",), ("5",)]
+    assert [cli._cards(w, None, {}) for w in words] == [("0",), ("2",), ("1",), ("0",)]
+    environ = {VISIBLE: "5, 7, 9"}
+    assert [cli._cards(w, None, environ) for w in words] == [("5",), ("9",), ("7",), ("5",)]
+    assert environ == {VISIBLE: "5, 7, 9"}, "the server chooses for itself"
+    with pytest.raises(OptionError, match="--device is 2; CUDA_VISIBLE_DEVICES is '5'"):
+        cli._cards(["--device", "2"], None, {VISIBLE: "5"})
 
 
 def test_every_card_of_an_engine_of_several_ranks_is_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cli, "read_manifest", lambda path: SimpleNamespace(ranks=2))
-    found = [cli._cards([], Path(), seen) for seen in (None, "3,1,2")]
+    found = [cli._cards([], Path(), seen) for seen in ({}, {VISIBLE: "3,1,2"})]
     assert found == [("0", "1"), ("3", "1")]
-    assert cli._cards(["--hosts=a,b"], Path(), None) == ("0",)  # the other is that host's
+    assert cli._cards(["--hosts=a,b"], Path(), {}) == ("0",)  # the other is that host's
 
 
 def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
@@ -231,12 +240,51 @@ def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
         assert "answers 404" in _run(odd.url).stderr
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        *(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            for body in (b'{"data": [1]}', b'{"data": {"a": 1}}', b'{"data": [{"name": "m"}]}')
+        ),
+    ],
+)
+def test_what_listens_there_is_no_such_server(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OptionError, match="/v1/models does not answer as an OpenAI server"):
+            ask(f"http://127.0.0.1:{listener.getsockname()[1]}", None, None)
+        thread.join()
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(OptionError, match="does not answer as .* nonnumeric port: 'abc'"):
+        ask("http://127.0.0.1:abc", None, None)
+
+
+def test_a_length_that_is_no_number_is_as_good_as_none() -> None:
+    rows = {"/v1/models": {"data": [{"id": "m", "max_model_len": "4096"}]}}
+    with running(Scripted(rows, lambda body: (200, []))) as odd:
+        assert ask(odd.url, None, None).most is None
+
+
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("measure", "clients", "client"):
         monkeypatch.delitem(sys.modules, f"spark_engine.bench.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     done = _run("http://127.0.0.1:9")
-    assert done.exit_code == 2 and "pip install 'spark-engine[bench]'" in done.stderr
+    assert done.exit_code == 2 and extra("bench") in done.stderr
 
 
 def test_another_bench_is_in_the_way(server: Scripted, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.bench import replay
 from spark_engine.errors import OptionError
-from tests.house import ROOT
+from tests.repository import ROOT
 
 AGENT = ROOT / "bench" / "agent.json"
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
@@ -65,7 +65,9 @@ def test_the_agent_that_comes_with_it_has_ten_turns_with_tools() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "cannot be read"),
+        ("{", r"is no JSON .* it must be an object with messages, or a list"),
+        ("", "is no JSON"),
+        ('{"messages": []}\n{"messages": []}\n', "is no JSON .Extra data: line 2"),
         ("[]", "no conversation"),
         ('[{"messages": 5}]', "conversation 0 has no messages"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "with an answer"),

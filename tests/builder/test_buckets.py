@@ -74,13 +74,13 @@ def test_sizes_that_a_build_may_add_lie_between_those_that_it_has(
 
 
 def test_finer_sizes_are_for_families_that_nobody_named_and_not_for_equal_bits() -> None:
-    wish: dict[str, Any] = {"target": "sm_90a", "max_seqs": 16, "max_context": 64}
-    both = resolve(Options(**wish), FACTS).finer
+    given: dict[str, Any] = {"target": "sm_90a", "max_seqs": 16, "max_context": 64}
+    both = resolve(Options(**given), FACTS).finer
     assert [s.rows for s in both if s.family == "decode"] == [3, 6, 12]
     assert [s.dims["tokens"] for s in both if s.family == "prefill"] == [192, 384, 768, 1536, 3072]
-    assert {s.family for s in resolve(Options(**wish, decode=(16,)), FACTS).finer} == {"prefill"}
-    assert {s.family for s in resolve(Options(**wish, prefill=(64,)), FACTS).finer} == {"decode"}
-    assert resolve(Options(**wish, invariant=True), FACTS).finer == ()
+    assert {s.family for s in resolve(Options(**given, decode=(16,)), FACTS).finer} == {"prefill"}
+    assert {s.family for s in resolve(Options(**given, prefill=(64,)), FACTS).finer} == {"decode"}
+    assert resolve(Options(**given, invariant=True), FACTS).finer == ()
     assert resolve(Options(), FACTS).finer == ()
     small = resolve(Options(target="sm_121a", max_seqs=16, max_context=64), FACTS).finer
     assert max(s.dims["tokens"] for s in small if s.family == "prefill") == 768
@@ -169,7 +169,7 @@ def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("given", "words"),
     [
         (((0, 1),), "--verify 0:1: rows run from 1 to --max-seqs .4"),
         (((5, 1), (4, 1)), "--verify 5:1: rows"),
@@ -177,9 +177,9 @@ def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
         (((4, 3),), "--verify 4:3: drafts"),
     ],
 )
-def test_bad_rounds(wish: tuple[tuple[int, int], ...], words: str) -> None:
+def test_bad_rounds(given: tuple[tuple[int, int], ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        bucket_sizes(None, None, Limits(4, 128, 8, 9, drafts=2), wish)
+        bucket_sizes(None, None, Limits(4, 128, 8, 9, drafts=2), given)
 
 
 def test_defaults() -> None:
@@ -305,8 +305,8 @@ def test_rings_behind_recurrent_states() -> None:
     assert resolve(Options(target="sm_90a", gdn_ring=0), facts).limits.gdn_ring == 0
     assert resolve(Options(gdn_ring=16), facts).limits.gdn_ring == 16
     assert resolve(Options(target="sm_121a"), FACTS).limits.gdn_ring == 0
-    wish = Options(target="sm_90a", cache_gib=0)
-    told, without = (resolve(replace(wish, gdn_ring=n), facts) for n in (8, 0))
+    given = Options(target="sm_90a", cache_gib=0)
+    told, without = (resolve(replace(given, gdn_ring=n), facts) for n in (8, 0))
     page = 64 * facts.kv_token_width  # FP8
     taken = (without.limits.pages - told.limits.pages) * page
     assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page

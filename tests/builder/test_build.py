@@ -24,7 +24,7 @@ from spark_engine.builder.report import Report
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.models.open_model import open_model
-from tests.builder.stepping import trace
+from tests.builder.bucket_steps import trace
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
 
@@ -123,9 +123,9 @@ def test_fused_and_unfused_engines_are_bit_equal(tmp_path: Path, format: str, mo
 @pytest.mark.parametrize("fuse", [False, True])
 def test_an_engine_with_rings_speaks_as_one_without(tmp_path: Path, fuse: bool) -> None:
     path = write_checkpoint(tmp_path / "model", format="fp8").path
-    wish = {**SMALL.to_json(), "fuse": fuse}
-    ringed = run(path, tmp_path / "ringed", Options(**wish | {"gdn_ring": 4})).manifest  # type: ignore[arg-type]
-    plain = run(path, tmp_path / "plain", Options(**wish)).manifest  # type: ignore[arg-type]
+    given = {**SMALL.to_json(), "fuse": fuse}
+    ringed = run(path, tmp_path / "ringed", Options(**given | {"gdn_ring": 4})).manifest  # type: ignore[arg-type]
+    plain = run(path, tmp_path / "plain", Options(**given)).manifest  # type: ignore[arg-type]
     assert (ringed.limits.gdn_ring, plain.limits.gdn_ring) == (4, 0)
     rings = [s.spec for s in ringed.states if s.spec.name.endswith(".gdn_ring")]
     assert len(ringed.states) - len(plain.states) == len(rings) == 3
@@ -138,8 +138,8 @@ def test_an_engine_with_rings_speaks_as_one_without(tmp_path: Path, fuse: bool) 
 
 @pytest.mark.parametrize(("kv", "state"), [("bf16", "f32"), ("fp8", "bf16")])
 def test_narrow_caches_run(tmp_path: Path, checkpoint: Path, kv: str, state: str) -> None:
-    wish = {**SMALL.to_json(), "kv_dtype": kv, "state_dtype": state}
-    manifest = run(checkpoint, tmp_path / "narrow", Options(**wish)).manifest  # type: ignore[arg-type]
+    given = {**SMALL.to_json(), "kv_dtype": kv, "state_dtype": state}
+    manifest = run(checkpoint, tmp_path / "narrow", Options(**given)).manifest  # type: ignore[arg-type]
     dtypes = {s.spec.name: s.spec.dtype.value for s in manifest.states}
     assert dtypes["layers.3.k_pages"] == {"bf16": "bf16", "fp8": "u8"}[kv]
     assert dtypes["layers.0.gdn_state"] == state

@@ -17,7 +17,7 @@ from spark_engine.builder.report import Report
 from spark_engine.errors import OptionError
 from spark_engine.manifest import Manifest
 from spark_engine.models.open_model import open_model
-from tests.builder.stepping import SLOTS, Arrays, Engine
+from tests.builder.bucket_steps import SLOTS, Arrays, Engine
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
 

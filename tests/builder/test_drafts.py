@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from spark_engine.builder.plan.drafts import (
+    DraftRequest,
     HeadFacts,
     Vocab,
-    Wish,
     decide,
     parse_drafts,
     parse_vocab,
@@ -23,19 +23,19 @@ NONE = "there is no head"
 
 
 def test_auto_drafts_where_there_is_a_head() -> None:
-    made = decide(Wish(), HEAD, IDS, gpu=True)
+    made = decide(DraftRequest(), HEAD, IDS, gpu=True)
     assert (made.drafts, made.head, made.notes) == (3, DraftOptions("nvfp4"), ())
-    cpu = decide(Wish(), HEAD, IDS, gpu=False)
+    cpu = decide(DraftRequest(), HEAD, IDS, gpu=False)
     assert cpu.drafts == 0 and "--drafts 3 builds with it" in cpu.notes[0]
-    assert decide(Wish(dtype="fp8"), HEAD, IDS, gpu=False).drafts == 3  # somebody wants it
-    bare = decide(Wish(), NONE, IDS, gpu=True)
+    assert decide(DraftRequest(dtype="fp8"), HEAD, IDS, gpu=False).drafts == 3  # somebody wants it
+    bare = decide(DraftRequest(), NONE, IDS, gpu=True)
     assert (bare.drafts, bare.head) == (0, None)
     assert bare.notes == ("there is no head: built without drafts",)
 
 
-def test_none_are_wished_for() -> None:
+def test_none_are_requested() -> None:
     for head in (HEAD, NONE):
-        made = decide(Wish(0), head, IDS, gpu=True)
+        made = decide(DraftRequest(0), head, IDS, gpu=True)
         assert (made.drafts, made.head, made.notes) == (0, None, ())
 
 
@@ -53,7 +53,7 @@ def test_none_are_wished_for() -> None:
 def test_the_head_is_stored_as_the_model_on_a_gpu(
     nvfp4: bool, gpu: bool, dtype: str, stored: str
 ) -> None:
-    made = decide(Wish(7, dtype), HeadFacts(512, nvfp4=nvfp4), IDS, gpu)
+    made = decide(DraftRequest(7, dtype), HeadFacts(512, nvfp4=nvfp4), IDS, gpu)
     assert made.drafts == 7 and made.head == DraftOptions(stored)
 
 
@@ -70,12 +70,12 @@ def test_the_head_is_stored_as_the_model_on_a_gpu(
     ],
 )
 def test_shortlists_ascend(vocab: Vocab | None, ids: tuple[int, ...] | None) -> None:
-    made = decide(Wish(1, vocab=vocab), HEAD, IDS, gpu=False)
+    made = decide(DraftRequest(1, vocab=vocab), HEAD, IDS, gpu=False)
     assert made.head is not None and made.head.shortlist == ids
 
 
 @pytest.mark.parametrize(
-    ("wish", "dtype", "vocab", "head", "words"),
+    ("requested", "dtype", "vocab", "head", "words"),
     [
         (3, "auto", None, NONE, "--drafts 3: there is no head; build with --drafts 0"),
         (8, "auto", None, HEAD, "--drafts 8 is not possible; choose auto or 0 to 7"),
@@ -89,10 +89,10 @@ def test_shortlists_ascend(vocab: Vocab | None, ids: tuple[int, ...] | None) -> 
     ],
 )
 def test_what_cannot_be(
-    wish: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | str, words: str
+    requested: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | str, words: str
 ) -> None:
     with pytest.raises(OptionError, match=words):
-        decide(Wish(wish, dtype, vocab), head, IDS, gpu=True)
+        decide(DraftRequest(requested, dtype, vocab), head, IDS, gpu=True)
 
 
 def test_parse_drafts() -> None:

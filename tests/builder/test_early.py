@@ -12,7 +12,7 @@ import pytest
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.native.early import begin_early, move_small_behind
-from spark_engine.builder.native.program import Decided
+from spark_engine.builder.native.program import BucketTactics
 from spark_engine.builder.native.tactics import Choice
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
@@ -22,7 +22,7 @@ from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.shards import TILE
 from spark_engine.plugins.registry import REGISTRY
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 LETS, BEGINS = Early(begins=True, lets=True), Early(begins=True)
 HEADS = {
@@ -33,7 +33,7 @@ HEADS = {
 }
 
 
-def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> Decided:
+def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> BucketTactics:
     """A node a launch: its name, what may be made of it, and the node whose result it reads (the
     one before)."""
     nodes: dict[str, Any] = {}
@@ -45,10 +45,10 @@ def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> Decided:
         launch = Launch(name, (1, 1, 1), (32, 1, 1), (), 7, (1, 1, 1), (("A", "1"),), True)
         launch = Launch(**{**vars(launch), "early": early})
         made.append((nodes[name], Choice(None, Plan((launch,)), 0.0, {})))
-    return Decided(gs.Graph(), Size("decode", 1), tuple(made))
+    return BucketTactics(gs.Graph(), Size("decode", 1), tuple(made))
 
 
-def early_of(bucket: Decided) -> dict[str, str]:
+def early_of(bucket: BucketTactics) -> dict[str, str]:
     """The macros that each launch got, as EARLY LATE; only those that got some."""
     found = {}
     for _, choice in begin_early(bucket).nodes:

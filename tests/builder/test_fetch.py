@@ -48,7 +48,7 @@ def build(hub: str, home: Path, *more: str) -> subprocess.CompletedProcess[str]:
     given = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
     environment = {**os.environ, **given, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
     return subprocess.run(
-        [*command, *more], env=environment, cwd=home, text=True, capture_output=True, timeout=120
+        [*command, *more], env=environment, cwd=home, text=True, capture_output=True, timeout=400
     )
 
 

@@ -13,11 +13,11 @@ from spark_engine.builder import fingerprint as module
 from spark_engine.builder.build import TOKENIZER_FILES
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.plan.options import Options
-from tests.house import ROOT, files
+from tests.repository import ROOT, files
 
 CPU = Options(target="cpu")
 SOURCES = ("__init__.py", "op.py", "op.cu", "op.cuh", "moe/op.py", "moe/deep/op.cu", "common/x.cuh")
-ROOMS = ("spark_engine", "builder", "models", "plugins")
+PACKAGES = ("spark_engine", "builder", "models", "plugins")
 CHECKPOINT = ("model.safetensors", "config.json", *TOKENIZER_FILES)
 
 
@@ -35,33 +35,33 @@ def write(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 @pytest.fixture
-def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Rooms with few files, laid out as in a wheel, where three lie in the fourth."""
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages with few files, laid out as in a wheel, where three lie in the fourth."""
     home = tmp_path / "spark_engine"
-    for name in ROOMS:
+    for name in PACKAGES:
         folder = home if name == "spark_engine" else home / name
         write(folder, SOURCES)
         monkeypatch.setattr(module, name, SimpleNamespace(__file__=str(folder / "__init__.py")))
     return home
 
 
-def test_every_source_counts_in_whatever_folder(rooms: Path, tmp_path: Path) -> None:
+def test_every_source_counts_in_whatever_folder(packages: Path, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "model", ("config.json",))
-    for name in ROOMS:
+    for name in PACKAGES:
         part = "plugins" if name == "plugins" else "toolchain"
         other = "toolchain" if name == "plugins" else "plugins"
         for source in SOURCES:
             before = fingerprint(checkpoint, CPU)
-            change((rooms if name == "spark_engine" else rooms / name) / source)
+            change((packages if name == "spark_engine" else packages / name) / source)
             after = fingerprint(checkpoint, CPU)
             assert getattr(before, part) != getattr(after, part), (name, source)
             assert getattr(before, other) == getattr(after, other) and before.all != after.all
 
 
-def test_what_makes_no_engine_does_not_count(rooms: Path, tmp_path: Path) -> None:
+def test_what_makes_no_engine_does_not_count(packages: Path, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "model", ("config.json",))
     before = fingerprint(checkpoint, CPU)
-    write(rooms, ("runtime/loop.py", "check/cli.py", "notes.md"))
+    write(packages, ("runtime/loop.py", "check/cli.py", "notes.md"))
     assert fingerprint(checkpoint, CPU) == before
 
 

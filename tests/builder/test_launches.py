@@ -12,13 +12,13 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder import inspect  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native.cuda_sources import entry, logs, sources  # noqa: E402
-from spark_engine.builder.native.launches import launches, told  # noqa: E402
+from spark_engine.builder.native.launches import describe, launches  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import read_engine, read_manifest  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
-from tests.builder.hollow import built  # noqa: E402
-from tests.house import ROOT, files  # noqa: E402
+from tests.builder.empty_cubins import built  # noqa: E402
 from tests.models.test_synthetic import folder as drawn  # noqa: E402
+from tests.repository import ROOT, files  # noqa: E402
 
 FORMATS = ("tiny", "bf16", "modelopt_mixed", "nvfp4_a4")
 
@@ -77,7 +77,7 @@ def test_the_times_are_those_of_its_bucket(engine: Path) -> None:
         rows = [
             r for r in tactics if (r["bucket"], r["op"], r["chosen"]) == (file, "embed", "rows")
         ]
-        assert told(found, 0, tactics, file).count("\ntimed ") == len(rows) == 1
+        assert describe(found, 0, tactics, file).count("\ntimed ") == len(rows) == 1
 
 
 @pytest.mark.parametrize(

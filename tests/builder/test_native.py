@@ -301,12 +301,12 @@ class ByRows:
 def test_a_build_that_times_adds_the_sizes_that_pay(
     folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, grain: int, added: bool
 ) -> None:
-    monkeypatch.setattr(NativeBackend, "_times", lambda self, wish: True)
+    monkeypatch.setattr(NativeBackend, "_times", lambda self, requested: True)
     monkeypatch.setattr(gpu_timer, "GpuTimer", type("T", (ByRows,), {"free": free, "grain": grain}))
     sizes = {"decode": None, "prefill": None, "max_seqs": 8}
-    wish = Options(target="sm_90a", **{**SIZES, **sizes})
+    requested = Options(target="sm_90a", **{**SIZES, **sizes})
     write_checkpoint(folder / "checkpoint", config_kwargs=HEADS)
-    report = build(folder / "checkpoint", folder / "sm_90a", wish, lambda text: None)
+    report = build(folder / "checkpoint", folder / "sm_90a", requested, lambda text: None)
     manifest, said = report.manifest, " ".join(report.notes)
     assert ("decode_b6 of 7 finer buckets save a tenth of a launch" in said) is added
     rows = {f: {b.rows for b in manifest.buckets if b.family == f} for f in ("decode", "prefill")}

@@ -33,7 +33,7 @@ def compiled() -> tuple[Program, dict[str, int]]:
     plans = [waiting, Plan((FREE,)), Plan((FREE,))]
     graph = toy_graph()
     choices = [Choice(tactic, plan, 1.0, {}) for plan in plans]
-    bucket = program.Decided(
+    bucket = program.BucketTactics(
         graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
     )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}

@@ -29,7 +29,7 @@ from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import map_weights
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
@@ -119,13 +119,13 @@ def test_hosts_are_for_ranks_on_gpus(tmp_path: Path) -> None:
 
 def test_what_reads_peers_is_not_built_for_several_hosts() -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder.native.program import Decided, check_across
+    from spark_engine.builder.native.program import BucketTactics, check_across
     from spark_engine.builder.native.tactics import Choice
 
-    def bucket(symmetric: int) -> Decided:
+    def bucket(symmetric: int) -> BucketTactics:
         choice = Choice(None, Plan((), symmetric=symmetric), 0.0, {})
         node: Any = SimpleNamespace(op="reads")
-        return Decided(None, None, ((node, choice),))  # type: ignore[arg-type]
+        return BucketTactics(None, None, ((node, choice),))  # type: ignore[arg-type]
 
     check_across([bucket(0)])
     with pytest.raises(InternalError, match="--across-hosts: reads read memory of other ranks"):

@@ -275,7 +275,7 @@ def test_nodes_of_other_dtypes_are_decided_apart() -> None:
 
 def test_rivals_are_those_that_compete() -> None:
     made = chooser(*few_and_many())
-    found = made.rivals([(graph(), SIZES)])
+    found = made.candidates([(graph(), SIZES)])
     assert [(s, p.launches[0].symbol) for s, p in found] == [
         ("rowwise/rows.cu", n) for n in ("few", "many")
     ]

@@ -65,7 +65,9 @@ def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.M
     def compile_jobs(found: Any, *rest: Any) -> dict[Any, nvrtc.Cubin]:
         return {(j.source, j.defines): nvrtc.Cubin(repr(j).encode(), {}) for j in found}
 
-    def encode(bucket: program.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
+    def encode(
+        bucket: program.BucketTactics, weights: Any, states: Any, ops: Any, cubins: Any
+    ) -> Any:
         payload, nbytes = encode_one(bucket, weights, states, ops, cubins)
         places = program._Places(bucket, weights, states, ops)
         fake.nodes[payload] = {

@@ -38,7 +38,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.runtime.executors.memory import HostStates
 from spark_engine.tensors import DType
-from tests.check.planted import corrupt, scaled
+from tests.check.faulty_engines import corrupt, scaled
 from tests.checkpoints import write_checkpoint
 
 QUIET = Progress(None)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from spark_engine.check.compare import Verdict
-from spark_engine.check.judge import Held, Masks, Recorded, judge
+from spark_engine.check.judge import Masks, Recorded, StateValue, judge
 from spark_engine.check.reference import Step
 from spark_engine.check.thresholds import node_limits
 from spark_engine.plugins.registry import get
@@ -31,7 +31,7 @@ def _state(got: Any, want: Any, before: Any) -> Verdict:
     step = Step("attention", "paged", None, {}, ("pages",), ("pages.out",))
     verdicts = []
     for index in (None, np.asarray([2, 3, 4, 149, 150, 151])):  # the whole pool, or a part of it
-        held = Held("pages", index, len(want))
+        held = StateValue("pages", index, len(want))
         states = {name: held for name in ("pages", "pages.out")}
         old, truth, new = (a if index is None else a[index] for a in (before, want, got))
         recorded = Recorded(step, (old,), (truth,), states)

@@ -23,7 +23,7 @@ from spark_engine.runtime.executors import native as runtime_native  # noqa: E40
 from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
 from spark_engine.runtime.ranks.leader import Orders  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
-from tests.check.planted import corrupt, scaled  # noqa: E402
+from tests.check.faulty_engines import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
 QUIET = Progress(None)
@@ -220,7 +220,7 @@ def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
     fake.idle = shared
     open_fake(fake, monkeypatch)
     region = SimpleNamespace(own=1 << 50, table=1 << 51)
-    monkeypatch.setattr(runtime_native, "meet", lambda *given: region)
+    monkeypatch.setattr(runtime_native, "connect_peers", lambda *given: region)
     told: Any = SimpleNamespace(send=lambda data: None, check=lambda: None)
     group: Any = SimpleNamespace(leave=lambda: None, close=lambda: None)
 

@@ -14,7 +14,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.engines import folder_of, open_engine
 from spark_engine.check.mark import mark
-from spark_engine.check.ranks import Meeting, RanksExecutor, RankStates
+from spark_engine.check.ranks import RanksExecutor, RankStates, Rendezvous
 from spark_engine.check.report import Level, Report
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import ExecutorError
@@ -23,7 +23,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.segments import Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
-from tests.check.planted import corrupt
+from tests.check.faulty_engines import corrupt
 from tests.checkpoints import write_checkpoint
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH
 
@@ -157,7 +157,7 @@ def test_logits_of_all_ranks_are_shown_beside_each_other() -> None:
             buffers["ok"][...] = self.rank
 
     halves: list[Any] = [Half(0), Half(1)]
-    made = RanksExecutor(halves, RankStates([], 2), Meeting(2), vocab=6)
+    made = RanksExecutor(halves, RankStates([], 2), Rendezvous(2), vocab=6)
     buffers = {s.name: np.full(s.dims, -1, s.dtype.numpy) for s in made.specs.outputs}
     made.run(buffers)
     np.testing.assert_allclose(buffers["logits"], [[0, 0.1, 0.2, 1, 1.1, 1.2]] * 2, rtol=1e-6)
@@ -165,16 +165,16 @@ def test_logits_of_all_ranks_are_shown_beside_each_other() -> None:
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_what_is_raised() -> None:
-    meeting = Meeting(3)
+    rendezvous = Rendezvous(3)
 
     def fails() -> None:
         raise ExecutorError("rank 1 has no such bucket")
 
-    waits = [meeting.comms[0].barrier, fails, meeting.comms[2].barrier]
+    waits = [rendezvous.comms[0].barrier, fails, rendezvous.comms[2].barrier]
     with pytest.raises(ExecutorError, match="has no such bucket"):
-        meeting.run(waits)
+        rendezvous.run(waits)
     found: list[Any] = []
     parts = np.arange(6, dtype=np.float32).reshape(3, 2)
-    works = [lambda c=c: found.append(c.all_reduce(parts[c.rank])) for c in meeting.comms]
-    meeting.run(works)
+    works = [lambda c=c: found.append(c.all_reduce(parts[c.rank])) for c in rendezvous.comms]
+    rendezvous.run(works)
     assert [one.tolist() for one in found] == [[6, 9]] * 3, "and the next run begins anew"

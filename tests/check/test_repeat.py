@@ -21,7 +21,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Wait
 from spark_engine.tensors import Array
-from tests.runtime.fake import VOCAB, FakeExecutor, build_fake
+from tests.runtime.fake_executor import VOCAB, FakeExecutor, build_fake
 
 LIMITS = Limits(max_seqs=8, max_context=512, pages=80, vocab=VOCAB)
 BUCKETS = (1, 4, 8), (2, 8)
@@ -109,7 +109,7 @@ def test_what_is_printed() -> None:
         show_repeated(Repeated("e", invariant, 16, 1024, runs), Console(file=stream, width=120))
         text = stream.getvalue()
         assert "text 4, token 7" in text and "0.812" in text
-        assert f"e ({words}): 3 of 32 texts parted" in text
+        assert f"e ({words}): 3 of 32 texts differed" in text
 
 
 def _call(*words: object) -> Result:

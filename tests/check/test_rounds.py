@@ -21,7 +21,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, drafts_of
 from spark_engine.progress import Progress
-from tests.check.planted import corrupt
+from tests.check.faulty_engines import corrupt
 from tests.checkpoints import write_checkpoint
 
 QUIET = Progress(None)

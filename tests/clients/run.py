@@ -26,7 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 HERE = ROOT / "tests" / "clients"
 VENVS = ROOT / ".venv-clients"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 Json = dict[str, Any]
 MODELS = ("27B", "35B-A3B")

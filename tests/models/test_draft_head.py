@@ -17,7 +17,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from tests.house import ROOT
+from tests.repository import ROOT
 
 sys.path.append(str(ROOT))  # training is not installed
 

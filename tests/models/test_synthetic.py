@@ -21,8 +21,8 @@ from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests import checkpoints
 from tests.checkpoint_files import write_configs
-from tests.house import ROOT
 from tests.models import nvidia_configs
+from tests.repository import ROOT
 
 CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
 FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")

@@ -32,8 +32,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tests.house import ROOMS, ROOT, files
 from tests.mutants.listing import TIMEOUT, Mutant, faults, mutated, read
+from tests.repository import PACKAGES, ROOT, files
 
 WANTED = 0.95
 BASELINE = 600.0  # seconds for the unmutated tests of one file
@@ -50,8 +50,8 @@ class Copy:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, target)
         # Laid out as installed, whatever a process has first on its path: the tree, its folder, ...
-        for room in ROOMS[1:]:
-            (self.tree / "spark_engine" / room).symlink_to(self.tree / room)
+        for package in PACKAGES[1:]:
+            (self.tree / "spark_engine" / package).symlink_to(self.tree / package)
         self._commit()
         python = self._interpreter(folder / "venv")
         # Compiled once and held against the source's hash: no mutant is taken for its original.
@@ -108,7 +108,7 @@ class Copy:
         """Some tests ask git which files there are."""
         git = ["git", "-C", str(self.tree)]
         subprocess.run([*git, "init", "-q"], check=True)
-        links = "".join(f"/spark_engine/{room}\n" for room in ROOMS[1:])
+        links = "".join(f"/spark_engine/{package}\n" for package in PACKAGES[1:])
         (self.tree / ".git/info/exclude").write_text(links)
         subprocess.run([*git, "add", "-A"], check=True)
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from spark_engine.op import Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins import registry
-from tests.house import ROOT
+from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "graph.md"
 BEGIN, END = "<!-- ops: written by tests/plugins/op_table.py -->\n", "<!-- /ops -->\n"

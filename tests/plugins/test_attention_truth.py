@@ -21,7 +21,7 @@ from spark_engine.plugins.common import fp8_codes
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
 from tests import attention_truth as truth
-from tests.plugins import probe
+from tests.plugins import run_op
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench
@@ -90,7 +90,7 @@ class Sequence:
         if self.how == "reference":
             return list(op.reference(attrs, arrays))
         outs = [*op.outputs[:2], "result0"] if op.name == "attention_decode" else list(op.outputs)
-        return probe.run_named(op, attrs, dict(zip(op.inputs, arrays, strict=True)), outs)
+        return run_op.run_named(op, attrs, dict(zip(op.inputs, arrays, strict=True)), outs)
 
     def stored(self) -> list[Array]:
         """What the pages hold of the tokens so far: k and v [T,keys,D]."""
@@ -158,7 +158,7 @@ def test_literal_codes_of_pages() -> None:
     def build(f: Text) -> None:
         f("Identity", fp8_codes.encode(f, "x"), out="codes")
 
-    (codes,) = probe.run_nodes(build, {"x": x}, {"codes": np.zeros(len(x), np.uint8)})
+    (codes,) = run_op.run_nodes(build, {"x": x}, {"codes": np.zeros(len(x), np.uint8)})
     assert codes.tolist() == want
 
 
@@ -177,7 +177,7 @@ def by_nodes(x: Array, position: int, inv_freq: Array) -> Array:
         y = rope.rotate(f, "x", cos, sin, len(inv_freq), x.shape[-1])
         f("Identity", y, out="y")
 
-    return np.asarray(probe.run_nodes(build, inputs, {"y": x[None]})[0][0])
+    return np.asarray(run_op.run_nodes(build, inputs, {"y": x[None]})[0][0])
 
 
 @pytest.mark.parametrize("turn", [by_reference, by_nodes])

@@ -1,6 +1,7 @@
 """Every kernel compiles for every target and takes no more than the target has. Needs no GPU.
 
-The op's cases are many sizes of few forms; compiled are as many as show every form (covering.py).
+The op's cases are many sizes of few forms; as many are compiled as show every form
+(covering_cases.py).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
-from tests.plugins.covering import covering, forms  # noqa: E402
+from tests.plugins.covering_cases import covering, forms  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 WORKERS = 2
 OPS = [op for op in registry.OPS if op.cuda.tactics]

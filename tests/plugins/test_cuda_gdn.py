@@ -25,10 +25,10 @@ from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 device = pytest.importorskip("spark_engine.device")
-from tests.house import ROOT  # noqa: E402
-from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
-from tests.plugins.covering import covering  # noqa: E402
+from tests.plugins import cuda_node, run_tactic  # noqa: E402
+from tests.plugins.covering_cases import covering  # noqa: E402
 from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 HERE = (device.present() or GB10).wgmma  # not a rehearsal's part of one
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
@@ -210,11 +210,11 @@ class TestCase:
     ) -> None:
         arrays = arrays_of(op, case)
         arrays = as_bf16(op, arrays) if bf16 else arrays
-        refused = tactic.refuse(case.attrs, gdn_gpu.specs_of(op, arrays), TARGETS["sm_90a"])
+        refused = tactic.refuse(case.attrs, run_tactic.specs_of(op, arrays), TARGETS["sm_90a"])
         if refused:
             pytest.skip(refused)
-        got = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
-        again = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+        got = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
+        again = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
         assert [a.tobytes() for a in got] == [a.tobytes() for a in again], "not deterministic"
         check(op, case, got, arrays)
 
@@ -227,7 +227,7 @@ def test_decode_kernels_compile_without_spills(
     target: Target, state: DType, ring: bool, cache: Path
 ) -> None:
     case = fused_ring("27B", 4, "fp8", 8, state) if ring else fused("27B", 4, "fp8", state)
-    specs = gdn_gpu.specs_of(gdn_decode.OP, case.inputs(np.random.default_rng(0)))
+    specs = run_tactic.specs_of(gdn_decode.OP, case.inputs(np.random.default_rng(0)))
     accepted = [t for t in gdn_decode.OP.cuda.tactics if not t.refuse(case.attrs, specs, target)]
     assert accepted
     for tactic in accepted:
@@ -303,7 +303,7 @@ class TestDrift:
         worst, last = 0.0, weights[2].copy()
         for t in range(steps):
             arrays = (c[t : t + 1], ba[t : t + 1], *weights[:2], last, one, one * t, one)
-            o, last = gdn_gpu.run(gpu, op, tactic, launch.attrs, arrays)
+            o, last = run_tactic.run(gpu, op, tactic, launch.attrs, arrays)
             worst = max(worst, far(o[0], want_o[t]))
         limit = 1e-5 if state is DType.F32 else 3e-2
         assert far(last[1], want[1]) <= limit, f"state {far(last[1], want[1]):.2e}"
@@ -338,7 +338,7 @@ class TestRing:
                 rows += [np.asarray([x], np.int32) for x in (1, -1)] if tile > 1 else []
                 arrays = (np.pad(c[t : t + size], pad), np.pad(ba[t : t + size], pad), *held, *rows)
                 attrs = {**launch.attrs, "tile": tile}
-                o, *states = gdn_gpu.run(gpu, op, op.cuda.tactics[-1], attrs, arrays)
+                o, *states = run_tactic.run(gpu, op, op.cuda.tactics[-1], attrs, arrays)
                 held[2:] = states
                 worst = max(worst, far(o[:size], want[t : t + size]))
             at += n
@@ -354,11 +354,11 @@ def test_tactics_behind_a_ring_give_the_same_bits(
         pytest.skip("needs a Hopper GPU")
     gpu, op = request.getfixturevalue("gpu"), gdn_decode.OP
     arrays = arrays_of(op, case)
-    specs = gdn_gpu.specs_of(op, arrays)
+    specs = run_tactic.specs_of(op, arrays)
     found = {}
     for tactic in op.cuda.tactics:
         if not tactic.refuse(case.attrs, specs, TARGETS["sm_90a"]):
-            outputs = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+            outputs = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
             case.ignore(outputs)  # type: ignore[misc]
             found[tactic.name] = [x.tobytes() for x in outputs]
     assert len(found) > 2
@@ -373,11 +373,11 @@ def test_launches_of_many_rows_do_not_mix(request: pytest.FixtureRequest) -> Non
     op, case = gdn_decode.OP, fused("27B", 9, "fp8")
     arrays = arrays_of(op, case)
     tactic = op.cuda.tactics[0]
-    many = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+    many = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
     pick = [4]
     per_row = {"qkvz", "ba", "slots", "starts", "counts"}
     names = op.names(case.attrs, len(arrays))
     single = tuple(a[pick] if n in per_row else a for n, a in zip(names, arrays, strict=True))
-    alone = gdn_gpu.run(gpu, op, tactic, case.attrs, single)
+    alone = run_tactic.run(gpu, op, tactic, case.attrs, single)
     assert alone[1][4].tobytes() == many[1][4].tobytes()
     assert alone[2][0].tobytes() == many[2][4].tobytes()

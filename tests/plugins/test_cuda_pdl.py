@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT, files
+from tests.repository import ROOT, files
 
 SOURCES = files("plugins/**/*.cu", "plugins/**/*.cuh")
 WAIT, LET = "wait_for_previous()", "launch_dependents()"

@@ -12,7 +12,7 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.gdn import gated_delta
 from spark_engine.tensors import Array
 from tests import delta_truth
-from tests.plugins import probe
+from tests.plugins import run_op
 
 SIZES = delta_truth.Sizes(hk=2, hv=4, dk=16, dv=32)
 SLOT, TOKENS = 1, 40
@@ -60,7 +60,7 @@ class Sequence:
         if self.how == "reference":
             outputs = list(op.reference(attrs, tuple(chosen.values())))
         else:
-            outputs = probe.run(op, attrs, chosen)
+            outputs = run_op.run(op, attrs, chosen)
         self.state = outputs[1]
         if self.ring:
             self.records = outputs[2]

@@ -13,7 +13,7 @@ from spark_engine.plugins.drafts import accept_drafts, draft_token, round_rows, 
 from spark_engine.plugins.rowwise import embed, mtp_input, rms_norm
 from spark_engine.plugins.sampling import mark_tokens
 from spark_engine.tensors import Array, DType, TensorSpec
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 BOTH = pytest.mark.parametrize("how", ["reference", "body"])
 

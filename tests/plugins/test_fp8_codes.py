@@ -7,7 +7,7 @@ import numpy as np
 
 from spark_engine.plugins.common import fp8_codes
 from spark_engine.plugins.common.onnx_nodes import Text
-from tests.plugins.probe import run_nodes
+from tests.plugins.run_op import run_nodes
 
 
 def test_every_fp8_code_survives_decode_and_encode() -> None:

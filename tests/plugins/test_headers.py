@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from tests.house import ROOT, files
+from tests.repository import ROOT, files
 
 _TEXT = r'\s*"(?:[^"\\]|\\.)*"'
 _ASM = re.compile(rf"\basm\s*(?:volatile)?\s*\(((?:{_TEXT})+)")

@@ -9,7 +9,7 @@ import pytest
 
 from spark_engine.plugins.sampling import mark_tokens
 from spark_engine.tensors import Array
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 VOCAB, PAD = 6, 5
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.sampling import philox
-from tests.plugins.probe import run_nodes
+from tests.plugins.run_op import run_nodes
 
 VECTORS = (  # the known answers published with Random123
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

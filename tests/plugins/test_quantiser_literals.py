@@ -19,7 +19,7 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
 from tests.attention_truth import e4m3_value
 from tests.plugins import one_node
-from tests.plugins.probe import run_nodes
+from tests.plugins.run_op import run_nodes
 
 Ask = Callable[..., list[Array]]
 TINY = 2.0**-9  # the smallest e4m3

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.house import ROOT
+from tests.repository import ROOT
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed

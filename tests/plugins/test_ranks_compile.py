@@ -19,7 +19,7 @@ from spark_engine.plugins.ranks import (  # noqa: E402
     reduce_norm_quant,
 )
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from tests.house import ROOT  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 QUANT: Attrs = {"eps": 1e-6, "keep": 1, "quant": "nvfp4", "n": 4}
 

@@ -24,7 +24,7 @@ from spark_engine.plugins.gdn.replay_ring import (
     ring_width,
 )
 from spark_engine.tensors import Array, DType
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 SLOT, TOKENS = 2, 48
 HEADS = Heads(1, 2, 4, 16, 32)

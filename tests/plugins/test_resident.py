@@ -20,7 +20,7 @@ from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Scalar, Target  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from tests.house import ROOT, files  # noqa: E402
+from tests.repository import ROOT, files  # noqa: E402
 
 # The one way to wait for another block, and where it is written.
 WAITS, WRITTEN = "wait_until_equal(", "common/ptx.cuh"

@@ -7,7 +7,7 @@ import numpy as np
 from spark_engine.plugins.attention import rope
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.gdn.gated_delta_nodes import softplus
-from tests.plugins.probe import run_nodes
+from tests.plugins.run_op import run_nodes
 
 
 def test_cosine_sine_and_softplus_are_exact_to_f32() -> None:

@@ -12,7 +12,7 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.attention import append_kv, attention_decode, paged_attention
 from spark_engine.plugins.attention.paged_attention_cases import ROUNDS, Launch
 from spark_engine.tensors import Array, DType
-from tests.plugins import probe
+from tests.plugins import run_op
 
 F32, B16, F8 = DType.F32, DType.BF16, DType.F8E4M3
 SHAPES = {
@@ -39,7 +39,7 @@ def _token(operands: Operands, tile: int, t: int) -> dict[str, Array]:
 
 def _given(launch: Launch) -> dict[str, Array]:
     arrays = launch.inputs(np.random.default_rng(launch.tile))
-    return probe.named(paged_attention.OP, arrays, launch.attrs)
+    return run_op.named(paged_attention.OP, arrays, launch.attrs)
 
 
 def _live(launch: Launch) -> Array:
@@ -52,11 +52,11 @@ def _live(launch: Launch) -> Array:
 def test_a_round_is_its_tokens_one_by_one(tile: int, shape: str, kv: DType) -> None:
     launch = replace(Launch(tile, *ROUNDS[tile]), kv=kv, **SHAPES[shape])
     given = _given(launch)
-    o, *pages = probe.run(paged_attention.OP, launch.attrs, given)
+    o, *pages = run_op.run(paged_attention.OP, launch.attrs, given)
     one: Attrs = {**launch.attrs, "tile": 1}
     after, parts = dict(given), []
     for t in range(tile):
-        part, *kept = probe.run(paged_attention.OP, one, _token(after, tile, t))
+        part, *kept = run_op.run(paged_attention.OP, one, _token(after, tile, t))
         after |= dict(zip(("k_pages", "v_pages"), kept, strict=True))
         parts.append(part)
     want = np.stack(parts, axis=1)
@@ -72,10 +72,10 @@ def test_the_gated_round_is_its_tokens_one_by_one(tile: int) -> None:
     given = {k: np.nan_to_num(v) if k == "qkv" else v for k, v in _given(launch).items()}
     attrs = {**launch.attrs, "keep": 1, "quant": "none", "n": 1}
     op, outs = attention_decode.OP, ["k_pages_out", "v_pages_out", "result0"]
-    *_, y = probe.run_named(op, attrs, given, outs)
+    *_, y = run_op.run_named(op, attrs, given, outs)
     after, parts = dict(given), []
     for t in range(tile):
-        ks, vs, part = probe.run_named(op, {**attrs, "tile": 1}, _token(after, tile, t), outs)
+        ks, vs, part = run_op.run_named(op, {**attrs, "tile": 1}, _token(after, tile, t), outs)
         after |= {"k_pages": ks, "v_pages": vs}
         parts.append(part)
     want = np.stack(parts, axis=1)
@@ -89,11 +89,11 @@ def test_append_kv_leaves_what_attention_leaves(tile: int, kv: DType) -> None:
     rows = ROUNDS.get(tile, ((3, -1, 0, 2), (61, 5, 0, 15), (1, 0, 1, 1)))
     launch = replace(Launch(tile, *rows), kv=kv, heads=4, kv_heads=2, dim=64, half=8)
     given = _given(launch)
-    _, *want = probe.run(paged_attention.OP, launch.attrs, given)
+    _, *want = run_op.run(paged_attention.OP, launch.attrs, given)
     kv_columns = given["qkv"][:, -2 * launch.kv_heads * launch.dim :]
     attrs = {k: v for k, v in launch.attrs.items() if k != "heads"}
     operands = {n: kv_columns if n == "kv" else given[n] for n in append_kv.OP.inputs}
-    got = probe.run(append_kv.OP, attrs, operands)
+    got = run_op.run(append_kv.OP, attrs, operands)
     for g, w, name in zip(got, want, ("k_pages", "v_pages"), strict=True):
         assert g[:-1].tobytes() == w[:-1].tobytes()
         assert g[:-1].tobytes() != given[name][:-1].tobytes()

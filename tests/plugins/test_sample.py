@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spark_engine.plugins.sampling import sample, sample_cases
 from spark_engine.tensors import Array
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 PER_ROW = {"slots", "starts", "counts", "emit", "logits"}
 DRAWS = (

@@ -13,7 +13,7 @@ from spark_engine.op import Attrs, Case
 from spark_engine.plugins.sampling import sample, sample_cases
 from spark_engine.plugins.sampling.sample_cases import Launch
 from spark_engine.tensors import Array
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench

@@ -11,7 +11,7 @@ import pytest
 from spark_engine.plugins.sampling import sample, sample_join, sample_part
 from spark_engine.plugins.sampling.sample_cases import Launch, ties
 from spark_engine.tensors import Array
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 TOKENS, TOP_IDS, OK = 0, 2, 4
 WIDE = {"width": 1024, "vocab": 1020}

@@ -22,7 +22,7 @@ from spark_engine.plugins.sampling import sample
 from spark_engine.tensors import Array
 from tests import sampler_truth
 from tests.plugins import one_node, sample_rows
-from tests.plugins.probe import run
+from tests.plugins.run_op import run
 from tests.sampler_truth import Row
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.gdn import causal_conv, gated_delta
 from spark_engine.tensors import Array
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 Operands = dict[str, Array]
 Compute = Callable[[Op, Attrs, Operands], Sequence[Array]]

@@ -25,7 +25,7 @@ from spark_engine.plugins.sampling import (
 )
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
-from tests.plugins.probe import named, run
+from tests.plugins.run_op import named, run
 
 TILE = 64
 SEQUENCE_OPS = (

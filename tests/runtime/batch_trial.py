@@ -25,7 +25,7 @@ import numpy as np
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.executors.executor import AtOnce, Executor, Specs, Wait
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
 from spark_engine.tensors import Array
 from tests.runtime.native_trial import poison
 
@@ -57,7 +57,7 @@ def prepare(base: Path, *checkpoints: str) -> None:
             print(f"{name}_{kind}: {took}; {timed} decisions timed {report.notes}", flush=True)
 
 
-class Recording(AtOnce):
+class Recording(SynchronousExecutor):
     """An executor that keeps the logits of every row that emits."""
 
     def __init__(self, inner: Executor, keep: Callable[[Mapping[str, Array]], None]) -> None:

@@ -54,7 +54,7 @@ class Place:
 
     def __init__(self, ranks: int) -> None:
         self.left: dict[int, tuple[tuple[Any, ...], Any]] = {}
-        self.barrier = threading.Barrier(ranks, timeout=10)
+        self.barrier = threading.Barrier(ranks, timeout=30)
 
 
 class Comm:

@@ -28,12 +28,10 @@ def compile_engine(trt: object, model: onnx.ModelProto, weights: Path, label: st
 def module(gpu: Any) -> ModuleType:
     """The package, over this device."""
     found = ModuleType("tensorrt_rtx")
-    found.__version__ = "0"  # type: ignore[attr-defined]
+    found.__version__ = "1.7.1"  # type: ignore[attr-defined]
+    found.ILogger = _Logger  # type: ignore[attr-defined]
     found.TensorIOMode = SimpleNamespace(INPUT=INPUT, OUTPUT=OUTPUT)  # type: ignore[attr-defined]
-    logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, level: None})
-    found.Logger = logger  # type: ignore[attr-defined]
-    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: _engine(gpu, data))
-    found.Runtime = lambda logger: runtime  # type: ignore[attr-defined]
+    found.Runtime = lambda logger: _Runtime(gpu, logger)  # type: ignore[attr-defined]
     return found
 
 
@@ -45,8 +43,27 @@ def session(model: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(model, options)
 
 
-def _engine(gpu: Any, data: bytes) -> _Engine | None:
-    return None if data == b"another card's" else _Engine(gpu, data)
+class _Logger:
+    Severity = SimpleNamespace(ERROR=1, INTERNAL_ERROR=0, WARNING=2)
+
+    def __init__(self) -> None:
+        """As TensorRT's, which wants to be called."""
+
+
+class _Runtime:
+    """What is no model is refused in its own words; of `no context` the context is."""
+
+    def __init__(self, gpu: Any, logger: Any) -> None:
+        self._gpu, self._logger = gpu, logger
+
+    def deserialize_cuda_engine(self, data: bytes) -> Any:
+        self._logger.log(_Logger.Severity.WARNING, "a warning")
+        if data.startswith(b"no context: "):
+            return SimpleNamespace(create_execution_context=lambda: self._refuse(data[12:]))
+        return self._refuse(data) if data.startswith(b"refused") else _Engine(self._gpu, data)
+
+    def _refuse(self, words: bytes) -> None:
+        self._logger.log(_Logger.Severity.ERROR, words.decode())
 
 
 class _Engine:

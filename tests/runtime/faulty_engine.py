@@ -1,6 +1,6 @@
 """An engine process in which something goes wrong where and when a test says.
 
-    python faulty_engine.py FOLDER ADDRESS
+    python faulty_engine.py FOLDER SECONDS-OF-A-STEP ADDRESS
 
 The real worker and `Engine` over executors without a model. A file `fault` in FOLDER holds a stage
 and a kind; who comes to that stage first takes the file away, and the fault happens.
@@ -24,13 +24,12 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import EngineInfo
-from tests.runtime import fake
-from tests.runtime.fake import build_fake
+from tests.runtime import fake_executor
+from tests.runtime.fake_executor import build_fake
 
-LIMITS = Limits(max_seqs=4, max_context=768, pages=12, vocab=fake.VOCAB)
+LIMITS = Limits(max_seqs=4, max_context=768, pages=12, vocab=fake_executor.VOCAB)
 STAGES = ("schedule", "_prepare", "_launch", "_collect", "_postprocess")
 NAN = 59  # of a prompt whose first token it is no logits are finite
-STEP_S = 0.001
 
 
 def refuse() -> None:
@@ -77,7 +76,14 @@ class Faults:
         wanted, kind = json.loads(self._path.read_text())
         if wanted == stage:
             self._path.unlink()
-            KINDS[kind]()
+            self._wait() if kind == "late" else KINDS[kind]()
+
+    def _wait(self) -> None:
+        """Until a file `go` is there, which is taken away."""
+        go = self._path.with_name("go")
+        while not go.exists():
+            time.sleep(0.01)
+        go.unlink()
 
     def before(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call with the stage before it."""
@@ -96,7 +102,7 @@ def order(folder: Path, stage: str, kind: str) -> None:
     part.replace(folder / "fault")
 
 
-def open_faulty(folder: Path) -> worker.Opened:
+def open_faulty(folder: Path, step_s: float) -> worker.Opened:
     faults = Faults(folder)
     faults.at("load")
     engine = Engine(build_fake(LIMITS, (1, 4), (1,), lazy=False), EngineOptions(seed=1))
@@ -107,7 +113,7 @@ def open_faulty(folder: Path) -> worker.Opened:
     step, sampled = engine.step, loop._postprocess
 
     def slow_step() -> Any:
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         return step()
 
     def poisoned(collected: Any, events: Any) -> Any:
@@ -118,8 +124,9 @@ def open_faulty(folder: Path) -> worker.Opened:
         return sampled(collected, events)
 
     engine.step, loop._postprocess = slow_step, poisoned  # type: ignore[method-assign]
-    return EngineInfo("faulty", LIMITS, fake.EOS), engine
+    return EngineInfo("faulty", LIMITS, fake_executor.EOS), engine
 
 
 if __name__ == "__main__":
-    sys.exit(worker.serve(sys.argv[2], lambda: open_faulty(Path(sys.argv[1]))))
+    folder, step_s, address = sys.argv[1:]
+    sys.exit(worker.serve(address, lambda: open_faulty(Path(folder), float(step_s))))

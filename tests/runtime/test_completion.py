@@ -14,7 +14,7 @@ from spark_engine.builder.cli import main as build
 from spark_engine.runtime import completion
 from spark_engine.runtime.cli import main
 from spark_engine.runtime.options import OPTIONS
-from tests.house import ROOT
+from tests.repository import ROOT
 
 
 def test_all_our_commands_are_completed() -> None:

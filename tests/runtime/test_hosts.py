@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +14,12 @@ from typing import Any, cast
 
 import pytest
 
+from spark_engine.device_choice import VISIBLE
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
-from spark_engine.runtime.ranks import rendezvous, spawn
+from spark_engine.runtime.ranks import rendezvous, running_clock, spawn
 from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
 from spark_engine.runtime.ranks.rendezvous import PORT, address_of, split_hosts
 from spark_engine.runtime.server import assets
@@ -76,7 +80,7 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
 def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And less than the server's watchdog; every rank is told."""
+    """And less than the server's watchdog."""
     given: list[float] = []
     monkeypatch.setattr(spawn, "check_gpus", lambda manifest: None)
     monkeypatch.setattr(spawn, "start_ranks", lambda engine, ranks, limit_s: given.append(limit_s))
@@ -86,8 +90,6 @@ def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
     spawn.gather_ranks(Path("x"), manifest("ort", 2), ("a", "b"))
     assert given == [8.0, 40.0, 40.0]
     assert given[0] < WATCHDOG_S and given[1] < assets.CPU_WATCHDOG_S
-    monkeypatch.setattr(spawn, "manifest_digest", lambda engine: "")
-    assert spawn.begin_message(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
 
 
 def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +111,9 @@ def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch
         spawn.check_hosts(("a", "b", "c"), across)
     packages.clear()
     for hosts_ in ((), ("a", "b")):
-        with pytest.raises(EngineError, match=r"through NCCL.*pip install 'spark-engine\[nccl\]'"):
+        with pytest.raises(
+            EngineError, match=r"through NCCL.*pip install .*'spark-engine\[nccl\]'"
+        ):
             spawn.check_hosts(hosts_, across)
     for other in (manifest("native", 2), manifest("native", 1), manifest("ort", 2)):
         spawn.check_hosts((), other)
@@ -204,13 +208,72 @@ def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.Monk
     assert done == ["kill", "wait"]
 
 
+def test_a_rank_that_stands_still_is_ended_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would never see that rank 0 has gone, and rank 0 would wait for it."""
+    done: list[str] = []
+    ends: list[int] = []
+
+    def start_rank(spec: spawn.RankSpec) -> Any:
+        ends.append(os.dup(spec.beat))  # as a process has it
+        if len(ends) == 2:  # the second life runs, and ends for something to be mended
+            os.write(ends[1], b".")
+            os.close(ends[1])
+        return SimpleNamespace(kill=lambda: done.append("kill"), wait=lambda: len(ends))
+
+    monkeypatch.setattr(hosts, "start_rank", start_rank)
+    monkeypatch.setattr(hosts, "PAUSE_S", 0.0)
+    monkeypatch.setattr(hosts, "STILL_S", 0.6)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert hosts.stand_by(Path("x"), ("a", "b"), 1, done.append) == 2
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        os.close(ends[0])
+    assert done == [
+        "rank 1 of 2 stands by for a",
+        "rank 1 has stood still for 0.6 s, and is ended",
+        "kill",
+        "rank 1 ended with code 1, and stands by again",
+    ]
+
+
+def test_a_host_hears_that_its_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long, and however long it was stopped itself."""
+    clock = SimpleNamespace(ahead=0.0)
+    clock.monotonic = lambda: time.monotonic() + clock.ahead
+    monkeypatch.setattr(running_clock, "time", clock)
+    monkeypatch.setattr(hosts, "STILL_S", 8.0)
+    monkeypatch.setattr(rank_process, "BEAT_S", 0.01)
+    beats, beat = os.pipe()
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.submit(hosts._ended, beats)
+        for number in range(12):  # each stop counts as a second
+            clock.ahead += 1000.0
+            time.sleep(0.3 if number < 2 else 0.05)
+            os.write(beat, b".")
+            time.sleep(0.05)
+        assert not ended.done()
+        os.close(beat)
+        assert ended.result()
+        os.close(beats)
+        beats, beat = os.pipe()
+        told = pool.submit(rank_process._beat, beat)
+        assert b"".join(os.read(beats, 1) for _ in range(3)) == b"..."
+        os.close(beats)  # who stands by has gone
+        assert told.result(5) is None
+    os.close(beat)
+
+
 @pytest.mark.parametrize(
     ("given", "rank", "shown"),
-    [(None, 1, "1,2,0"), ("4,6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
+    [(None, 1, "1,2,0"), ("4, 6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
 )
 def test_a_ranks_own_gpu_is_the_first_that_it_sees(
     given: str | None, rank: int, shown: str
 ) -> None:
-    environment = {} if given is None else {rank_process.VISIBLE: given}
+    environment = {} if given is None else {VISIBLE: given}
     rank_process._show_own_first(environment, rank, 3)
-    assert environment == {rank_process.VISIBLE: shown}
+    assert environment == {VISIBLE: shown}

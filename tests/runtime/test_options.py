@@ -37,13 +37,17 @@ def test_without_options_every_class_is_as_by_default() -> None:
 
 def test_values_reach_their_fields() -> None:
     given = {"port": 9, "served_model_name": ("a", "b"), "request_timeout": 2.5, "no_graphs": True}
-    more = {"policy": "latency", "itl_ms": 20.0, "cache_gib": 0.5, "drafts": 0, "api_key": "k"}
+    more = {"policy": "latency", "itl_ms": 20.0, "cache_gib": 0.5, "drafts": 2, "api_key": "k"}
+    more["fixed_drafts"] = True
     made = server_options(NOTHING | given | more)
     want = ServerOptions(port=9, names=("a", "b"), timeout_s=2.5, api_key="k", engine=made.engine)
     assert made == want
     policy = PrefillPolicy(Pace.LATENCY, 20.0)
-    want_engine = EngineOptions(policy=policy, cache_bytes=1 << 29, drafts=0, graphs=False)
+    want_engine = EngineOptions(
+        policy=policy, cache_bytes=1 << 29, drafts=2, fixed_drafts=True, graphs=False
+    )
     assert made.engine == want_engine
+    assert engine_options(NOTHING | {"drafts": 0}).drafts == 0, "which is not None"
     assert body(NOTHING | {"temperature": 0.0, "stop": ("x",)}) == Body(temperature=0.0, stop=["x"])
 
 
@@ -61,8 +65,8 @@ def test_why_an_option_does_nothing() -> None:
     assert "instead of --prompt-ids" in str(why_idle(row, Mode.PROMPT_IDS, {}))
     both = Option("--x", Group.ANSWER, "X.", modes=frozenset({Mode.CHAT, Mode.PROMPT}))
     assert why_idle(both, Mode.PROMPT_IDS, {}) == "with --prompt-ids; it is for --prompt and --chat"
-    talk = why_idle(both, Mode.TALK, {})
-    assert talk == "with a chat on the terminal; it is for --prompt and --chat"
+    terminal = why_idle(both, Mode.TERMINAL, {})
+    assert terminal == "with a chat on the terminal; it is for --prompt and --chat"
     needing = Option("--x", Group.ANSWER, "X.", needs=("--some-y", "which shows it"))
     assert why_idle(needing, Mode.CHAT, {"some_y": True}) is None
     words = "without --some-y, which shows it: add --some-y"

@@ -18,8 +18,8 @@ from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
-from tests.house import ROOT
-from tests.runtime.real import (
+from tests.repository import ROOT
+from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
     compare,

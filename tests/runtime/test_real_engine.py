@@ -24,7 +24,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.engine import automaton
-from tests.runtime.real import (
+from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
     OpenProgress,

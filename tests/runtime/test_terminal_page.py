@@ -7,8 +7,8 @@ from pathlib import Path
 
 from spark_engine.runtime import config_file
 from spark_engine.runtime.options import OF_FILE
-from spark_engine.runtime.talk_commands import COMMANDS
-from tests.house import ROOT
+from spark_engine.runtime.terminal_commands import COMMANDS
+from tests.repository import ROOT
 
 PAGE = (ROOT / "docs" / "terminal.md").read_text()
 

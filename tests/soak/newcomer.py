@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.house import ROOT, files
+from tests.repository import ROOT, files
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 FEW = ("--target", "cpu", "--decode", "1", "--prefill", "64", "--max-context", "256")

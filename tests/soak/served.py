@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.runtime.embedded import embedded_engine
-from tests.house import ROOT
+from tests.repository import ROOT
 
 TILE = 64
 BEHIND = 2 * TILE  # tokens before a turn's end whose state need not be kept

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.soak.quiet import Books, check_state, read_dump
-from tests.soak.visitors import CLIENTS, Visitors
+from tests.soak.clients import CLIENTS, Clients
+from tests.soak.idle_state import Books, check_state, read_dump
 
 START_S = 300  # the first start builds the embedded engine; on a busy machine each takes long
 AFTER_S = 20  # what a fault excuses once the server is healthy again
@@ -39,12 +39,12 @@ QUIET_S = 240  # for what runs to end
 
 
 class Soak:
-    """One run: a server, its visitors, and what was found wrong."""
+    """One run: a server, its clients, and what was found wrong."""
 
     def __init__(self, folder: Path, minutes: float) -> None:
         self.folder, self.end_s = folder, minutes * 60
         self.port = _free_port()
-        self.visitors = Visitors(f"http://127.0.0.1:{self.port}")
+        self.clients = Clients(f"http://127.0.0.1:{self.port}")
         self.books = Books()
         self.wrong: list[str] = []
         self.log = folder / "log"
@@ -88,7 +88,7 @@ class Soak:
         async with httpx.AsyncClient(verify=False) as client:
             while time.monotonic() < end:
                 with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(self.visitors.url + "/health")).is_success:
+                    if (await client.get(self.clients.url + "/health")).is_success:
                         return
                 await asyncio.sleep(0.2)
         raise SystemExit(f"it did not get healthy:\n{self.log.read_text()[-3000:]}")
@@ -96,7 +96,7 @@ class Soak:
     async def stop(self) -> None:
         """SIGTERM in the midst of the load: who is served ends well, and the code is 0."""
         assert self.process is not None
-        self.visitors.excuse(START_S)
+        self.clients.excuse(START_S)
         self.process.terminate()
         code = await asyncio.wait_for(self.process.wait(), 60)
         self.note([] if code == 0 else [f"SIGTERM: exit code {code}"])
@@ -105,7 +105,7 @@ class Soak:
         """Hits the engine process; it must be another that serves, and soon."""
         before = self.engine
         assert before is not None
-        self.visitors.excuse(START_S)
+        self.clients.excuse(START_S)
         os.kill(before, number)
         end = time.monotonic() + EXCUSED_S
         while self.engine in (None, before):
@@ -114,17 +114,17 @@ class Soak:
                 return
             await asyncio.sleep(0.2)
         await self._healthy(START_S)
-        self.visitors.excuse(AFTER_S)
+        self.clients.excuse(AFTER_S)
         self.books.begin(self.server, self.engine)
         self.say(f"{number.name}: engine {before} -> {self.engine}")
 
     async def look(self) -> None:
         """A quiet point: everybody ends, then the books must balance."""
-        self.visitors.pause()
+        self.clients.pause()
         try:
-            await asyncio.wait_for(self.visitors.gone(), QUIET_S)
+            await asyncio.wait_for(self.clients.gone(), QUIET_S)
         except TimeoutError:
-            self.note([f"after {QUIET_S} s requests still run: {self.visitors.busy()}"])
+            self.note([f"after {QUIET_S} s requests still run: {self.clients.busy()}"])
         await asyncio.sleep(1.0)
         known = set(self.folder.glob("spark-dump-*"))
         os.kill(self.server, signal.SIGUSR1)
@@ -138,7 +138,7 @@ class Soak:
             self.note(["no dump came at SIGUSR1"])
         self.note(self.books.enter(self.server, self.engine))
         self.say(self.books.line())
-        self.visitors.go_on()
+        self.clients.go_on()
 
     def note(self, wrong: list[str]) -> None:
         for words in wrong:
@@ -152,7 +152,7 @@ class Soak:
         """The whole half hour; the exit code."""
         await self.start()
         self.begin = time.monotonic()
-        tasks = [asyncio.create_task(self.visitors.live(i)) for i in range(CLIENTS)]
+        tasks = [asyncio.create_task(self.clients.live(i)) for i in range(CLIENTS)]
         events = [(0.05 + 0.07 * i, self.look) for i in range(14)]
         # then more than half of the time without a fault, in which memory must have settled
         events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.09, 0.3)]
@@ -173,14 +173,14 @@ class Soak:
         await self.stop()
         self.say("SIGTERM: it ended; starting it again")
         await self.start()
-        self.visitors.excuse(AFTER_S)
+        self.clients.excuse(AFTER_S)
 
     def _sum_up(self) -> int:
-        for name, count in sorted(self.visitors.counts.items()):
+        for name, count in sorted(self.clients.counts.items()):
             print(f"{count:8}  {name}")
-        for words, count in Counter(self.visitors.wrong).most_common(20):
+        for words, count in Counter(self.clients.wrong).most_common(20):
             print(f"WRONG, {count} times: {words}")
-        failed = bool(self.wrong or self.visitors.wrong)
+        failed = bool(self.wrong or self.clients.wrong)
         print("not as it should be" if failed else "every request had its end, nothing leaked")
         return int(failed)
 

@@ -1,4 +1,4 @@
-"""Names and shapes of what is recognised and left for later: the vision tower.
+"""Names and shapes of tensors that are recognised and not compiled: the vision tower.
 
 Knows the tensors of transformers' `Qwen3_5VisionModel`, and how the names of the draft head begin,
 which graphs without drafts leave out. Nothing here is compiled.

@@ -1,4 +1,4 @@
-"""The JSON that answers share: log-probabilities, token counts, errors, ids.
+"""JSON that the APIs' responses share: log-probabilities, token counts, errors, ids.
 
 Knows the forms; knows no HTTP and no engine.
 """

@@ -18,9 +18,9 @@ from spark_engine.runtime.server.api.answers import (
     new_id,
     prompt_logprobs,
 )
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.choices import ChoicesReply
 from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
@@ -30,17 +30,17 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
 
 
-class ChatBody(ChatJob, kw_only=True):
+class ChatBody(ChatRequest, kw_only=True):
     """/v1/chat/completions: a conversation, and the names that tools had before they were tools."""
 
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     echo: bool | None = None
 
-    def modern(self) -> ChatJob:
+    def modern(self) -> ChatRequest:
         """The same in today's names. Raises BadField where both are given."""
         if self.echo:
-            raise BadField("echo is not supported: an answer holds no message of yours", "echo")
+            raise BadField("echo is not supported for chats; use /v1/completions", "echo")
         if self.functions is None and self.function_call is None:
             return self
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
@@ -57,20 +57,20 @@ async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
 
-    def read() -> tuple[ChatJob, bool]:
+    def read() -> tuple[ChatRequest, bool]:
         body = decode(data, ChatBody)
         return service.accept(body.modern()), body.functions is not None
 
-    job, legacy = await service.checked(data, read, deadline)
-    found = await service.converse(job, deadline)
-    tokenizer = None if job.return_tokens_as_token_ids else service.tokenizer
-    wanted = job.wanted_logprobs()
+    chat, legacy = await service.checked(data, read, deadline)
+    found = await service.converse(chat, deadline)
+    tokenizer = None if chat.return_tokens_as_token_ids else service.tokenizer
+    wanted = chat.wanted_logprobs()
     how = {"shown": found.shown, "legacy": legacy}
-    forms = [ChatForm(parser, tokenizer, wanted, **how) for parser in found.parsers]
-    running = service.submit(job, found.choices, found.prompt_tokens, deadline)
+    forms = [ChatFormat(parser, tokenizer, wanted, **how) for parser in found.parsers]
+    running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
 
     def more() -> Json:
-        if (most := job.prompt_logprobs) is None:
+        if (most := chat.prompt_logprobs) is None:
             return {}
         return {"prompt_logprobs": prompt_logprobs(found.choices[0].stream.scored, most, tokenizer)}
 
@@ -78,7 +78,7 @@ async def start(service: Service, data: bytes) -> Reply:
     return ChoicesReply(running, forms, "chat.completion", ident, name, more)
 
 
-class ChatForm:
+class ChatFormat:
     """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
 
     `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:

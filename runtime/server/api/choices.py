@@ -1,4 +1,4 @@
-"""Answers of one or more choices, whole or as chunks: what chat and completions have in common.
+"""Responses of one or more choices, whole or as chunks, for chat and completions.
 
 Knows OpenAI's envelope (id, choices, usage, finish reasons). What stands in a choice is its form's
 business.
@@ -20,7 +20,7 @@ from spark_engine.runtime.text.text_stream import Piece
 DONE = b"data: [DONE]\n\n"
 
 
-class Form(Protocol):
+class ChoiceFormat(Protocol):
     """One choice on its way to JSON."""
 
     def first(self) -> Json | None:
@@ -48,7 +48,7 @@ class ChoicesReply:
     def __init__(
         self,
         running: Running,
-        forms: Sequence[Form],
+        forms: Sequence[ChoiceFormat],
         kind: str,
         ident: str,
         model: str,
@@ -146,6 +146,6 @@ def _token_ids(piece: Piece) -> list[int]:
     return [event.token for event in piece.tokens if event.token is not None]
 
 
-def _end(form: Form, piece: Piece) -> Json:
+def _end(form: ChoiceFormat, piece: Piece) -> Json:
     reason = piece.finish or FinishReason.STOP
     return {"finish_reason": form.finish(reason), "stop_reason": piece.stop}

@@ -17,7 +17,7 @@ import msgspec
 from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
-from spark_engine.runtime.server.api.refused import Refused
+from spark_engine.runtime.server.api.unsupported_fields import UnsupportedFields
 from spark_engine.runtime.server.ipc import EngineInfo
 
 NO_LIMIT = -1  # of tokens; null says the same
@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class Body(Refused, kw_only=True):
+class Body(UnsupportedFields, kw_only=True):
     """What both kinds of request share. Null is as good as absent."""
 
     model: str | None = None
@@ -137,7 +137,7 @@ def check(body: Body) -> None:
     if body.prompt_logprobs is not None and body.stream:
         raise BadField("prompt_logprobs come with whole answers; leave stream out", "stream")
     _check_unsupported(body)
-    body.check_refused()
+    body.check_supported()
     body.check_own()
 
 

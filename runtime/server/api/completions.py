@@ -84,7 +84,7 @@ async def start(service: Service, data: bytes) -> Reply:
     n = body.n or 1
     tokenizer = None if body.return_tokens_as_token_ids else service.tokenizer
     forms = [
-        TextForm(body, ids[i // n], echoes[i // n], tokenizer, choice.stream)
+        CompletionFormat(body, ids[i // n], echoes[i // n], tokenizer, choice.stream)
         for i, choice in enumerate(choices)
     ]
     total = sum(map(len, ids))
@@ -115,7 +115,7 @@ def _echo(
     return service.need_tokenizer().decode(ids)
 
 
-class TextForm:
+class CompletionFormat:
     """One choice on its way to JSON.
 
     `prompt`: its token ids; `echo`: the text to put before the answer. `tokenizer` is for the words

@@ -1,4 +1,4 @@
-"""What every request body shares: how it is read, and the words for a field that is wrong.
+"""Request bodies: decoding, and errors that name the field.
 
 Knows JSON, types and ranges. Knows no API: the bodies are in the files beside this one.
 """
@@ -73,7 +73,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatJob`."""
+    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatRequest`."""
     try:
         yield
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens: Anthropic's form of a conversation, as a `ChatJob`.
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's form of a `ChatRequest`.
 
 Knows its bodies and blocks; the answers are in `messages_answer.py`. A model thinks here only when
 `thinking` asks for it, since that is what this API's clients expect of a body without it.
@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.server.api.answers import Json, Reply, new_id
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
-from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.api.messages_answer import MessagesReply
 from spark_engine.runtime.server.service import Service
 
 BILLING = "x-anthropic-billing-header:"  # a line for Anthropic's own servers, new in each request
 THOUGHTS = "clear_thinking"  # of context_management
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# the names under which fields of a `ChatJob` were sent, for errors
+# the names under which fields of a `ChatRequest` were sent, for errors
 NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
@@ -65,24 +65,26 @@ async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
 
-    def read() -> ChatJob:
+    def read() -> ChatRequest:
         with renamed(NAMES):
-            return service.accept(job_of(decode(data, MessagesBody)))
+            return service.accept(to_chat_request(decode(data, MessagesBody)))
 
-    job = await service.checked(data, read, deadline)
+    chat = await service.checked(data, read, deadline)
     with renamed(NAMES):
-        found = await service.converse(job, deadline)
-    running = service.submit(job, found.choices, found.prompt_tokens, deadline)
+        found = await service.converse(chat, deadline)
+    running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
     return MessagesReply(running, found, service, new_id("msg", "_"))
 
 
 async def count(service: Service, data: bytes) -> Json:
     """`input_tokens` of a body."""
     with renamed(NAMES):
-        return {"input_tokens": await service.count(lambda: job_of(decode(data, CountBody)))}
+        return {
+            "input_tokens": await service.count(lambda: to_chat_request(decode(data, CountBody)))
+        }
 
 
-def job_of(body: CountBody) -> ChatJob:
+def to_chat_request(body: CountBody) -> ChatRequest:
     """The conversation that a body means. Raises BadField in the body's own words."""
     for name in ("mcp_servers", "container"):
         if getattr(body, name):
@@ -95,19 +97,19 @@ def job_of(body: CountBody) -> ChatJob:
     messages = _system(body.system)
     for i, message in enumerate(body.messages):
         messages += _message(f"messages[{i}]", message)
-    job = ChatJob(messages=messages, model=body.model)
-    job.tools = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or [])] or None
-    _choose(job, body.tool_choice)
-    _think(job, body)
-    job.chat_template_kwargs = body.chat_template_kwargs
+    chat = ChatRequest(messages=messages, model=body.model)
+    chat.tools = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or [])] or None
+    _choose(chat, body.tool_choice)
+    _think(chat, body)
+    chat.chat_template_kwargs = body.chat_template_kwargs
     if body.messages and body.messages[-1].get("role") == "assistant":
-        job.continue_final_message, job.add_generation_prompt = True, False
+        chat.continue_final_message, chat.add_generation_prompt = True, False
     if isinstance(body, MessagesBody):
         for name in ("stream", "temperature", "top_p", "top_k", "min_p", "seed", "priority"):
-            setattr(job, name, getattr(body, name))
-        job.max_completion_tokens, job.stop = body.max_tokens, body.stop_sequences
-        job.drafts = body.drafts
-    return job
+            setattr(chat, name, getattr(body, name))
+        chat.max_completion_tokens, chat.stop = body.max_tokens, body.stop_sequences
+        chat.drafts = body.drafts
+    return chat
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[Json]:
@@ -220,32 +222,32 @@ def _tool(where: str, tool: Mapping[str, Any]) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choose(job: ChatJob, choice: Mapping[str, Any] | None) -> None:
+def _choose(chat: ChatRequest, choice: Mapping[str, Any] | None) -> None:
     if choice is None:
         return
     kind = choice.get("type")
     if kind == "tool":
         name = _string("tool_choice", choice, "name", "tool_choice")
-        job.tool_choice = {"type": "function", "function": {"name": name}}
+        chat.tool_choice = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in CHOICES:
-        job.tool_choice = CHOICES[kind]
+        chat.tool_choice = CHOICES[kind]
     else:
         known = "'auto', 'any', 'tool' or 'none'"
         raise BadField(f"tool_choice.type is {short(kind)}; it must be {known}", "tool_choice")
     if choice.get("disable_parallel_tool_use"):
-        job.parallel_tool_calls = False
+        chat.parallel_tool_calls = False
 
 
-def _think(job: ChatJob, body: CountBody) -> None:
+def _think(chat: ChatRequest, body: CountBody) -> None:
     """What is said of thinking, and of the form of the answer."""
     config = body.output_config or {}
     own = {"thinking", "enable_thinking"} & set(body.chat_template_kwargs or {})
     if body.thinking is not None:
-        job.thinking = body.thinking
+        chat.thinking = body.thinking
     elif not own:
-        job.enable_thinking = False
+        chat.enable_thinking = False
     if (effort := config.get("effort")) is not None and body.thinking is not None:
-        job.reasoning_effort = effort
+        chat.reasoning_effort = effort
     form = config.get("format") or body.output_format
     if form is None:
         return
@@ -253,4 +255,4 @@ def _think(job: ChatJob, body: CountBody) -> None:
         words = f"output_config.format is {short(form)}; its type must be 'json_schema'"
         raise BadField(words, "output_config")
     schema = {"name": "answer", "schema": form.get("schema"), "strict": True}
-    job.response_format = {"type": "json_schema", "json_schema": schema}
+    chat.response_format = {"type": "json_schema", "json_schema": schema}

@@ -15,7 +15,7 @@ import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.common import RANGES, Body
-from spark_engine.runtime.server.api.refused import REFUSED
+from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED
 
 _SCHEMAS = "#/components/schemas/{name}"
 _ERROR = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
@@ -92,7 +92,7 @@ def _operation(route: Described, path: str) -> Json:
 def _limit(schema: Json, sampled: bool) -> None:
     """Adds the limits of numbers, and takes out what is refused."""
     fields: dict[str, Any] = schema["properties"]
-    for name in REFUSED if sampled else ():
+    for name in UNSUPPORTED if sampled else ():
         fields.pop(name, None)
     for name, field in fields.items():
         low, high = RANGES.get(name, (None, None))

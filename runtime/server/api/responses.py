@@ -1,7 +1,7 @@
-"""/v1/responses: OpenAI's newer form of a conversation, as a `ChatJob`.
+"""/v1/responses: OpenAI's newer form of a conversation, as a `ChatRequest`.
 
 Knows its body and its items; the answers are in `responses_answer.py`, those that are kept in
-`runtime/server/kept.py`.
+`runtime/server/stored_responses.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.server import visits
+from spark_engine.runtime.server import http_request
 from spark_engine.runtime.server.api.answers import Json, Reply, new_id
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
-from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.api.responses_answer import ResponsesReply
 from spark_engine.runtime.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-# the names under which fields of a `ChatJob` were sent, for errors
+# the names under which fields of a `ChatRequest` were sent, for errors
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -83,23 +83,23 @@ async def start(service: Service, data: bytes) -> Reply:
     deadline = service.deadline()
 
     body = await service.checked(data, lambda: decode(data, ResponsesBody), deadline)
-    ident, owner = body.previous_response_id, visits.key()
-    last = service.kept.ended(ident, owner) if ident else None
+    ident, owner = body.previous_response_id, http_request.key()
+    last = service.responses.ended(ident, owner) if ident else None
 
-    def read() -> tuple[bytes, ChatJob]:
+    def read() -> tuple[bytes, ChatRequest]:
         items = _items(body, last.items() if last else [])
         with renamed(NAMES):
-            return msgspec.json.encode(items), service.accept(job_of(body, items))
+            return msgspec.json.encode(items), service.accept(to_chat_request(body, items))
 
-    items, job = await service.checked(data, read, deadline, last.size if last else 0)
+    items, chat = await service.checked(data, read, deadline, last.size if last else 0)
     with renamed(NAMES):
-        found = await service.converse(job, deadline)
-    running = service.submit(job, found.choices, found.prompt_tokens, deadline)
+        found = await service.converse(chat, deadline)
+    running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
     try:
         head = _head(body, service, new_id("resp", "_"))
         reply = ResponsesReply(running, found, service, head, LOGPROBS in (body.include or ()))
         if body.store is not False:
-            reply.keep(service.kept.put(head, items, owner), service.kept)
+            reply.keep(service.responses.put(head, items, owner), service.responses)
     except BaseException:
         running.close()
         raise
@@ -108,30 +108,30 @@ async def start(service: Service, data: bytes) -> Reply:
     return reply
 
 
-def job_of(body: ResponsesBody, items: Iterable[Json]) -> ChatJob:
+def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> ChatRequest:
     """The conversation that a body means, whose items are `items`. Raises BadField."""
     for name, (neutral, instead) in ONLY.items():
         value = getattr(body, name)
         if value is not None and value not in neutral:
             raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)
     if body.background and (body.store is False or body.stream):
-        raise BadField("background needs store, and no stream: nobody waits for it", "background")
+        raise BadField("background needs store: true and stream: false", "background")
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     for i, item in enumerate(items):
         _add(f"input[{i}]", item, messages)
-    job = ChatJob(messages=messages, model=body.model)
+    chat = ChatRequest(messages=messages, model=body.model)
     for name in CARRIED:
-        setattr(job, name, getattr(body, name))
-    job.max_completion_tokens = body.max_output_tokens
-    job.chat_template_kwargs = body.chat_template_kwargs
-    job.parallel_tool_calls = body.parallel_tool_calls
+        setattr(chat, name, getattr(body, name))
+    chat.max_completion_tokens = body.max_output_tokens
+    chat.chat_template_kwargs = body.chat_template_kwargs
+    chat.parallel_tool_calls = body.parallel_tool_calls
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
-        job.logprobs, job.top_logprobs = True, body.top_logprobs or 0
-    _offer(job, body)
-    _shape(job, body)
-    return job
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs or 0
+    _offer(chat, body)
+    _shape(chat, body)
+    return chat
 
 
 def _items(body: ResponsesBody, before: list[Json]) -> list[Json]:
@@ -230,7 +230,7 @@ def _string(where: str, item: Mapping[str, Any], name: str, field: str = "input"
     return value
 
 
-def _offer(job: ChatJob, body: ResponsesBody) -> None:
+def _offer(chat: ChatRequest, body: ResponsesBody) -> None:
     """Tools, and what is said of calling them."""
     tools: list[Json] = []
     for i, tool in enumerate(body.tools or []):
@@ -258,15 +258,15 @@ def _offer(job: ChatJob, body: ResponsesBody) -> None:
         else:
             words = f"tool_choice.type is {short(kind)}; it must be 'function' or 'allowed_tools'"
             raise BadField(words, "tool_choice")
-    job.tools, job.tool_choice = tools or None, choice
+    chat.tools, chat.tool_choice = tools or None, choice
 
 
-def _shape(job: ChatJob, body: ResponsesBody) -> None:
+def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
     """What is said of the answer's form, and of thinking."""
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")
-    job.reasoning_effort = (body.reasoning or {}).get("effort")
+    chat.reasoning_effort = (body.reasoning or {}).get("effort")
     text = body.text or {}
     if text.get("verbosity") not in (None, "medium"):
         words = f"text.verbosity is {short(text['verbosity'])}; ask for it in instructions"
@@ -275,7 +275,7 @@ def _shape(job: ChatJob, body: ResponsesBody) -> None:
     if isinstance(form, dict) and form.get("type") == "json_schema":
         own = {key: value for key, value in form.items() if key != "type"}
         form = {"type": "json_schema", "json_schema": own}
-    job.response_format = form
+    chat.response_format = form
 
 
 def _head(body: ResponsesBody, service: Service, ident: str) -> Json:
@@ -315,25 +315,25 @@ def _head(body: ResponsesBody, service: Service, ident: str) -> Json:
 
 def find(service: Service, ident: str) -> Json:
     """GET /v1/responses/ID."""
-    return service.kept.find(ident, visits.key()).response
+    return service.responses.find(ident, http_request.key()).response
 
 
 def inputs(service: Service, ident: str) -> Json:
     """GET /v1/responses/ID/input_items."""
-    rows = msgspec.json.decode(service.kept.find(ident, visits.key()).before)
+    rows = msgspec.json.decode(service.responses.find(ident, http_request.key()).before)
     ends = {"first_id": rows[0].get("id"), "last_id": rows[-1].get("id")} if rows else {}
     return {"object": "list", "data": rows, "has_more": False, **ends}
 
 
 def delete(service: Service, ident: str) -> Json:
     """DELETE /v1/responses/ID."""
-    service.kept.drop(ident, visits.key())
+    service.responses.drop(ident, http_request.key())
     return {"id": ident, "object": "response", "deleted": True}
 
 
 def cancel(service: Service, ident: str) -> Json:
     """POST /v1/responses/ID/cancel: what runs ends; what has ended stays as it is."""
-    entry = service.kept.find(ident, visits.key())
+    entry = service.responses.find(ident, http_request.key())
     if entry.stop is not None:
         entry.stop()
     return entry.response

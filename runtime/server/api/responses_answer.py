@@ -14,10 +14,10 @@ from typing import Any
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import Json, chat_logprob, event
 from spark_engine.runtime.server.api.blocks import Block, Blocks, Step
-from spark_engine.runtime.server.kept import Entry, Kept
-from spark_engine.runtime.server.problems import error_response
+from spark_engine.runtime.server.http_errors import error_response
+from spark_engine.runtime.server.http_request import note_problem
 from spark_engine.runtime.server.service import Conversation, Running, Service
-from spark_engine.runtime.server.visits import note_problem
+from spark_engine.runtime.server.stored_responses import ResponseStore, StoredResponse
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
 
@@ -47,11 +47,11 @@ class ResponsesReply:
         self._news: list[Json] = []  # those of this round
         self._places: dict[int, int] = {}  # of blocks that are shown, in the output
         self._number = 0  # of the next event
-        self._entry: Entry | None = None
-        self._kept: Kept | None = None
+        self._entry: StoredResponse | None = None
+        self._kept: ResponseStore | None = None
         self._alone = False
 
-    def keep(self, entry: Entry, kept: Kept) -> None:
+    def keep(self, entry: StoredResponse, kept: ResponseStore) -> None:
         """The response can be asked for until it is forgotten, and cancelled while it runs."""
         self._entry, self._kept = entry, kept
         entry.stop = self._cancel

@@ -68,7 +68,7 @@ def _kept(work: Callable[[Service, str], Json]) -> Run:
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
-            raise BadField("an answer that is kept is not streamed; leave stream out", "stream")
+            raise BadField("a stored response is not streamed; leave stream out", "stream")
         return json_response(work(endpoints.service, request.path_params["id"]))
 
     return run

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spark_engine.kernel import Launch, Plan, Pointer, Rank, Tactic
 from spark_engine.tensors import TensorSpec
-from tests.house import ROOT
+from tests.repository import ROOT
 
 HERE, SOURCES = Path(__file__).parent, ROOT / "plugins"
 COMPILER = shutil.which("g++")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,12 +117,12 @@ def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.M
     assert card["sm_mhz"] == 2281 and card["max_mhz"] == 3003
     assert card["bandwidth"] == pytest.approx(240e9) and card["wanted"] == 243e9
     assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's word"
-    assert found["advice"] == [f"spark-run {folder} --serve"]
+    assert found["advice"] == [f"to serve {folder}: spark-run {folder} --serve"]
     assert found["engines"][0]["leaves"] == 106 * GIB - found["engines"][0]["needs"]
     assert +driver.held == -driver.held == {}, "everything was given back"
     words = _run(folder).stdout
-    assert "2281 of 3003 MHz under load" in words and "240 of 243 usual GB/s" in words
-    assert "4.0 GiB kept for the host" in words
+    assert "2281 of 3003 MHz under load" in words and "240 GB/s; usual are 243" in words
+    assert "119.6 GiB for an engine, shared with the host, which keeps 4.0 GiB" in words
 
 
 def test_the_low_power_state_is_named_with_what_ends_it(spark: Use, bare: Path) -> None:
@@ -173,7 +175,7 @@ def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.Mon
 def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     spark()
     monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
-    assert "speaks CUDA 12.8" in _json()[1]["advice"][0]
+    assert "supports CUDA 12.8" in _json()[1]["advice"][0]
 
 
 @pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])
@@ -243,3 +245,49 @@ def test_a_folder_named_doctor_is_reached_by_its_path(bare: Path) -> None:
 def test_a_disk_is_that_of_the_folder_above(tmp_path: Path) -> None:
     assert machine.disk(tmp_path / "not" / "yet") == machine.disk(tmp_path)
     assert engines.folders([], tmp_path) == []
+
+
+def test_what_a_build_writes_in_is_no_engine(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare / "engines").mkdir()
+    for name in ("one", ".one.staging", ".one.old"):
+        _engine(bare / "engines" / name, monkeypatch)
+    assert engines.folders([], bare / "engines") == [bare / "engines" / "one"]
+
+
+def test_without_a_gpu_its_row_says_why_and_what_to_do(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = (line for line in _run().stdout.splitlines() if line.startswith("GPU "))
+    assert "none: NVIDIA's driver is not loaded" in row and "driver 580 or later" in row
+    monkeypatch.setattr(gpu, "driver_present", lambda: True)
+    words = _run().stdout
+    assert "GPU         not to be used: the driver does not answer" in words
+    (first,) = (line for line in words.splitlines() if line.startswith("  1. "))
+    assert "CUDA_ERROR_UNKNOWN (999)): `nvidia-smi`" in first and "--gpus all" in first
+    assert "start the engine again" not in words, "no engine is started"
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    words = _run().stdout
+    assert "GPU         not looked at: the extra `cuda` is missing" in words
+    assert f"{sys.executable} -m" in words or "uv pip install" in words
+
+
+def test_an_engine_that_is_not_served_says_where_the_reason_stands(
+    spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes beside the verdict would read as the reason."""
+    spark(available=2 * GIB)
+    folder = _engine(bare / "one", monkeypatch)
+    words = _run(folder).stdout
+    assert f"engine      {folder}, for sm_121a, cannot be served (why: below); takes" in words
+    assert " more than is free" in words and "-0" not in words
+    assert f". {folder} cannot be served: " in words
+    spark()
+    words = _run(folder).stdout
+    assert re.search(r"can be served; takes \d+ MiB and leaves 10[56]\.\d GiB", words), words
+
+
+def test_missing_extras_come_with_the_command(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_version", lambda name: None if name == "polygraphy" else "1")
+    (row,) = (line for line in _run().stdout.splitlines() if line.startswith("extras "))
+    assert "installed: cuda, hub," in row and "; not installed: check (" in row
+    assert row.endswith("'spark-engine[NAME]')")

@@ -17,7 +17,7 @@ from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.constraint import ConstraintSpec, Words
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.guide import Answer
-from tests.runtime.fake import VOCAB
+from tests.runtime.fake_executor import VOCAB
 
 MARK, CLOSE = 13, (4, 13, 5)  # the end of a thought, and what closes one that is too long
 # Barred: an odd id behind an even one below 40, and one behind two others.

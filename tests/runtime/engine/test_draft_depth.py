@@ -43,7 +43,7 @@ class Rounds:
         live = [i for i, n in enumerate(offered) if n]
         if live:
             slots = np.array([self.seqs[i].slot for i in live])
-            self.depth.hear(slots, np.array(offered)[live], np.array(kept)[live])
+            self.depth.observe(slots, np.array(offered)[live], np.array(kept)[live])
         return k
 
     def run(self, steps: int) -> list[int]:
@@ -176,6 +176,19 @@ def test_requests_that_want_no_drafts_make_none() -> None:
     assert {depth.choose(seqs) for _ in range(300)} == {0}
     seqs[0].drafts = 1
     assert {depth.choose(seqs) for _ in range(300)} <= {0, 1}
+
+
+def test_a_fixed_depth_is_the_largest_that_somebody_can_use_whatever_it_costs() -> None:
+    known = StepCosts(costs(100, 900, 1700, 2500) | {(verify_family(3), 128): 0})
+    verify = (ROWS, ROWS, ROWS[:2])
+    depth = DraftDepth((ROWS, *verify), known, SLOTS, fixed=True)
+    assert Rounds(depth, [0.0] * 8).run(300) == [3] * 300
+    many = [request(slot) for slot in range(9)]
+    assert depth.choose(many) == 2, "no bucket verifies three drafts of so many"
+    assert depth.choose([request(0, drafts=1)]) == 1
+    assert depth.choose([request(0, limit=5), request(1, drafts=0)]) == 1, "the end is near"
+    assert depth.choose([request(0, drafts=0)]) == 0
+    assert DraftDepth((ROWS,), known, SLOTS, fixed=True).choose([request(0)]) == 0
 
 
 def test_two_more_tokens_are_not_worth_a_first_round_of_drafts() -> None:

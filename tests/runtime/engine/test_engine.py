@@ -14,7 +14,7 @@ from spark_engine.interface import Limits, drafts_of
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
-from tests.runtime.fake import EOS, VOCAB, build_fake
+from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
 BOTH = pytest.mark.parametrize("depth", [0, 1])
@@ -358,6 +358,23 @@ def test_a_run_has_at_most_the_drafts_it_is_told(asked: int | None, most: int) -
     rounds = engine.stats()["rounds_by_k"]
     assert isinstance(rounds, dict) and max(rounds, default=0) == most
     assert len(numbers(engine, "drafts")) == most
+
+
+def test_a_fixed_number_of_drafts_is_verified_in_every_round() -> None:
+    """Though none pays; otherwise that number is a bound."""
+    rounds = {}
+    for fixed in (False, True):
+        engine = make_drafting(0, drafts=2, fixed_drafts=fixed)
+        dear = {key: 10.0 ** (1 + drafts_of(key[0])) for key in engine.loaded.executors}
+        engine = Engine(replace(engine.loaded, costs=dear), engine.options)
+        for _ in range(3):
+            ask(engine, max_tokens=60, ignore_eos=True)
+        finish(engine)
+        found = engine.stats()["rounds_by_k"]
+        assert isinstance(found, dict)
+        rounds[fixed] = found
+    assert not rounds[False].get(2) and rounds[True][2] > 10
+    assert rounds[True].get(0, 0) <= 1, "a last token may need none"
 
 
 def test_an_engine_without_drafts_counts_no_rounds() -> None:

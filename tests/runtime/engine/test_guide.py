@@ -218,7 +218,7 @@ def test_a_grammar_has_its_ids_without_those_that_are_barred() -> None:
     one = guide(grammar="g", barred=((68,), (11, 7)))
     grammar, both = np.zeros(3, np.uint32), np.zeros(3, np.uint32)
     grammar[68 // 32], both[0] = 1 << 68 % 32, 1 << 7 | 1 << 8
-    with pytest.raises(RequestError, match="all that its form allows here is barred"):
+    with pytest.raises(RequestError, match="every token that its form allows here is banned"):
         one.without_barred(grammar)
     walk(one, 11)
     assert ids_of(one.without_barred(both)) == {8}

@@ -14,9 +14,11 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
+from spark_engine.hints import extra
 from spark_engine.host_memory import available_memory
 from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance, Progress
+from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
 from spark_engine.runtime.engine.load import check_capacity, load
 from tests.checkpoints import write_checkpoint
@@ -130,20 +132,34 @@ def test_an_engine_for_another_machine_is_refused(
         load(engine)
 
 
-@pytest.mark.parametrize(("driver", "words"), [(True, "`cuda`: pip"), (False, "NVIDIA's driver")])
+@pytest.mark.parametrize(
+    ("driver", "words"), [(True, f"`cuda`: {extra('cuda')}"), (False, "NVIDIA's driver")]
+)
 def test_without_the_extra_a_gpus_engine_names_the_extra(
     engine: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, words: str
 ) -> None:
     manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
     monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
     monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
-    monkeypatch.setattr(module, "driver_present", lambda: driver)
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(detect, "driver_present", lambda: driver)
+    monkeypatch.setattr(detect, "find_spec", lambda name: None)
     with pytest.raises(EngineError) as refused:
         load(engine)
     said = str(refused.value)
-    assert "sm_121a" in said and "pip install 'spark-engine[cuda]'" in said and words in said
+    assert "sm_121a" in said and extra("cuda") in said and words in said
     assert "--target" not in said
+
+
+def test_without_a_gpu_a_gpus_engine_names_the_doctor(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages are here: why the driver shows no GPU is what the doctor knows."""
+    manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
+    monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
+    monkeypatch.setattr(detect, "find_spec", lambda name: object())
+    with pytest.raises(EngineError, match="for the GPU sm_121a, and no GPU.*`spark-run doctor`"):
+        load(engine)
 
 
 def test_a_changed_byte_is_refused(engine: Path, tmp_path: Path) -> None:

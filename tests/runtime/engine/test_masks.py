@@ -22,8 +22,10 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
-from tests.runtime.fake import EOS, VOCAB, build_fake
+from tests.lateness import Lateness
+from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
+HANGS_S = 200.0  # who waits so long has waited for one that hangs
 PLAIN = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
 
 
@@ -38,7 +40,7 @@ class Only:
     def fill(self, row: Words) -> bool:
         time.sleep(self.seconds)
         if self.gate is not None:
-            self.gate.wait(20)
+            self.gate.wait(HANGS_S)
         row[:] = 0
         row[self.token // 32] = 1 << self.token % 32
         return True
@@ -70,7 +72,7 @@ def request(params: SamplingParams = PLAIN, **settings: Any) -> Request:
 
 def run(one: Engine) -> dict[int, list[Event]]:
     events: dict[int, list[Event]] = {}
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not one.idle:
         for event in one.step():
             events.setdefault(event.request_id, []).append(event)
@@ -188,6 +190,7 @@ def test_only_steps_that_need_masks_of_unread_tokens_are_split() -> None:
     assert calls == {"prefill launch": 1, "decode launch": 11}
     calls.clear()
     two = engine(lambda text: Only(17))
+    two._masks.slow = HANGS_S  # none runs between steps
     calls = counted(two)
     two.submit(request(grammar="g"))
     run(two)
@@ -215,13 +218,13 @@ def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() 
     """As many as there are threads, and then some: the others' masks are asked for once more."""
     gate = threading.Event()
     one = engine(lambda text: Only(17, gate=gate if text == "hangs" else None))
-    one._masks.bound = one._masks.compiled = 0.1
+    one._masks.bound = one._masks.compiled = 0.5
     for text in ("hangs", "good") * 12:
         one.submit(request(grammar=text))
     start = time.monotonic()
     try:
         events = run(one)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 100
     finally:
         gate.set()
     for number, of in events.items():
@@ -229,7 +232,7 @@ def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() 
             assert tokens(of) == [17] * 12 and of[-1].finish is FinishReason.LENGTH
         else:
             assert of[-1].finish is FinishReason.ERROR
-            assert "took longer than 0.1 s to say what may come next" in of[-1].message
+            assert "took longer than 0.5 s to say what may come next" in of[-1].message
 
 
 def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
@@ -239,15 +242,16 @@ def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
     class Slower(Only):
         def fill(self, row: Words) -> bool:
             if self.left == 1000:
-                admitted.wait(20)
+                admitted.wait(HANGS_S)
             elif self.left == 999:
                 time.sleep(0.05)
             else:
-                gate.wait(20)
+                one._masks.bound = 0.1
+                gate.wait(HANGS_S)
             return super().fill(row)
 
     one = engine(lambda text: Slower(17), depth=0)
-    one._masks.bound, one._masks.slow = 0.1, 0.04
+    one._masks.slow = 0.04
     plan, jobs = one.scheduler.schedule, []
 
     def schedule(in_flight: int) -> StepPlan:
@@ -270,22 +274,20 @@ def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
 
 def test_one_that_hangs_while_it_has_no_slot_ends() -> None:
     one = engine(lambda text: Only(int(text)), pages=10)
-    one._masks.bound, preempt, hung = 0.1, one.scheduler._preempt, list[int]()
+    preempt, hung = one.scheduler._preempt, list[int]()
 
     def preempted(seq: Sequence, plan: StepPlan) -> None:
         preempt(seq, plan)
         if not hung and seq.guide is not None:
             hung.append(seq.id)
-            seq.guide.job, seq.guide.asked = Future(), time.monotonic()
+            seq.guide.job, seq.guide.asked = Future(), time.monotonic() - one._masks.bound
             seq.guide.job.set_running_or_notify_cancel()
 
     one.scheduler._preempt = preempted  # type: ignore[method-assign]
     long = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
     for token in (17, 60, 33):
         one.submit(request(long, grammar=str(token)))
-    start, events = time.monotonic(), run(one)
-    assert time.monotonic() - start < 10
-    ends = {number: of[-1].finish for number, of in events.items()}
+    ends = {number: of[-1].finish for number, of in run(one).items()}
     assert len(hung) == 1 and ends.pop(hung[0]) is FinishReason.ERROR
     assert [*ends.values()] == [FinishReason.LENGTH] * 2
 
@@ -295,10 +297,11 @@ def test_masks_do_not_wait_for_grammars_that_are_made() -> None:
 
     def grammars(text: str) -> Only:
         if text == "hangs":
-            gate.wait(20)
+            gate.wait(HANGS_S)
         return Only(17)
 
     one = engine(grammars)
+    one._masks.bound = 30.0
     first = one.submit(request(grammar="good"))
     while not one.scheduler.running:
         one.step()
@@ -319,10 +322,11 @@ def test_a_grammar_that_is_made_keeps_no_slot_and_no_page() -> None:
     gate = threading.Event()
 
     def grammars(text: str) -> Only:
-        gate.wait(20)
+        gate.wait(HANGS_S)
         return Only(17)
 
     one = engine(grammars, pages=22)
+    one._masks.bound = 30.0
     long = (1, 2, 5, 8) * 75
     spec = ConstraintSpec(grammar="g")
     hanging = [one.submit(Request(long, PLAIN, constraint=spec)) for _ in range(6)]
@@ -342,26 +346,28 @@ def test_a_step_waits_twice_the_bound_at_most(monkeypatch: pytest.MonkeyPatch) -
     class Hangs(Only):
         def fill(self, row: Words) -> bool:
             if armed.is_set():
-                gate.wait(20)
+                gate.wait(HANGS_S)
             return super().fill(row)
 
     monkeypatch.setattr(masks, "THREADS", 1)
     one = engine(lambda text: Hangs(17))
-    one._masks.bound = 0.2
     for _ in range(4):
         one.submit(request(grammar="g"))
     while len(one.scheduler.running) < 4 or any(s.prefilling for s in one.scheduler.running):
         one.step()
-    events, took = list[Event](), 0.0
+    events, over = list[Event](), 0.0
+    one._masks.bound = bound = 0.5
     armed.set()
     try:
         while not one.idle:
-            start = time.monotonic()
-            events += one.step()
-            took = max(took, time.monotonic() - start)
+            with Lateness() as late:
+                start = time.monotonic()
+                events += one.step()
+                took = time.monotonic() - start
+            over = max(over, took - late.seconds)
     finally:
         gate.set()
-    assert took < 0.55
+    assert over < 2.7 * bound
     assert [e.finish for e in events if e.finish] == [FinishReason.ERROR] * 4
 
 
@@ -382,20 +388,20 @@ def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
 
 
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
-    """Its masks take 100 ms each; beside it a free request has a step in far less."""
-    one = engine(lambda text: Only(17, seconds=0.1))
+    """Its masks take 300 ms each; beside it a free request has a step in far less."""
+    one = engine(lambda text: Only(17, seconds=0.3))
+    one._masks.slow = 0.1
     one.submit(request(grammar="g"))
-    one.submit(Request((9, 9), SamplingParams(max_tokens=200, ignore_eos=True, seed=2)))
     while not one.scheduler.running or not one.scheduler.running[0].paused:
         one.step()
-        time.sleep(0.001)  # its thread may wait for a core meanwhile
+    one.submit(Request((9, 9), SamplingParams(max_tokens=200, ignore_eos=True, seed=2)))
     before = one._loop.counts.sampled
     took = []
     for _ in range(40):
         start = time.monotonic()
         one.step()
         took.append(time.monotonic() - start)
-    assert float(np.median(took)) < 0.05, "nobody waits for it"
+    assert float(np.median(took)) < 0.15, "nobody waits for it"
     assert one._loop.counts.sampled - before >= 20
     events = run(one)
     assert len(tokens(events[0])) <= 12 and len(tokens(events[1])) <= 200
@@ -404,6 +410,7 @@ def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
 def test_what_waits_for_a_mask_waits_without_turning() -> None:
     """Alone with a slow grammar the loop does a few steps a mask."""
     one = engine(lambda text: Only(17, seconds=0.03))
+    one._masks.slow = 0.01
     one.submit(request(grammar="g"))
     steps = 0
     while not one.idle:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_cache import TAU, PrefixCache
+from spark_engine.runtime.engine.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node, page_names
+from spark_engine.runtime.engine.prefix_worth import STAY, TAU
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
@@ -263,7 +264,7 @@ def test_the_least_worth_goes_first() -> None:
     world.end(begun)
     order = []
     for n in range(2):
-        world.now += 60
+        world.now += 2 * STAY * TAU
         world.end(story(world, [110 + n, *range(12)], 12))
         left = [t[0] for t in (short, long, used) if world.match(t).position]
         order.append(left)

@@ -19,7 +19,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams, Status
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import EngineMemory, allocate
 from spark_engine.tensors import Array
-from tests.runtime.fake import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(max_seqs=3, max_context=64, pages=9, vocab=11, page_size=16, bias_slots=5)
 PARAMS = {

@@ -18,7 +18,7 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
 from tests.runtime.engine import automaton
-from tests.runtime.fake import VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 LIMITS = Limits(8, 1000, 300, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=40)
 STEM = tuple((i * 7 + i // 9) % VOCAB for i in range(600))

@@ -15,7 +15,7 @@ from spark_engine.runtime.engine import trace
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.engine.trace import ENGINE, HTTP, REQUESTS, NoTrace, Trace, trace_of
-from tests.runtime.fake import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
 PARTS = ["schedule", "prepare", "fill", "launch", "wait", "finish"]

@@ -12,8 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_family
+from spark_engine.runtime.engine import reuse
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.pacing import BALANCED, HELD, LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.pacing import (
+    BALANCED,
+    HELD,
+    LATENCY,
+    THROUGHPUT,
+    Pace,
+    PrefillPolicy,
+)
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import (
     Event,
@@ -27,9 +35,14 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.engine import automaton
-from tests.runtime.fake import VOCAB, build_fake, poison_free
+from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
+BOUNDED = (
+    PrefillPolicy(itl_ms=1e-3),
+    PrefillPolicy(Pace.THROUGHPUT, 1e9),
+)  # below a step, and no bound
+GRID = (63, 64, 65, 127, 128, 129, 192, 256)  # tokens: where tiles and pages end, and beside it
 POISON_RATE = 199  # about every 199th answer is non-finite
 
 
@@ -49,7 +62,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Trace:
-    """One engine and what happens to it. `depths`: a seed of the k of every round, or None."""
+    """One engine and what happens to it. `depths`: a seed of the k of every round, or None.
+    `invariant`: it takes over only what prefill made."""
 
     limits: Limits
     decode: tuple[int, ...]
@@ -57,6 +71,7 @@ class Trace:
     options: EngineOptions
     arrivals: tuple[Arrival, ...]
     depths: int | None = None
+    invariant: bool = False
 
 
 @st.composite
@@ -66,6 +81,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
         temperature=draw(st.sampled_from((0.0, 0.7, 1.0))),
         top_k=draw(st.sampled_from((-1, 0, 5))),
         repetition=draw(st.sampled_from((1.0, 1.1))),
+        presence=draw(st.sampled_from((0.0, 0.0, 0.5))),
         max_tokens=most,
         min_tokens=least,
         ignore_eos=draw(st.booleans()),
@@ -111,7 +127,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
     )
     options = EngineOptions(
         drafts=draw(st.sampled_from((None, None, None, 2, 0))) if most_drafts else None,
-        policy=draw(st.sampled_from((THROUGHPUT, LATENCY, BALANCED))),
+        policy=draw(st.sampled_from((THROUGHPUT, LATENCY, BALANCED, *BOUNDED))),
         depth=draw(st.integers(0, 1)),
         swap_bytes=draw(st.sampled_from((0, 3000, 1 << 30))),
         cache_bytes=draw(st.sampled_from((None, None, None, 2000, 5000, 0))),
@@ -128,7 +144,8 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
 
 @st.composite
 def forks(draw: st.DrawFn) -> Trace:
-    """Prompts that part somewhere from one of two others, many at once, and conversations."""
+    """Prompts that part somewhere from one of two others, many at once, conversations, and several
+    choices of a prompt, which may all be cancelled at once."""
     page, drafts = draw(st.sampled_from((8, 16, 64))), draw(st.sampled_from((0, 0, 2, 5)))
     limits = Limits(
         max_seqs=draw(st.integers(2, 7)),
@@ -144,7 +161,9 @@ def forks(draw: st.DrawFn) -> Trace:
     stems = [tuple((n + i * (3 + n) + i // 7) % VOCAB for i in range(400)) for n in (0, 1)]
     made = []
     for _ in range(draw(st.integers(2, 10))):
-        cut, own = draw(st.integers(0, 260)), draw(st.integers(1, 70))
+        cut = draw(st.one_of(st.integers(0, 260), st.sampled_from((0, *GRID))))
+        whole = [length - cut for length in GRID if 0 < length - cut <= 70]
+        own = draw(st.one_of(st.integers(1, 70), st.sampled_from(whole or [1])))
         tail = tuple(i * 5 % VOCAB for i in range(own))
         prompt = (*draw(st.sampled_from(stems))[:cut], *tail)[: capacity(limits) - 2]
         marks = tuple(sorted(draw(st.lists(st.integers(0, cut), max_size=2))))
@@ -153,16 +172,23 @@ def forks(draw: st.DrawFn) -> Trace:
         request = Request(prompt, draw(params()), priority, marks, bound)
         step = draw(st.sampled_from((0, 0, 0, 1, 2, 9, 40)))
         cancel = draw(st.sampled_from((None, None, None, 1, 3)))
-        made.append(Arrival(request, step, cancel, draw(st.sampled_from((0, 0, 1)))))
+        follows = draw(st.sampled_from((0, 0, 1)))
+        made.append(Arrival(request, step, cancel, follows))
+        for number in range(draw(st.sampled_from((0, 0, 0, 1, 8)))):  # more than slots
+            seed = (request.params.seed or 0) // 2 + number
+            other = replace(request, params=replace(request.params, seed=seed))
+            alone = draw(st.sampled_from((cancel, cancel, None, 0, 2)))
+            made.append(Arrival(other, step, alone))
     options = EngineOptions(
-        policy=draw(st.sampled_from((THROUGHPUT, LATENCY))),
+        policy=draw(st.sampled_from((THROUGHPUT, LATENCY, BALANCED, *BOUNDED))),
         depth=draw(st.integers(0, 1)),
         swap_bytes=draw(st.sampled_from((0, 1 << 30))),
         cache_bytes=draw(st.sampled_from((None, None, None, 4000))),
     )
     buckets = draw(st.sampled_from(((1, 2, 4), (1,), (3,))))
     seed = draw(st.integers(0, 2**32)) if drafts else None
-    return Trace(limits, (1, 2, 4, 8), buckets, options, tuple(made), seed)
+    exact = draw(st.sampled_from((False, False, True)))
+    return Trace(limits, (1, 2, 4, 8), buckets, options, tuple(made), seed, exact)
 
 
 class Watch:
@@ -258,7 +284,8 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     # Without a seed of k the engine chooses, and verifying costs it little.
     costs = {key: 10.0 + drafts_of(key[0]) for key in loaded.executors}
     options = replace(trace.options, grammars=automaton.Automaton)
-    watch = Watch(automaton.at_once(Engine(replace(loaded, costs=costs), options)))
+    loaded = replace(loaded, costs=costs, invariant=trace.invariant)
+    watch = Watch(automaton.at_once(Engine(loaded, options)))
     if trace.depths is not None:
         rng, most = random.Random(trace.depths), watch.engine.drafts
         depth = watch.engine.scheduler.depth
@@ -358,8 +385,12 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(trace: Trace) -> Non
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(forks())
-def test_traces_of_shared_beginnings_equal_solo_runs(trace: Trace) -> None:
+@given(trace=forks())
+def test_traces_of_shared_beginnings_equal_solo_runs(
+    monkeypatch: pytest.MonkeyPatch, trace: Trace
+) -> None:
+    """States are kept every 128 tokens, which no prompt here would see at the usual distance."""
+    monkeypatch.setattr(reuse, "EVERY", 128)
     check_trace(trace)
 
 

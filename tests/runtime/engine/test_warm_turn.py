@@ -17,7 +17,7 @@ import pytest
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from tests.runtime.fake import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake
 
 CONTEXT, NEW, PAGE = 3584, 200, 16
 PAGES = CONTEXT // PAGE

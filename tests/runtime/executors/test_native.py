@@ -412,11 +412,11 @@ def test_a_rank_launches_over_its_region_and_everybodys(
     )
     shown: list[int] = []
 
-    def meet(resources: Any, nbytes: int, comm: Any) -> Any:
+    def connect(resources: Any, nbytes: int, comm: Any) -> Any:
         shown.append(nbytes)
         return SimpleNamespace(own=5000, table=9000)
 
-    monkeypatch.setattr(native, "meet", meet)
+    monkeypatch.setattr(native, "connect_peers", connect)
     args = [["peers"], ["rank"], ["symmetric", 32, 64]]
     body = {**BODY, "symmetric_bytes": 96, "launches": [launch_row(0, *args)]}
     told: list[tuple[int, ...]] = []

@@ -17,7 +17,7 @@ from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
-from tests.house import ROOT  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 HERE = device.architecture()
 pytestmark = [

@@ -107,7 +107,7 @@ def test_a_step_that_waits_for_a_rank_ends_with_the_group(
     time.sleep(0.05)
     assert step.is_alive()
     two.comms[0].abort("rank 1 is gone")
-    step.join(1)
+    step.join(30)
     assert not step.is_alive()
     made[0].close()
     with pytest.raises(ExecutorError, match="rank 1 is gone"):
@@ -148,7 +148,7 @@ def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ra
         raise RuntimeError('Failure finding "libnccl.so.2"')
 
     nccl.get_unique_id = missing  # type: ignore[method-assign]
-    with pytest.raises(ExecutorError, match=r"libnccl.so.2.*pip install 'spark-engine\[nccl\]'"):
+    with pytest.raises(ExecutorError, match=r"libnccl.so.2.*pip install .*'spark-engine\[nccl\]'"):
         module.Nccl(two.gpus[0], two.comms[0])
 
 
@@ -158,11 +158,11 @@ def test_an_end_that_hangs_is_left(
     """The other ranks may be gone: whoever closes waits for none of them."""
     hung = threading.Event()
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    nccl.comm_abort = lambda comm: hung.wait(2)  # type: ignore[assignment, method-assign]
+    nccl.comm_abort = lambda comm: hung.wait(60)  # type: ignore[assignment, method-assign]
     made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
     begin = time.monotonic()
     made[0].close()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 30
     hung.set()
 
 
@@ -197,16 +197,30 @@ def test_the_first_error_of_a_half_made_connection_is_told(
 def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNccl) -> None:
     """Not when its own time is over: two minutes in which nothing says what has happened."""
     nccl.late.clear()
-    threading.Timer(0.1, two.comms[0].abort, ("rank 1 is gone",)).start()
+    joining, join = threading.Event(), nccl.comm_init_rank
+
+    def joins(ranks: int, unique: Any, rank: int) -> Any:
+        if rank == 0:
+            joining.set()
+        return join(ranks, unique, rank)
+
+    def leave() -> None:
+        assert joining.wait(60)
+        two.comms[0].abort("rank 1 is gone")
+
+    nccl.comm_init_rank = joins  # type: ignore[method-assign]
+    leaving = threading.Thread(target=leave)
+    leaving.start()
 
     def rank(number: int) -> str:
         with pytest.raises(ExecutorError) as error:
-            module.Nccl(two.gpus[number], two.comms[number], limit_s=5.0 if number == 0 else 0.2)
+            module.Nccl(two.gpus[number], two.comms[number], limit_s=60.0 if number == 0 else 0.2)
         return str(error.value)
 
     begin = time.monotonic()
     found = two.each(rank)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
+    leaving.join()
     nccl.late.set()
     assert found[0] == "rank 0 was being connected when the ranks ended"
     assert "not connected rank 1" in found[1]
@@ -229,7 +243,7 @@ def test_what_is_connected_too_late_is_given_back(two: Ranks, module: Any, nccl:
 
     two.each(rank)
     nccl.late.set()
-    until = time.monotonic() + 2
+    until = time.monotonic() + 60
     while time.monotonic() < until and [c.aborted for c in nccl.comms] != [True] * 2:
         time.sleep(0.01)
     assert [comm.aborted for comm in nccl.comms] == [True] * 2
@@ -282,7 +296,7 @@ def test_a_bucket_calls_the_library_between_its_kernels(
 ) -> None:
     ranks = Ranks(nccl, {"write": write, "read": read})
     mine = threading.local()
-    monkeypatch.setattr(native, "claim_gpu", lambda: lambda: None)
+    monkeypatch.setattr(native, "lock_gpu", lambda: lambda: None)
     monkeypatch.setattr(native, "Gpu", lambda: ranks.gpus[mine.rank])
     asked: list[int] = []
 

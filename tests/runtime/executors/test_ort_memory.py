@@ -16,7 +16,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
 from spark_engine.runtime.engine.load import _opened_at_once
 from tests.checkpoints import write_checkpoint
-from tests.house import ROOT
+from tests.repository import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
 # Few pages, so that the plan is mostly what sessions hold.

@@ -16,7 +16,7 @@ from spark_engine.device_resources import DeviceResources
 from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo
 from spark_engine.plugins.sampling import mark_tokens
-from spark_engine.runtime.executors.cache_size import SPARE, Room, budget, device_rows
+from spark_engine.runtime.executors.cache_size import SPARE, GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.device_memory import MARKED, DeviceStates
 from spark_engine.runtime.executors.memory import HostStates, States
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -183,20 +183,22 @@ def manifest(total: int, row: int = ROW) -> Manifest:
 
 def test_half_of_what_is_free_and_a_quarter_of_the_device_at_most() -> None:
     engine = manifest(60 * GIB)
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB), None) == 40  # half of 20 GiB
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB, shared=True), None) == 16  # 4 kept
-    assert device_rows(engine, Room(80 * GIB, 20 * GIB), None) == 20  # a quarter of 20
-    assert device_rows(engine, Room(60 * GIB, 100 * GIB), None) == 0
-    assert device_rows(engine, Room(59 * GIB, 100 * GIB), None) == 0
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), None) == 40  # half of 20 GiB
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB, shared=True), None) == 16  # 4 kept
+    assert device_rows(engine, GpuMemory(80 * GIB, 20 * GIB), None) == 20  # a quarter of 20
+    assert device_rows(engine, GpuMemory(60 * GIB, 100 * GIB), None) == 0
+    assert device_rows(engine, GpuMemory(59 * GIB, 100 * GIB), None) == 0
 
 
 def test_a_budget_is_taken_as_far_as_it_fits() -> None:
     engine = manifest(60 * GIB)
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 15 * GIB) == 60
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 50 * GIB) == (20 * GIB - SPARE) // ROW
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 0) == 0
-    assert device_rows(engine, Room(80 * GIB, 100 * GIB), ROW - 1) == 0
-    assert device_rows(manifest(60 * GIB, 0), Room(80 * GIB, 100 * GIB), None) == 0
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), 15 * GIB) == 60
+    assert (
+        device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), 50 * GIB) == (20 * GIB - SPARE) // ROW
+    )
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), 0) == 0
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), ROW - 1) == 0
+    assert device_rows(manifest(60 * GIB, 0), GpuMemory(80 * GIB, 100 * GIB), None) == 0
 
 
 def test_a_budget_that_is_not_told_is_all_there_is() -> None:

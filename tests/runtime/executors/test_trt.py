@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,17 @@ from onnx import TensorProto, helper
 
 from spark_engine.builder.build import build
 from spark_engine.builder.executors import trt as builder_half
+from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.plan.options import RTX, Options, target_for
 from spark_engine.engine_file import open_folder, read_manifest
-from spark_engine.errors import EngineError, GraphError, OptionError
+from spark_engine.errors import (
+    CapacityError,
+    EngineError,
+    ExecutorError,
+    GraphError,
+    OptionError,
+)
+from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as load_module
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.engine import Engine
@@ -43,6 +51,13 @@ PROMPTS = ([3, 4, 5, 6, 7], [9, 8, 7])
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trt")
     return write_checkpoint(folder / "model", format="modelopt_mixed", moe=True).path
+
+
+def version(number: str) -> Any:
+    """A library of that version."""
+    found: Any = ModuleType("tensorrt_rtx")
+    found.__version__ = number
+    return found
 
 
 def told(folder: Path) -> list[list[int]]:
@@ -79,7 +94,7 @@ def stepped(folder: Path, number: int) -> dict[str, np.ndarray[Any, Any]]:
 
 def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Path:
     """An engine whose TensorRT is the fake's."""
-    patch.setattr(builder_half, "tensorrt", lambda: ModuleType("tensorrt_rtx"))
+    patch.setattr(builder_half, "tensorrt", lambda: version("1.7.1"))
     patch.setattr(builder_half, "compile_engine", fake_trt.compile_engine)
     build(checkpoint, folder, SIZES, lambda text: None)
     return folder
@@ -145,7 +160,9 @@ def test_what_it_cannot_do_is_said(
 
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     assert "spark-engine[trt]" in refused()
-    monkeypatch.setattr(builder_half, "tensorrt", lambda: ModuleType("tensorrt_rtx"))
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", version("1.6.9"))
+    assert "TensorRT-RTX 1.7 or later and below 2, and 1.6.9 is here" in refused()
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", version("1.7.0"))
     assert "--kv-dtype fp8" in refused(kv_dtype="fp8")
     assert "--drafts 3" in refused(drafts=3)
 
@@ -176,13 +193,27 @@ def test_an_engine_of_another_kind_is_refused(
     with pytest.raises(EngineError, match="not TensorRT's"):
         TrtPayload.decode(TrtPayload(b"a", b"b", ("c",)).encode() + b"d")
     header = open_folder(folder, RTX).engine(open_folder(folder, RTX).manifest.buckets[0])
-    other = TrtPayload(b"another card's", TrtPayload.decode(header.payload).behind, ())
-    with pytest.raises(EngineError, match="not for this GPU"):
-        runtime_half.TrtExecutor(header.header, other.encode(), folder)
-    assert gpu.held["memory"] == 0
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    with pytest.raises(EngineError, match=r"spark-engine\[trt\]"):
-        runtime_half.TrtExecutor(header.header, header.payload, folder)
+    behind = TrtPayload.decode(header.payload).behind
+
+    def refused(engine: bytes, by: str, kind: type[Exception] = EngineError) -> str:
+        payload = TrtPayload(engine, behind, (), by).encode()
+        with pytest.raises(kind) as found:
+            runtime_half.TrtExecutor(header.header, payload, folder)
+        assert gpu.held["memory"] == 0
+        return str(found.value)
+
+    words = refused(b"refused: version tag does not match", "1.8.0")
+    assert "TensorRT-RTX 1.7.1 refuses the decode 1 bucket (made by 1.8.0), which may" in words
+    assert words.endswith("TensorRT says: refused: version tag does not match")
+    assert "made by" not in refused(b"refused", "1.7.1") + refused(b"refused", "")
+    words = refused(b"refused: std::bad_alloc", "", CapacityError)
+    assert "has not the memory for decode 1: stop other programs" in words
+    refused(b"no context: OutOfMemory (requested 8 GiB)", "", CapacityError)
+    assert "no context; TensorRT says: odd" in refused(b"no context: odd", "", ExecutorError)
+    for library in (None, version("2.0.1")):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", library)
+        with pytest.raises(EngineError, match=r"spark-engine\[trt\]"):
+            runtime_half.TrtExecutor(header.header, header.payload, folder)
 
 
 def test_what_is_no_bucket_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +239,61 @@ def test_the_gpus_that_it_runs_on(
     assert runnable_targets(("cpu",)) == ("cpu", *more)
     monkeypatch.setattr(spec, lambda name: None)
     assert runnable_targets(("cpu",)) == ("cpu",), "without the library"
+
+
+@pytest.mark.parametrize(
+    ("found", "installed", "words"),
+    [
+        (None, True, "no GPU that can be used: build it for another"),
+        (None, False, "no GPU that can be used (/"),
+        ((9, 0), True, "one of 9.0: build"),
+        ((12, 1), True, "and needs its library: /"),
+    ],
+)
+def test_what_its_engines_lack_here_is_said(
+    found: tuple[int, int] | None, installed: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "_capability", lambda: found)
+    monkeypatch.setattr(detect, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(detect, "extra", lambda name: f"/python -m pip install {name}")
+    said = detect.foreign(RTX, ("cpu",))
+    assert words in said and "a GPU of compute capability 8.9, 12.0 or 12.1" in said
+    assert detect.foreign(RTX, ("cpu", RTX)) == ""
+
+
+def test_an_engine_of_another_library_is_not_the_same_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the build that a refused engine asks for would find that nothing has changed."""
+    made = []
+    for number in ("1.7.0", "1.8.0"):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", version(number))
+        made.append(producer(RTX))
+    assert made[0] != made[1] and producer("cpu").keys() < made[0].keys()
+
+
+@pytest.mark.parametrize("words", ["[E] std::bad_alloc", "Requested amount of memory 8 GiB"])
+def test_a_build_that_lacks_memory_is_no_bug(words: str, tmp_path: Path) -> None:
+    trt = fake_trt.module(None)
+
+    class Builder:
+        def __init__(self, log: Any) -> None:
+            self.log = log
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: SimpleNamespace(clear_flag=print, set_compute_capability=print)
+
+        def build_serialized_network(self, *_: object) -> None:
+            self.log.log(trt.ILogger.Severity.ERROR, words)
+
+    parser = SimpleNamespace(parse_from_file=lambda path: True)
+    trt.Builder, trt.OnnxParser = Builder, lambda *_: parser  # type: ignore[attr-defined]
+    trt.BuilderFlag = SimpleNamespace(TF32=0)  # type: ignore[attr-defined]
+    trt.ComputeCapability = SimpleNamespace(SM89=0, SM120=1, SM121=2)  # type: ignore[attr-defined]
+    (tmp_path / "weights").touch()
+    model = helper.make_model(helper.make_graph([], "nothing", [], []))
+    with pytest.raises(CapacityError, match="memory to build the toy bucket.*TensorRT says: "):
+        builder_half.compile_engine(trt, model, tmp_path / "weights", "toy")
 
 
 @pytest.mark.gpu

@@ -15,8 +15,8 @@ from spark_engine.builder.native import backend  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.random_engines import heard  # noqa: E402
 from tests.runtime.ranks.test_ranks_gpu import CONFIG, HERE, TWO, crowd, serve  # noqa: E402
-from tests.runtime.real import heard  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 LAYERS = ["linear_attention", "full_attention"] * 4

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +25,8 @@ from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.messages import Begin, RankFailed, encode
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
-BEGIN = Begin("", "", 1, None, True, False, False, 1.0)
+SOON_S = 60.0  # ends a test that hangs
+BEGIN = Begin("", "", 1, None, True, False, False)
 
 
 class NoCalls:
@@ -40,6 +41,40 @@ class NoCalls:
         pass
 
 
+class Exits:
+    """What `os._exit` was called with, in place of an end."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.came = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self.came.set()
+
+
+class Looks:
+    """Counts how often a group has looked at its ranks and its step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count, self._changed = 0, threading.Condition()
+        look = Group._check_step
+
+        def looked(group: Group) -> None:
+            look(group)
+            with self._changed:
+                self._count += 1
+                self._changed.notify_all()
+
+        monkeypatch.setattr(Group, "_check_step", looked)
+
+    def more(self, count: int) -> None:
+        """Until so many have ended that began later; one may be under way."""
+        with self._changed:
+            last = self._count + count + 1
+            assert self._changed.wait_for(lambda: self._count >= last, SOON_S)
+
+
 @contextmanager
 def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[Group]:
     mine, theirs = socket.socketpair()
@@ -52,56 +87,55 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
 ) -> None:
     """A watchdog's end would name no rank."""
     assert module.DEVICE_S + module.GRACE_S + 2 * module.TICK_S < WATCHDOG_S
-    ended: list[int] = []
+    ended = Exits()
     monkeypatch.setattr(module, "DEVICE_S", 0.2)
     monkeypatch.setattr(module, "GRACE_S", 0.2)
     monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended)
     with lone({}) as group:
         group.waiting(True)
-        until = time.monotonic() + 2
-        while not ended and time.monotonic() < until:
-            time.sleep(0.02)
+        assert ended.came.wait(SOON_S)
         group.waiting(False)
-    assert ended and set(ended) == {module.EXIT_CODE}
+    assert set(ended.codes) == {module.EXIT_CODE}
 
 
 def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a library's call that waits for a rank which has gone; who is open waits for nothing."""
-    ended: list[int] = []
+    ended, looks = Exits(), Looks(monkeypatch)
     monkeypatch.setattr(module, "OPENING_S", 0.1)
     monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended)
     mine, theirs = socket.socketpair()
     with closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=True)
         theirs.close()
-        until = time.monotonic() + 2
-        while not ended and time.monotonic() < until:
-            time.sleep(0.02)
-        assert set(ended) == {module.EXIT_CODE}
+        assert ended.came.wait(SOON_S)
+        assert set(ended.codes) == {module.EXIT_CODE}
         with pytest.raises(ExecutorError, match="rank 1 is gone"):
             group.all_open()
-        ended.clear()
-        time.sleep(0.2)
-        assert not ended
+        looks.more(0)  # one may have begun before
+        ended.codes.clear()
+        looks.more(3)
+        assert not ended.codes
 
 
 def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Code 70 is for what nothing else ends: no device waits for the rank that has fallen."""
-    ended: list[int] = []
-    monkeypatch.setattr(module, "OPENING_S", 0.05)
+    ended, looks = Exits(), Looks(monkeypatch)
+    monkeypatch.setattr(module, "OPENING_S", 0.0)
     monkeypatch.setattr(module, "TICK_S", 0.02)
-    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended)
     mine, theirs = socket.socketpair()
     with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
         words = encode(RankFailed("too little memory", True, True))
         theirs.sendall(HEAD.pack(len(words), INLINE) + words)
-        time.sleep(0.3)
-        assert not ended
+        with group._heard:
+            assert group._heard.wait_for(lambda: group._fallen, SOON_S)
+        looks.more(3)
+        assert not ended.codes
         with pytest.raises(CapacityError, match="rank 1: too little memory"):
             group.check()
 
@@ -127,7 +161,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
         def close(self) -> None:
             seen.append("closed")
 
-    def opened(path: Path, manifest: Any, wishes: Any, mark: Any, shown: Any, comm: Any) -> Any:
+    def opened(path: Path, manifest: Any, options: Any, mark: Any, shown: Any, comm: Any) -> Any:
         steps: list[Callable[[], None]] = [
             lambda: mark("files"),
             lambda: shown.say("opening"),
@@ -161,7 +195,8 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
 ) -> None:
     """It reads no order while it opens its part; one that does may close by itself."""
     monkeypatch.setattr(module, "KILLED_S", 0.02)
-    command = [sys.executable, "-Ic", "import time; time.sleep(0.5)"]
+    monkeypatch.setattr(module, "EXIT_S", SOON_S)
+    command = [sys.executable, "-Ic", f"import time; time.sleep({0.5 if ready else 30})"]
     process = subprocess.Popen(command)
     with lone({1: process}) as group:
         if ready:

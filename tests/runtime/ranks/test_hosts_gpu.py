@@ -27,11 +27,12 @@ from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.ports import free_port  # noqa: E402
 from tests.runtime import small_tokenizer  # noqa: E402
-from tests.runtime.ranks.test_rank_processes import free_port, gone  # noqa: E402
+from tests.runtime.random_engines import heard  # noqa: E402
+from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
 from tests.runtime.ranks.test_rank_server import _children, _is_rank, said, served  # noqa: E402
 from tests.runtime.ranks.test_ranks_gpu import CONFIG, crowd, serve  # noqa: E402
-from tests.runtime.real import heard  # noqa: E402
 
 HERE, GPUS = device.architecture(), device.count()
 pytestmark = [

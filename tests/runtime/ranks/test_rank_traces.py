@@ -14,7 +14,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.ranks.follower import Follower
 from tests.runtime.engine import test_traces
 from tests.runtime.engine.test_traces import Arrival, Trace, check_trace, forks, replay, traces
-from tests.runtime.fake import VOCAB, build_fake
+from tests.runtime.fake_executor import VOCAB, build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
 RANKS = 2

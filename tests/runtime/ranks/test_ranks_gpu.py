@@ -21,8 +21,8 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.random_engines import heard, random_request  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
-from tests.runtime.real import heard, random_request  # noqa: E402
 
 HERE, GPUS = device.architecture(), device.count()
 pytestmark = [

@@ -12,7 +12,7 @@ import pytest
 from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.ranks.leader import LeadStates
-from tests.runtime.fake import build_fake
+from tests.runtime.fake_executor import build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
 LIMITS = Limits(3, 128, 6, 61, page_size=16, bias_slots=8, top_logprobs=3)

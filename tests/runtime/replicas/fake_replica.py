@@ -43,7 +43,7 @@ class FakeReplica:
 
     async def health(self, _: web.Request) -> web.Response:
         if self.hung:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         words = {"status": "ok" if self.healthy else "unhealthy"}
         return web.json_response(words, status=200 if self.healthy else 503)
 
@@ -106,7 +106,7 @@ class FakeReplica:
                 assert request.transport is not None
                 request.transport.abort()
             if "HANG" in said:
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             await response.write(event(WORDS[2]) + b"data: [DONE]\n\n")
         except (asyncio.CancelledError, ConnectionError):
             self.left += 1

@@ -20,6 +20,7 @@ from tests.runtime.replicas.fake_replica import FakeReplica, replica
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 MOST = 1 << 16
+LIMIT_S = 60.0  # ends a test that hangs
 
 
 @dataclass
@@ -39,6 +40,17 @@ class World:
             text = await response.text()
             found = text if more.get("stream") else json.loads(text)
             return response.status, found, response.headers.get("x-spark-replica", "")
+
+    def hang(self, fake: FakeReplica) -> None:
+        """Its health is silent, and soon missed; that of the others is waited for."""
+        fake.hung = True
+        get = self.fleet._upstream.get
+
+        async def impatient(url: str, limit_s: float, *more: Any) -> Any:
+            silent = fake.hung and url == fake.url + "/health"
+            return await get(url, 0.3 if silent else LIMIT_S, *more)
+
+        self.fleet._upstream.get = impatient  # type: ignore[method-assign]
 
     async def get(self, path: str, **headers: str) -> tuple[int, str]:
         async with self.client.get(self.url + path, headers=headers) as response:
@@ -75,15 +87,13 @@ async def world(*marks: str) -> AsyncIterator[World]:
 
 def run(test: Callable[[World], Awaitable[None]], *marks: str) -> None:
     async def inside() -> None:
-        async with world(*marks) as found, asyncio.timeout(20):
+        async with world(*marks) as found, asyncio.timeout(LIMIT_S):
             await test(found)
 
     asyncio.run(inside())
 
 
 async def until(done: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if done():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
+    async with asyncio.timeout(LIMIT_S):
+        while not done():
+            await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from spark_engine.runtime.replicas.directory import (
 )
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
-from tests.runtime.replicas.front_world import World, run
+from tests.runtime.replicas.front_world import World, run, until
 
 
 class Clock:
@@ -95,18 +95,17 @@ def test_a_directory_that_hangs_holds_up_neither_loop_nor_threads(
 
     def ask() -> tuple[Rows, bool]:
         asked.append(True)
-        gate.wait(5)
+        gate.wait(120)
         return [("a", "http://a")], False
 
     async def test() -> None:
         members = Members(ask)
         for _ in range(3):
-            begun = time.monotonic()
             with pytest.raises(TimeoutError):
-                await members()
-            assert time.monotonic() - begun < 1
+                await members()  # it has not answered
         assert len(asked) == 1, "it is asked once, until it answers"
         gate.set()
+        monkeypatch.setattr(module, "ASK_S", 120.0)
         assert [a.name for a in await members()] == ["a"]
 
     asyncio.run(test())
@@ -116,10 +115,11 @@ def test_a_directory_that_is_slow_is_heard(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.04)
-    fails = False
+    gate, fails = threading.Event(), False
 
     def ask() -> tuple[Rows, bool]:
-        time.sleep(0.06)
+        assert gate.wait(120)
+        gate.clear()
         if fails:
             raise ConnectionError("the directory died")
         return [("a", "http://a")], False
@@ -127,20 +127,23 @@ def test_a_directory_that_is_slow_is_heard(
     async def test() -> None:
         nonlocal fails
         members = Members(ask)
-        for _ in range(2):
+
+        async def late() -> None:
             with pytest.raises(TimeoutError):
                 await members()
-            await asyncio.sleep(0.05)
+            gate.set()
+            asked = members._asked
+            assert asked is not None
+            await until(asked.done)
+
+        for _ in range(2):
+            await late()
             assert [a.name for a in await members()] == ["a"], "it came late, not never"
         fails = True
-        with pytest.raises(TimeoutError):
-            await members()
-        await asyncio.sleep(0.05)
+        await late()
         with pytest.raises(ConnectionError):
             await members()
-        with pytest.raises(TimeoutError):  # and nobody comes for the next failure
-            await members()
-        await asyncio.sleep(0.05)
+        await late()  # and nobody comes for the next failure
 
     asyncio.run(test())
     gc.collect()
@@ -160,8 +163,8 @@ def test_a_replica_tells_until_it_stops() -> None:
         return (len(told), b"")
 
     telling = Heartbeat(tell, 0.001)
-    assert often.wait(5)
-    telling.stop(5)
+    assert often.wait(60)
+    telling.stop(60)
     count = len(told)
     assert told[:4] == [NOTHING, (1, b""), (1, b""), (3, b"")], "what it heard last"
     time.sleep(0.02)

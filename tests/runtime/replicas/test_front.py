@@ -9,7 +9,6 @@ import pytest
 from yarl import URL
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.replicas import fleet as fleet_module
 from spark_engine.runtime.replicas.fleet import MISSES, Address, listed
 from tests.runtime.replicas.front_world import CHAT, MESSAGES, MOST, RESPONSES, World, run, until
 
@@ -35,7 +34,7 @@ def test_events_come_as_they_are_made() -> None:
     async def test(w: World) -> None:
         body = {"messages": ["HANG"], "stream": True}
         async with w.client.post(w.url + CHAT, json=body) as response:
-            first = await asyncio.wait_for(response.content.readany(), 2)
+            first = await asyncio.wait_for(response.content.readany(), 60)
             assert first == b'data: {"text": "one ", "by": "a"}\n\n'
             assert response.headers["content-type"].startswith("text/event-stream")
             assert w.fleet.router.open == {"a": 1}
@@ -136,9 +135,7 @@ def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -
     run(test, "a", "b")
 
 
-def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.3)
-
+def test_a_replica_that_hangs_is_given_up() -> None:
     async def test(w: World) -> None:
         stream = asyncio.create_task(w.ask("HANG", stream=True))
         await until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
@@ -146,7 +143,7 @@ def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: w.fleet.router.open == {"a": 1, "b": 1})
         w.fakes["b"].gate.set()
         assert (await waits)[2] == "b"
-        w.fakes["a"].hung = True
+        w.hang(w.fakes["a"])
         for _ in range(MISSES - 1):
             await w.fleet.look()
         assert not stream.done() and [r.name for r in w.fleet.up] == ["b"]

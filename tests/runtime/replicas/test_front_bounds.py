@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.runtime.replicas import fleet as fleet_module
 from spark_engine.runtime.replicas import forward, prefix
 from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, Replica
 from spark_engine.runtime.replicas.forward import ClientRequest, Forwarder, Unsure, passed
@@ -19,6 +18,7 @@ from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
 from spark_engine.runtime.server import bodies
 from spark_engine.runtime.server.bodies import Bodies, Body
+from tests.clocks import leap
 from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until
 
 
@@ -239,7 +239,7 @@ def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
         assert await carrier._owner(_asked("resp_b")) is None
         assert len(slow.asked) <= forward.ASKING, "a stranger asks no thousand replicas"
 
-    asyncio.run(test())
+    leap(test())
 
 
 def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             await _forwarder(slow, 2000)._owner(_asked("resp_a"))
         assert len(slow.asked) < 500 and slow.inside == 0
 
-    asyncio.run(test())
+    leap(test())
 
 
 @pytest.mark.parametrize(("status", "lost"), [(404, 2), (503, 0)])
@@ -272,19 +272,17 @@ def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: i
             (503, {"content-type": "application/json", "retry-after": "1"})
         ]
 
-    asyncio.run(test())
+    leap(test())
 
 
-def test_one_that_left_is_looked_at_until_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.3)
-
+def test_one_that_left_is_looked_at_until_it_has_nothing() -> None:
     async def test(w: World) -> None:
         stream = asyncio.create_task(w.ask("HANG", stream=True))
         await until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
         fake = w.fakes.pop("a")
         await w.fleet.look()
         assert list(w.fleet.leaving) == ["a"] and [r.name for r in w.fleet.up] == ["b"]
-        fake.hung = True  # its machine is lost, say: nobody closes the connection
+        w.hang(fake)  # its machine is lost, say: nobody closes the connection
         for _ in range(MISSES):
             assert not stream.done()
             await w.fleet.look()

@@ -21,7 +21,7 @@ from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.fake_client import FakeClient, service
-from tests.runtime.server.api.asking import Asking
+from tests.runtime.server.api.api_client import ApiClient
 
 KEY = "Secret-clé"
 
@@ -61,10 +61,14 @@ def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
     assert asyncio.run(ask()) == status
 
 
-async def _parts(count: int, size: int, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+async def _parts(
+    count: int, size: int, came: asyncio.Event | None = None, gate: asyncio.Event | None = None
+) -> AsyncIterator[bytes]:
+    """`came`: all parts were taken; the end waits for `gate`."""
     for _ in range(count):
         yield b" " * size
-    if gate is not None:
+    if came is not None and gate is not None:
+        came.set()
         await gate.wait()
 
 
@@ -92,12 +96,12 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     monkeypatch.setattr(module, "MAX_BODY", 1000)
 
     async def ask() -> list[int]:
-        gate = asyncio.Event()
+        came, gate = asyncio.Event(), asyncio.Event()
         async with _client() as client:
             first = asyncio.ensure_future(
-                client.post("/v1/completions", content=_parts(10, 90, gate))
+                client.post("/v1/completions", content=_parts(10, 90, came, gate))
             )
-            await asyncio.sleep(0.05)
+            await came.wait()
             found = [
                 (await client.post("/v1/completions", content=b" " * size)).status_code
                 for size in (100, 250, 350)  # 800 of 1000 are taken
@@ -133,13 +137,13 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
 
     async def send(message: Any) -> None:
         began.set()
-        await asyncio.sleep(1)  # no byte of it goes out
+        await asyncio.Event().wait()  # no byte of it goes out
 
     async def ask() -> None:
         request = Request(scope, receive)
         response = await endpoints.generate(request, completions.start)
         assert client.cancelled == []
-        await asyncio.wait_for(response(scope, receive, send), 5)
+        await asyncio.wait_for(response(scope, receive, send), 60)
         assert client.cancelled == [0], "at once, and not when somebody collects the garbage"
 
     began = asyncio.Event()
@@ -147,7 +151,7 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
 
 
 def test_a_path_that_is_not_served_says_what_is() -> None:
-    served = Asking("x")
+    served = ApiClient("x")
     answer = served.get("/v1/nothing")
     words = answer.json()["error"]["message"]
     assert answer.status_code == 404 and words.startswith("there is no /v1/nothing here; there is ")
@@ -173,7 +177,7 @@ def test_a_path_that_is_not_served_says_what_is() -> None:
 
 
 def test_every_request_has_a_name() -> None:
-    served = Asking("x")
+    served = ApiClient("x")
     for given in ("abc-123", "a/b:c"):
         answer = served.get("/v1/nothing", **{"x-request-id": given})
         assert answer.headers.get_list("x-request-id") == [given]
@@ -194,8 +198,8 @@ def test_an_internal_error_has_its_requests_name(
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    served = Asking("x")
-    monkeypatch.setattr(completions, "TextForm", broken)
+    served = ApiClient("x")
+    monkeypatch.setattr(completions, "CompletionFormat", broken)
     answer = served.post("/v1/completions", {"prompt": "a"}, **{"x-request-id": "mine"})
     assert (answer.status_code, answer.json()["request_id"]) == (500, "mine")
     assert "secret" not in answer.text and "RuntimeError" in answer.text
@@ -207,10 +211,10 @@ def test_other_origins_are_let_in_where_they_are_named() -> None:
     asked = {**page, "access-control-request-method": "POST"}
     asked["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
     path = "/v1/chat/completions"
-    closed = Asking("x").get(path, "OPTIONS", **asked)
+    closed = ApiClient("x").get(path, "OPTIONS", **asked)
     assert closed.status_code == 405 and "access-control-allow-origin" not in closed.headers
     for origins, wanted in ((["http://page"], "http://page"), (["*"], "*")):
-        served = Asking("x", origins=origins, keys=Keyring(None, "k"))
+        served = ApiClient("x", origins=origins, keys=Keyring(None, "k"))
         early = served.get(path, "OPTIONS", **asked)  # a browser sends no key with this one
         assert early.status_code == 200
         assert early.headers["access-control-allow-origin"] == wanted
@@ -219,7 +223,7 @@ def test_other_origins_are_let_in_where_they_are_named() -> None:
         assert refused.status_code == 401  # and the page may read why
         assert refused.headers["access-control-allow-origin"] == wanted
         assert "x-request-id" in refused.headers["access-control-expose-headers"]
-    other = Asking("x", origins=["http://page"]).get(
+    other = ApiClient("x", origins=["http://page"]).get(
         path, "OPTIONS", **asked | {"origin": "http://q"}
     )
     assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
@@ -232,13 +236,13 @@ def test_compressed_bodies_are_read_within_the_limit(
     def pack(data: bytes) -> bytes:
         return zlib.compress(data) if encoding == "deflate" else gzip.compress(data)
 
-    served, head = Asking("hello"), {"content-encoding": encoding}
+    served, head = ApiClient("hello"), {"content-encoding": encoding}
     body = pack(b'{"prompt": "a bear", "max_tokens": 9}')
     assert served.post("/v1/completions", body, **head).json()["choices"][0]["text"] == "hello"
     broken = served.post("/v1/completions", b"no" + body, **head)
     assert broken.status_code == 400 and "is not valid" in broken.json()["error"]["message"]
     monkeypatch.setattr(module, "MAX_BODY", 100_000)
-    served = Asking("hello")
+    served = ApiClient("hello")
     bomb = pack(b'{"prompt": "' + b"a" * 50_000_000)
     assert len(bomb) < 100_000
     tracemalloc.start()
@@ -248,12 +252,12 @@ def test_compressed_bodies_are_read_within_the_limit(
 
 
 def test_an_unknown_compression_is_named() -> None:
-    answer = Asking("x").post("/v1/completions", b"x", **{"content-encoding": "br"})
+    answer = ApiClient("x").post("/v1/completions", b"x", **{"content-encoding": "br"})
     assert (answer.status_code, "'br'" in answer.json()["error"]["message"]) == (415, True)
 
 
 def test_load_and_readiness() -> None:
-    served = Asking("x")
+    served = ApiClient("x")
     assert served.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
     assert served.get("/ready").status_code == 200
     served.client.in_flight = 8  # 4 slots and a queue of 4

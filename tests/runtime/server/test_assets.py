@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.manifest import StateInfo
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import PrefillPolicy
 from spark_engine.runtime.server import assets
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
     spell_cache,
     spell_drafts,
+    unmet,
 )
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.tensors import DType, TensorSpec
@@ -38,6 +42,7 @@ def test_what_is_said_at_the_start() -> None:
     said = [spell_drafts(asked, DRAFTING) for asked in (None, 3, 1, 0)]
     up_to = [" with up to 3 drafts a round"] * 2
     assert said == [*up_to, " with up to 1 draft a round", " without its drafts"]
+    assert spell_drafts(2, DRAFTING, fixed=True) == " with 2 drafts a round"
     assert [spell_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
 
 
@@ -74,3 +79,21 @@ def test_what_is_said_of_a_prefix_cache() -> None:
     assert spell_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
     assert spell_cache(both) == ", with a prefix cache of up to 1.50 GiB with room for 7 states"
+
+
+def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:
+    costs = (("decode", 3000.0), ("decode", 9000.0), ("prefill", 20000.0), ("prefill", 7000.0))
+    buckets = [SimpleNamespace(family=name, cost_us=us) for name, us in costs]
+    manifest: Any = SimpleNamespace(buckets=buckets)
+
+    def said(cache: int | None, itl_ms: float | None, known: Any = manifest) -> list[str]:
+        options = EngineOptions(policy=PrefillPolicy(itl_ms=itl_ms), cache_bytes=cache)
+        return [*unmet(options, EngineInfo("x", PLAIN, (), {}, cache_bytes=ROW), known)]
+
+    for cache, itl_ms in ((None, None), (0, 10.0), (ROW, 1e9)):
+        assert said(cache, itl_ms) == []
+    (much,) = said(8 << 30, None)
+    assert much.startswith("--cache-gib is 8; ") and "room for 0.00 GiB" in much
+    (short,) = said(None, 9.9)
+    assert short.startswith("--itl-ms is 9.9; a step of one row takes 10 ms with a prefill, 3 to")
+    assert said(None, 0.001, SimpleNamespace(buckets=[])) == [], "nobody knows what a launch takes"

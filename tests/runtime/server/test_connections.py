@@ -1,4 +1,8 @@
-"""uvicorn with our connections: deadlines, room for another, who gives way."""
+"""uvicorn with our connections: deadlines, room for another, who gives way.
+
+Client and server share an event loop whose clock stands until a test moves it: however long the
+machine takes over a line, no deadline passes meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import os
 import resource
 import socket
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -18,31 +22,51 @@ import uvicorn
 
 from spark_engine.runtime.server import connections
 from spark_engine.runtime.server.connections import Connection, Connections
+from tests.clocks import StandingLoop
 
 READ_S = 0.3
+HANGS_S = 60.0  # ends a test that hangs
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BIG = 1 << 16
 SLOW = GET.replace(b"/ ", b"/slow ")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body; /slow takes longer over its answer than a request may."""
-    more = scope["path"] != "/early"  # which answers before the body came
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        more = message.get("more_body", False)
-    await asyncio.sleep(2 * READ_S if scope["path"] == "/slow" else 0)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/big":
-        gone = asyncio.ensure_future(receive())
-        while not gone.done():  # as a stream that ends when its client has gone
-            await send({"type": "http.response.body", "body": b"." * BIG, "more_body": True})
-            await asyncio.sleep(0)
-        return
-    await send({"type": "http.response.body", "body": b"hello"})
+async def turns() -> None:
+    """Whatever can be done without a socket or more time is done."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def until(ok: Callable[[], bool]) -> None:
+    """Something that comes over a socket; `Server.run` ends what never comes."""
+    while not ok():
+        await asyncio.sleep(0)
+
+
+async def passes(seconds: float) -> None:
+    """Time, and what it ends."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, StandingLoop)
+    await turns()
+    loop.now += seconds
+    await turns()
+
+
+class Heard(Connection):
+    """Counts the bytes that came."""
+
+    def __init__(self, server: Server, **given: Any) -> None:
+        super().__init__(server.connections, **given)
+        self._server = server
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._server.made.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._server.heard += len(data)
 
 
 class Server:
@@ -53,32 +77,80 @@ class Server:
         told = self.refused.append
         self.connections = Connections(most, READ_S, write_s=READ_S, refused=told)
         self.port = 0
+        self.made: list[Heard] = []
+        self.heard = self.said = 0  # bytes
+        self.release = asyncio.Event()  # the answers to /slow
         self._streams: list[Streams] = []
 
     def run(self, use: Callable[[Server], Awaitable[None]]) -> None:
-        asyncio.run(self._run(use))
+        with asyncio.Runner(loop_factory=StandingLoop) as runner:
+            runner.run(self._limited(use))
+
+    async def _limited(self, use: Callable[[Server], Awaitable[None]]) -> None:
+        """By another clock than the loop's."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        timer = threading.Timer(HANGS_S, loop.call_soon_threadsafe, (task.cancel,))
+        timer.daemon = True
+        timer.start()
+        try:
+            await self._run(use)
+        finally:
+            timer.cancel()
 
     async def open(self, data: bytes = b"") -> Streams:
+        """The server has taken it, and heard the data."""
+        count = len(self.made)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._streams.append((reader, writer))
-        writer.write(data)
-        await writer.drain()
+        await until(lambda: len(self.made) > count)
+        await self.say(writer, data)
         return reader, writer
+
+    async def say(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """Until the server has heard it."""
+        writer.write(data)
+        self.said += len(data)
+        await until(lambda: self.heard >= self.said)
 
     async def ask(self, data: bytes = GET) -> bytes:
         reader, _ = await self.open(data)
         return await answer(reader)
 
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Reads the body; /slow is answered when a test says so."""
+        more = scope["path"] != "/early"  # which answers before the body came
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            more = message.get("more_body", False)
+        if scope["path"] == "/slow":
+            await self.release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/big":
+            gone = asyncio.ensure_future(receive())
+            while not gone.done():  # as a stream that ends when its client has gone
+                await send({"type": "http.response.body", "body": b"." * BIG, "more_body": True})
+                await asyncio.sleep(0)
+            return
+        await send({"type": "http.response.body", "body": b"hello"})
+
     async def _run(self, use: Callable[[Server], Awaitable[None]]) -> None:
-        protocol = cast(Any, partial(Connection, self.connections))
+        protocol = cast(Any, partial(Heard, self))
         config = uvicorn.Config(
-            _app, port=0, http=protocol, lifespan="off", log_config=None, log_level="critical"
+            self.app,
+            port=0,
+            http=protocol,
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
         )
         server = uvicorn.Server(config)
         server.capture_signals = suppress  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         self.port = server.servers[0].sockets[0].getsockname()[1]
         try:
             await use(self)
@@ -86,18 +158,20 @@ class Server:
             for _, writer in self._streams:
                 writer.close()
             server.should_exit = server.force_exit = True
+            while not serving.done():
+                await passes(0.1)
             await serving
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
     """One answer, headers and all."""
-    return await asyncio.wait_for(reader.readuntil(b"hello"), 5)
+    return await reader.readuntil(b"hello")
 
 
 async def _end(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the server closes."""
     with suppress(ConnectionResetError):
-        return await asyncio.wait_for(reader.read(), 5)
+        return await reader.read()
     return b""
 
 
@@ -112,13 +186,15 @@ HALVES = [
 @pytest.mark.parametrize(("data", "part"), HALVES)
 def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
     async def use(server: Server) -> None:
-        start = time.monotonic()
         reader, _ = await server.open(data)
-        head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
-        assert READ_S * 0.9 < time.monotonic() - start < READ_S + 1
-        assert head.startswith(b"HTTP/1.1 408 ") and server.refused == [408]
-        assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
+        await passes(0.9 * READ_S)
+        assert server.refused == [] and len(server.connections.inside) == 1
+        await passes(0.2 * READ_S)
+        assert server.refused == [408]
         assert not server.connections.inside and not server.connections.waiting
+        head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
 
     Server(10).run(use)
 
@@ -127,6 +203,7 @@ def test_half_a_request_behind_a_whole_one_is_closed_too() -> None:
     async def use(server: Server) -> None:
         reader, _ = await server.open(GET + HALVES[2][0][:-3])
         assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
+        await passes(1.1 * READ_S)
         assert b"request's body did not come" in await _end(reader)
         assert not server.connections.inside
 
@@ -138,10 +215,13 @@ def test_an_answer_before_the_body_is_the_only_one() -> None:
 
     async def use(server: Server) -> None:
         reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
-        writer.write(b"content-length: 3\r\n\r\n")
+        await server.say(writer, b"content-length: 3\r\n\r\n")
         await answer(reader)
-        writer.write(b"abc")
-        assert b"408" not in await _end(reader)
+        await server.say(writer, b"abc")
+        ended = asyncio.ensure_future(_end(reader))
+        while not ended.done():  # by our time or by uvicorn's
+            await passes(READ_S)
+        assert b"408" not in await ended
         assert not server.connections.inside
 
     Server(10).run(use)
@@ -150,12 +230,12 @@ def test_an_answer_before_the_body_is_the_only_one() -> None:
 def test_a_drip_does_not_move_the_deadline() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(b"GET / HTTP/1.1\r\n")
-        start = time.monotonic()
-        ended = asyncio.ensure_future(_end(reader))
-        while not ended.done():
-            assert time.monotonic() - start < READ_S + 1
-            writer.write(b"a")
-            await asyncio.sleep(0.02)
+        for _ in range(18):
+            await server.say(writer, b"a")
+            await passes(0.05 * READ_S)
+        assert server.refused == []
+        await passes(0.15 * READ_S)
+        assert server.refused == [408] and b"HTTP/1.1 408 " in await _end(reader)
 
     Server(10).run(use)
 
@@ -163,10 +243,10 @@ def test_a_drip_does_not_move_the_deadline() -> None:
 def test_the_body_has_a_time_of_its_own() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
-        await asyncio.sleep(0.7 * READ_S)
-        writer.write(b"content-length: 2\r\n\r\na")
-        await asyncio.sleep(0.7 * READ_S)
-        writer.write(b"b")
+        await passes(0.7 * READ_S)
+        await server.say(writer, b"content-length: 2\r\n\r\na")
+        await passes(0.7 * READ_S)
+        await server.say(writer, b"b")
         assert b"200 OK" in await answer(reader)
 
     Server(10).run(use)
@@ -175,13 +255,16 @@ def test_the_body_has_a_time_of_its_own() -> None:
 def test_a_long_answer_and_an_idle_client_are_left_alone() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(SLOW)
+        await passes(2 * READ_S)
+        server.release.set()
         assert b"200 OK" in await answer(reader)
-        await asyncio.sleep(2 * READ_S)  # between requests uvicorn's own limit holds
-        writer.write(GET[:10])
-        await asyncio.sleep(0.02)
-        writer.write(GET[10:])
+        await passes(2 * READ_S)  # between requests uvicorn's own limit holds
+        await server.say(writer, GET[:10])
+        await passes(0.1 * READ_S)
+        await server.say(writer, GET[10:])
         assert b"200 OK" in await answer(reader)
-        writer.write(GET[:10])  # half of the third
+        await server.say(writer, GET[:10])  # half of the third
+        await passes(1.1 * READ_S)
         assert b"HTTP/1.1 408 " in await _end(reader)
 
     Server(10).run(use)
@@ -195,12 +278,19 @@ def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads
             client.connect(("127.0.0.1", server.port))
             client.setblocking(False)
             client.sendall(GET.replace(b"/ ", b"/big "))
-            start = time.monotonic()
-            while time.monotonic() - start < 6 * READ_S:
+            await until(lambda: bool(server.made and server.made[0]._unread))
+            (one,) = server.made
+
+            def took_some() -> bool:
+                with suppress(BlockingIOError):
+                    client.recv(1 << 20)
+                return one._untaken() < before or not one._unread
+
+            for _ in range(6 if reads else 100):  # what fills the kernel's buffers counts as taken
+                before = one._untaken()
                 if reads:
-                    with suppress(BlockingIOError):
-                        client.recv(1 << 20)
-                await asyncio.sleep(READ_S / 4)
+                    await until(took_some)
+                await passes(1.1 * READ_S)
                 if not reads and not server.connections.inside:
                     break
             assert len(server.connections.inside) == int(reads)
@@ -211,14 +301,11 @@ def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads
 def test_the_longest_silent_gives_way() -> None:
     async def use(server: Server) -> None:
         idle = [await server.open() for _ in range(4)]
-        await asyncio.sleep(0.02)
-        idle[0][1].write(GET[:10])  # heard last
-        await asyncio.sleep(0.02)
+        await server.say(idle[0][1], GET[:10])  # heard last
         assert b"200 OK" in await server.ask()
-        ended = [asyncio.ensure_future(_end(reader)) for reader, _ in idle]
-        await asyncio.sleep(0.02)
-        assert [e.done() for e in ended] == [False, True, False, False]
-        assert len(server.connections.inside) == 4
+        assert await _end(idle[1][0]) == b""
+        left = [one in server.connections.inside for one in server.made]
+        assert left == [True, False, True, True, True]
 
     Server(4).run(use)
 
@@ -228,7 +315,7 @@ def test_a_client_between_two_requests_gives_way_last() -> None:
         reader, writer = await server.open(GET)
         await answer(reader)
         silent = [await server.open(b"") for _ in range(5)]
-        writer.write(GET)
+        await server.say(writer, GET)
         assert b"HTTP/1.1 200 " in await answer(reader)
         assert await _end(silent[0][0]) == b"", "the first of the silent has left"
 
@@ -238,11 +325,11 @@ def test_a_client_between_two_requests_gives_way_last() -> None:
 def test_what_is_being_answered_never_gives_way() -> None:
     async def use(server: Server) -> None:
         busy = [await server.open(SLOW) for _ in range(4)]
-        await asyncio.sleep(0.05)
-        reader, _ = await server.open(GET)
+        reader, _ = await server.open()
         refused = await _end(reader)
         assert refused.startswith(b"HTTP/1.1 503 ") and b"all 4 connections" in refused
         assert server.refused == [503]
+        server.release.set()
         for reader, _ in busy:
             assert b"200 OK" in await answer(reader)
         assert b"200 OK" in await server.ask()
@@ -254,10 +341,9 @@ def test_what_is_closed_leaves_nothing_behind() -> None:
     async def use(server: Server) -> None:
         for data in (b"", GET[:10], b"nonsense\r\n\r\n", SLOW):
             _, writer = await server.open(data)
-            await asyncio.sleep(0.02)
             writer.close()
-        await asyncio.sleep(0.05)
-        assert not server.connections.inside and not server.connections.waiting
+        await until(lambda: not server.connections.inside)
+        assert not server.connections.waiting
 
     Server(10).run(use)
 

@@ -85,11 +85,15 @@ def test_tools_are_called_as_the_choice_says(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"guided_json": {"type": "x"}}, "guided_json", "guided_json.type cannot be followed"),
+        ({"guided_json": {"type": "x"}}, "guided_json", "guided_json.type cannot be enforced"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"structured_outputs": 5}, "structured_outputs", "structured_outputs"),
         ({"response_format": "json"}, "response_format", "response_format"),
-        ({"guided_whitespace_pattern": "(", "guided_json": {}}, "guided_json", "cannot be foll"),
+        (
+            {"guided_whitespace_pattern": "(", "guided_json": {}},
+            "guided_json",
+            "cannot be enforced",
+        ),
     ],
 )
 def test_a_form_that_cannot_be_is_the_requests_error(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server import deadline as deadline_module
 from spark_engine.runtime.server.client import Begun, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline, QueuedTooLong, TimedOut
 from spark_engine.runtime.server.generation import Choice, Generation, GenerationFailed
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.clocks import leap
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient
 
@@ -60,6 +63,7 @@ def test_one_choice_that_fails_cancels_the_others(tokenizer: Tokenizer) -> None:
     assert client.cancelled == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("_clock")
 def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
     class Slow(FakeClient):
         def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
@@ -79,7 +83,17 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
         assert client.cancelled == [0]
         return came
 
-    assert 1 <= asyncio.run(count()) <= 5
+    assert leap(count()) == 5
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines count by the loop's time."""
+    monkeypatch.setattr(
+        deadline_module,
+        "time",
+        SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()),
+    )
 
 
 class Queued(FakeClient):
@@ -101,16 +115,17 @@ async def _wait_in_queue(timeout_s: float | None, queue_s: float | None) -> tupl
     return len(came), client.cancelled
 
 
+@pytest.mark.usefixtures("_clock")
 def test_the_queues_time_ends_when_the_engine_begins() -> None:
-    assert asyncio.run(_wait_in_queue(None, 0.25)) == (1, [])
+    assert leap(_wait_in_queue(None, 0.25)) == (1, [])
     with pytest.raises(QueuedTooLong, match=r"more than 0\.05 s in the queue; retry"):
-        asyncio.run(_wait_in_queue(None, 0.05))
+        leap(_wait_in_queue(None, 0.05))
     with pytest.raises(QueuedTooLong):
-        asyncio.run(_wait_in_queue(0.3, 0.05))
+        leap(_wait_in_queue(0.3, 0.05))
     with pytest.raises(TimedOut):
-        asyncio.run(_wait_in_queue(0.05, 0.25))
+        leap(_wait_in_queue(0.05, 0.25))
     with pytest.raises(TimedOut):
-        asyncio.run(_wait_in_queue(0.3, 0.25))
+        leap(_wait_in_queue(0.3, 0.25))
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:

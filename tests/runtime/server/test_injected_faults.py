@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from spark_engine.runtime.server import engine_process
 from spark_engine.runtime.server import supervisor as module
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.client import EngineClient
@@ -25,20 +28,31 @@ from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
 from tests.runtime import faulty_engine
 from tests.runtime.faulty_engine import NAN, order
-from tests.soak.quiet import check_state
+from tests.soak.idle_state import check_state
 
 TEXT = "/v1/completions"
-HANGS_S = 2.0  # longer than a busy machine keeps a process from running
+HANGS_S = 1000.0  # the watchdog's; `Running.hung` lets so long pass
 LONG = {"prompt": [5, 6, 7], "max_tokens": 700, "ignore_eos": True, "seed": 1}
 SHORT = {"prompt": [8, 9], "max_tokens": 4, "ignore_eos": True, "seed": 2}
+
+
+class Clock:
+    """The supervisor's time, to which a test adds."""
+
+    more = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.more
 
 
 class Running:
     """A server over the faulty engine."""
 
-    def __init__(self, folder: Path, how: Supervision, max_queue: int) -> None:
-        self.folder = folder
-        command = (sys.executable, "-P", faulty_engine.__file__, str(folder))
+    def __init__(
+        self, folder: Path, how: Supervision, max_queue: int, clock: Clock, step_s: float
+    ) -> None:
+        self.folder, self.clock = folder, clock
+        command = (sys.executable, "-P", faulty_engine.__file__, str(folder), str(step_s))
         self.client = EngineClient(command, max_queue, how)
         self.http: httpx.AsyncClient
 
@@ -48,7 +62,15 @@ class Running:
     def ask_later(self, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(self.ask(body))
 
-    async def until(self, ok: Callable[[], bool], seconds: float = 20) -> None:
+    async def taken(self) -> None:
+        """The fault that was ordered has begun."""
+        await self.until(lambda: not (self.folder / "fault").exists())
+
+    def hung(self) -> None:
+        """The watchdog's time is over."""
+        self.clock.more += 2 * HANGS_S
+
+    async def until(self, ok: Callable[[], bool], seconds: float = 90) -> None:
         end = time.monotonic() + seconds
         while not ok():
             assert time.monotonic() < end
@@ -62,13 +84,18 @@ class Running:
     async def idle(self) -> None:
         """Nothing is held by anybody any more: the engine says so itself."""
         await self.until(lambda: self.client.in_flight == 0)
-        await asyncio.sleep(0.05)
+        end = time.monotonic() + 90
+        while wrong := await self._held():  # what was cancelled may be on its way there
+            assert time.monotonic() < end, wrong
+            await asyncio.sleep(0.02)
+
+    async def _held(self) -> list[str]:
         found = await self.client.dump("a test looks")
         assert found is not None
         lines = found.read_text().splitlines()
         state = json.loads(lines[lines.index("== engine process: state ==") + 1])
         found.unlink()
-        assert check_state(state, {"desk": {"in_flight": 0}}) == []
+        return check_state(state, {"engine_client": {"in_flight": 0}})
 
     def dumps(self) -> list[str]:
         """Those that were written, the oldest first; taken away."""
@@ -83,11 +110,14 @@ def _run(
     folder: Path,
     use: Callable[[Running], Awaitable[None]],
     max_queue: int = 100,
+    step_s: float = 0.02,
     **options: Any,
 ) -> None:
     async def run() -> None:
-        how = Supervision(**{"restarts": 100, "dumps": folder, **options})
-        running = Running(folder, how, max_queue)
+        how = Supervision(**{"watchdog_s": HANGS_S, "restarts": 100, "dumps": folder, **options})
+        clock = Clock()
+        module.time = clock  # type: ignore[assignment]
+        running = Running(folder, how, max_queue, clock, step_s)
         try:
             info = await running.client.start()
             service = Service(running.client, info, None, None, ["faulty"])
@@ -106,6 +136,10 @@ def _run(
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(module, "LATE_S", 1e9)  # a clock that is put forward
+    monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(engine_process, "ANSWER_S", 60.0)
+    monkeypatch.setattr(engine_process, "SIGNAL_S", 60.0)
     root = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", root)
 
@@ -120,7 +154,9 @@ FALLS = [  # stage, kind, words of the error, words of the dump ("": none is wri
 ]
 
 
-def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
+def test_an_engine_that_falls_at_any_stage_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who was being answered gets an error, who waited is answered, health says both."""
 
     async def use(server: Running) -> None:
@@ -129,15 +165,20 @@ def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
             await server.until(lambda: server.client.stats.steps > 5)
             before = server.client.pid
             order(server.folder, stage, kind)
-            await server.until(lambda: not (server.folder / "fault").exists())
+            await server.taken()
+            order(server.folder, "load", "late")
             waits = server.ask_later(SHORT)
-            answer = await asyncio.wait_for(long, 20)
+            if kind in ("hang", "hold"):
+                monkeypatch.setattr(engine_process, "ANSWER_S", 60.0 if kind == "hang" else 2.0)
+                server.hung()
+            answer = await asyncio.wait_for(long, 90)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (500, "engine_error"), (stage, kind)
             assert words in error["message"]
             reason = await server.health()
-            assert "started again" in reason and words in reason
-            found = await asyncio.wait_for(waits, 20)
+            assert "restarting" in reason and words in reason
+            (server.folder / "go").touch()
+            found = await asyncio.wait_for(waits, 90)
             assert found.json()["usage"]["completion_tokens"] == 4, found.text
             assert await server.health() == "", (stage, kind)
             assert server.client.pid != before
@@ -148,14 +189,16 @@ def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
         assert f'spark:engine_restarts_total{{model_name="faulty"}} {len(FALLS)}.0' in metrics
         await server.idle()
 
-    _run(tmp_path, use, watchdog_s=HANGS_S)
+    _run(tmp_path, use)
 
 
 def test_a_dump_of_a_hung_engine_says_where_it_hangs_and_with_whom(tmp_path: Path) -> None:
     async def use(server: Running) -> None:
         order(server.folder, "_launch", "hang")
-        answer = await server.ask({**SHORT, "max_tokens": 2})
-        assert answer.is_success, "it had no token, and a second process answered it"
+        asked = server.ask_later({**SHORT, "max_tokens": 2})
+        await server.taken()
+        server.hung()
+        assert (await asked).is_success, "it had no token, and a second process answered it"
         (text,) = server.dumps()
         lines = text.splitlines()
         assert lines[0].startswith("the watchdog ended the engine process: the engine has not")
@@ -165,7 +208,7 @@ def test_a_dump_of_a_hung_engine_says_where_it_hangs_and_with_whom(tmp_path: Pat
         assert [row["slot"] for row in state["sequences"]] == [0]
         assert "in step" in text and "_watch" in text, "stacks of both processes"
 
-    _run(tmp_path, use, watchdog_s=HANGS_S)
+    _run(tmp_path, use)
 
 
 def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
@@ -173,11 +216,11 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
         long = server.ask_later(LONG)
         await server.until(lambda: server.client.stats.steps > 5)
         order(server.folder, "_launch", "kill")
-        await server.until(lambda: not (server.folder / "fault").exists())
+        await server.taken()
         order(server.folder, "load", "refuse")
         waits = server.ask_later(SHORT)
         assert (await long).status_code == 500
-        answer = await asyncio.wait_for(waits, 20)
+        answer = await asyncio.wait_for(waits, 90)
         assert answer.status_code == 500 and "is damaged" in answer.text
         assert server.client.died.is_set() and server.client.users_fault
         assert "build the engine again" in await server.health()
@@ -190,9 +233,9 @@ def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
     async def use(server: Running) -> None:
         order(server.folder, "_launch", "kill")
         waits = server.ask_later(SHORT)
-        await server.until(lambda: not (server.folder / "fault").exists())
+        await server.taken()
         order(server.folder, "load", "lack")
-        assert (await asyncio.wait_for(waits, 20)).is_success
+        assert (await asyncio.wait_for(waits, 90)).is_success
         assert server.client.restarts == 2 and server.client.reason.endswith("3 GiB are free")
 
     _run(tmp_path, use)
@@ -204,7 +247,7 @@ def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
             long = server.ask_later(LONG)
             await server.until(lambda: server.client.stats.steps > 5)
             order(server.folder, "_launch", "kill")
-            assert (await asyncio.wait_for(long, 20)).status_code == 500
+            assert (await asyncio.wait_for(long, 90)).status_code == 500
             await server.until(
                 lambda: server.client.died.is_set() or server.client.unhealthy_reason() is None
             )
@@ -247,16 +290,19 @@ def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: 
     async def use(server: Running) -> None:
         # four of them want 16 pages at their ends, and there are 12
         bodies = [{**LONG, "prompt": [5 + i, 6], "max_tokens": 240} for i in range(5)]
+        assert server.client.pid is not None
+        os.kill(server.client.pid, signal.SIGSTOP)  # nobody comes to an end meanwhile
         tasks = [server.ask_later(body) for body in bodies]
         await server.until(lambda: server.client.in_flight == 5)
         refused = await server.ask()
+        os.kill(server.client.pid, signal.SIGCONT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
         answers = await asyncio.gather(*tasks)
         assert [a.json()["usage"]["completion_tokens"] for a in answers] == [240] * 5
         assert server.client.stats.preemptions > 0
         await server.idle()
 
-    _run(tmp_path, use, max_queue=1)
+    _run(tmp_path, use, max_queue=1, step_s=0.001)
 
 
 def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.operation import shorten
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests import patient
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.test_server import Running, _server, _wait
@@ -51,11 +52,12 @@ def server(tokenizer_folder: Path, keys: Path) -> Iterator[Running]:
 
 def _post(server: Running, key: str, **more: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}", "x-request-id": "mine"}
-    return httpx.post(server.url + "/v1/completions", json=BODY | more, headers=headers)
+    return patient.post(server.url + "/v1/completions", json=BODY | more, headers=headers)
 
 
 def _rows(keys: Path) -> list[dict[str, Any]]:
-    lines = (keys.parent / "log").read_text().splitlines()
+    whole = (keys.parent / "log").read_text().rpartition("\n")[0]  # one may be half written
+    lines = whole.splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -66,7 +68,7 @@ def test_every_line_of_the_log_is_json_and_says_whose_request_it_was(
     _wait(lambda: any(row.get("path") == "/v1/completions" for row in _rows(keys)), "the line")
     row = [row for row in _rows(keys) if row.get("path") == "/v1/completions"][-1]
     assert (row["key"], row["id"], row["status"], row["tokens"]) == ("ann", "mine", 200, 4)
-    assert 0 <= row["queued"] <= row["first"] <= row["seconds"] < 10
+    assert 0 <= row["queued"] <= row["first"] <= row["seconds"] < 100
     assert any(row["message"].startswith("serving ") for row in _rows(keys))
 
 
@@ -91,7 +93,7 @@ def test_a_request_reaches_no_more_than_it_may(server: Running) -> None:
     refused = _post(server, "old", prompt=[5] * 40)
     assert refused.status_code == 400 and "40" in refused.json()["error"]["message"]
     headers = {"Authorization": "Bearer old"}
-    models = httpx.get(server.url + "/v1/models", headers=headers).json()
+    models = patient.get(server.url + "/v1/models", headers=headers).json()
     assert models["data"][0]["max_model_len"] == 40
     large = _post(server, "old", user="x" * (1 << 20))
     assert large.status_code == 413 and f"over {1 << 20} bytes" in large.text
@@ -148,5 +150,5 @@ def test_no_text_is_tokenised_on_the_event_loop(tokenizer_folder: Path, path: st
             asking.cancel()
             return threading.get_ident()
 
-    loop = asyncio.run(asyncio.wait_for(ask(), 5))
+    loop = asyncio.run(asyncio.wait_for(ask(), 60))
     assert tokenizer.threads and loop not in tokenizer.threads

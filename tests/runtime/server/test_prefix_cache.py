@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import patient
+from tests.ports import free_port
 from tests.runtime import small_engine
 
 CONTEXT, TILE = 2048, 64
@@ -44,27 +45,26 @@ class Server:
         """A greedy answer of 12 tokens, whole."""
         body = {"messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 12, **more}
         body |= {"ignore_eos": True, "tool_choice": "auto"}
-        done = httpx.post(self.url + "/v1/chat/completions", json=body, timeout=60)
+        done = patient.post(self.url + "/v1/chat/completions", json=body)
         assert done.status_code == 200, done.text
         found: dict[str, Any] = done.json()
         return found
 
     def metrics(self) -> dict[str, float]:
         """The prefix cache's, by name."""
-        lines = httpx.get(self.url + "/metrics").text.splitlines()
+        lines = patient.get(self.url + "/metrics").text.splitlines()
         rows = (line.rsplit(" ", 1) for line in lines if "prefix_cache" in line and line[0] != "#")
         return {name.replace('model_name="small"', ""): float(value) for name, value in rows}
 
 
 @contextmanager
 def serving(engine: Path, log: Path, *options: str) -> Iterator[Server]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
-        port = found.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "spark_engine.runtime.cli", str(engine), "--serve"]
     command += ["--port", str(port), "--served-model-name", "small", *options]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stderr=stream)
-    server, end = Server(f"http://127.0.0.1:{port}", log), time.monotonic() + 60
+    server, end = Server(f"http://127.0.0.1:{port}", log), time.monotonic() + 120
     try:
         while not _up(server.url):
             assert process.poll() is None and time.monotonic() < end, log.read_text()
@@ -72,12 +72,12 @@ def serving(engine: Path, log: Path, *options: str) -> Iterator[Server]:
         yield server
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def _up(url: str) -> bool:
     try:
-        return httpx.get(url + "/health").status_code == 200
+        return patient.get(url + "/health").status_code == 200
     except httpx.TransportError:
         return False
 
@@ -145,11 +145,11 @@ def test_two_agents_share_system_and_tools_from_the_first_turn(warm: Server) -> 
 def test_a_prompt_of_200_tokens_hits(warm: Server) -> None:
     body = {"prompt": [3 + i % 200 for i in range(200)], "max_tokens": 1, "temperature": 0}
     url = warm.url + "/v1/completions"
-    first, second = (httpx.post(url, json=body).json() for _ in range(2))
+    first, second = (patient.post(url, json=body).json() for _ in range(2))
     assert (_cached(first), _cached(second)) == (0, 192)
     assert first["choices"][0]["text"] == second["choices"][0]["text"]
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    rows = httpx.post(url, json={**body, **options}).text.split("\n\n")
+    rows = patient.post(url, json={**body, **options}).text.split("\n\n")
     chunks = [json.loads(row[6:]) for row in rows if row.startswith("data: {")]
     assert _cached(chunks[-1]) == 192
 
@@ -158,7 +158,7 @@ def test_choices_and_prompts_with_one_beginning_compute_it_once(warm: Server) ->
     begin = [5 + (7 * i) % 211 for i in range(320)]
     before = warm.metrics()
     body = {"prompt": [[*begin, 9 + i] for i in range(4)], "n": 2, "max_tokens": 1}
-    answer = httpx.post(warm.url + "/v1/completions", json=body, timeout=60).json()
+    answer = patient.post(warm.url + "/v1/completions", json=body).json()
     assert len(answer["choices"]) == 8
     after = warm.metrics()
     grown = {name: after[name] - before[name] for name in after}
@@ -173,7 +173,7 @@ def test_thirty_clients_at_once_get_what_each_would_get_alone(warm: Server, cold
     def ask(server: Server, i: int) -> str:
         body = {"prompt": [7 + (i % 3 + j) % 90 for j in range(70 + 20 * (i % 5))], "n": 1}
         body |= {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60).json()
+        answer = patient.post(server.url + "/v1/completions", json=body).json()
         return str(answer["choices"][0]["text"])
 
     with ThreadPoolExecutor(15) as pool:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     Body,
     Defaults,
@@ -24,8 +25,7 @@ from spark_engine.runtime.server.api.common import (
 )
 from spark_engine.runtime.server.api.completions import CompletionBody, prompts
 from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.api.job import ChatJob
-from spark_engine.runtime.server.api.refused import REFUSED, Refused
+from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -61,16 +61,16 @@ def test_the_generation_config_holds_where_the_request_is_silent() -> None:
 
 def test_how_many_tokens_come() -> None:
     message = [{"role": "user", "content": "x"}]
-    assert _params(ChatJob(messages=message)).max_tokens == 100
-    assert _params(ChatJob(messages=message, max_tokens=7)).max_tokens == 7
-    both = ChatJob(messages=message, max_tokens=7, max_completion_tokens=8)
+    assert _params(ChatRequest(messages=message)).max_tokens == 100
+    assert _params(ChatRequest(messages=message, max_tokens=7)).max_tokens == 7
+    both = ChatRequest(messages=message, max_tokens=7, max_completion_tokens=8)
     assert _params(both).max_tokens == 8
     assert _params(CompletionBody(prompt="x")).max_tokens == 16
     assert _params(CompletionBody(prompt="x", min_tokens=30)).max_tokens == 30
     assert _params(CompletionBody(prompt="x", max_tokens=200)).max_tokens == 100
     for most in (101, 300, 10**400, -1):
         assert _params(CompletionBody(prompt="x", max_tokens=most)).max_tokens == 100
-        assert _params(ChatJob(messages=message, max_completion_tokens=most)).max_tokens == 100
+        assert _params(ChatRequest(messages=message, max_completion_tokens=most)).max_tokens == 100
     for most in (0, -2):
         with pytest.raises(BadField, match=f"max_tokens is {most}; it must be at least"):
             _params(CompletionBody(prompt="x", max_tokens=most))
@@ -113,8 +113,8 @@ def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
     assert (got.stop, got.stop_token_ids, got.logprobs) == (("end",), (9,), 3)
     assert got.ignore_eos
     chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    assert _params(msgspec.convert(chat, ChatJob)).logprobs == 0
-    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatJob)).logprobs == 4
+    assert _params(msgspec.convert(chat, ChatRequest)).logprobs == 0
+    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatRequest)).logprobs == 4
 
 
 def test_drafts_reach_the_engine() -> None:
@@ -122,7 +122,7 @@ def test_drafts_reach_the_engine() -> None:
         body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
         assert _params(body).drafts == wanted
     chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
-    assert _params(msgspec.convert(chat, ChatJob)).drafts == 7
+    assert _params(msgspec.convert(chat, ChatRequest)).drafts == 7
     with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
         _params(Body(drafts=8))
     assert caught.value.param == "drafts"
@@ -179,7 +179,7 @@ def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
     assert ("one half of a character" in str(caught.value)) == (half != "truncated")
 
 
-FIELDS = sorted(set(ChatJob.__struct_fields__) | set(CompletionBody.__struct_fields__))
+FIELDS = sorted(set(ChatRequest.__struct_fields__) | set(CompletionBody.__struct_fields__))
 JSON = st.recursive(
     st.one_of(
         st.none(),
@@ -204,7 +204,7 @@ JSON = st.recursive(
 def test_whatever_comes_a_request_is_taken_or_refused_with_words(
     body: dict[str, Any], value: Any
 ) -> None:
-    kind: type[Body] = CompletionBody if value == "a" else ChatJob
+    kind: type[Body] = CompletionBody if value == "a" else ChatRequest
     body.setdefault("prompt" if value == "a" else "messages", value)
     try:
         got = decode(json.dumps(body).encode(), kind)
@@ -277,9 +277,9 @@ def test_what_is_not_known_is_not_built() -> None:
 
 
 def test_what_would_change_an_answer_is_refused_unless_it_asks_for_nothing() -> None:
-    own = set(Refused.__struct_fields__) - set(StructuredFields.__struct_fields__)
-    assert own == set(REFUSED)
-    for name, (neutral, _) in REFUSED.items():
+    own = set(UnsupportedFields.__struct_fields__) - set(StructuredFields.__struct_fields__)
+    assert own == set(UNSUPPORTED)
+    for name, (neutral, _) in UNSUPPORTED.items():
         for value in (None, *neutral):
             data = json.dumps({"prompt": "a", name: value}).encode()
             check(decode(data, CompletionBody))

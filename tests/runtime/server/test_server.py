@@ -25,12 +25,15 @@ import pytest
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.client import EngineDied
 from spark_engine.runtime.server.server import ServerOptions, serve, worker_command
+from tests import patient
+from tests.ports import free_port
 from tests.runtime import fake_engine, small_tokenizer
 
 FAKE = Path(fake_engine.__file__)
 THOUGHT, ANSWER = "I add é 🙂.", fake_engine.ANSWER
 USER: Any = [{"role": "user", "content": "What is 40 plus 2?"}]
-EXIT_S = 20
+EXIT_S = 60
+STEPS = "spark:engine_launches_total"
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,10 @@ class Running:
 
 
 def _get(url: str) -> httpx.Response:
-    return httpx.get(url, verify=False)  # loading certificates takes longer than the answer
+    return patient.get(url, verify=False)  # loading certificates takes longer than the answer
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def _wait(ok: Callable[[], bool], what: str, seconds: float = 15) -> None:
+def _wait(ok: Callable[[], bool], what: str, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not ok():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
@@ -89,7 +86,7 @@ def _server(
     folder: Path, log: Path | None = None, shell: str = "", **options: object
 ) -> Iterator[Running]:
     """`log` is where standard error goes; `shell` runs before the server, in its process."""
-    port = _free_port()
+    port = free_port()
     words = json.dumps({"port": port, **options})
     root = str(Path(__file__).parents[3])
     command = [sys.executable, str(FAKE), "server", str(folder), words]
@@ -101,7 +98,7 @@ def _server(
         )
     running = Running(process, f"http://127.0.0.1:{port}")
     try:
-        _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 60)
+        _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 120)
         assert process.poll() is None
         yield running
     finally:
@@ -196,9 +193,9 @@ TEXTS: dict[int, str] = {}  # of the one vocabulary of these servers' tokens, on
 
 def _tokens(server: Running, text: str) -> list[str]:
     """The text of each token of an ASCII text."""
-    ids = httpx.post(server.url + "/tokenize", json={"prompt": text}).json()["tokens"]
+    ids = patient.post(server.url + "/tokenize", json={"prompt": text}).json()["tokens"]
     url = server.url + "/detokenize"
-    with httpx.Client() as client:
+    with httpx.Client(timeout=patient.WAIT_S) as client:
         for i in set(ids) - TEXTS.keys():
             TEXTS[i] = client.post(url, json={"tokens": [i]}).json()["prompt"]
     return [TEXTS[i] for i in ids]
@@ -206,14 +203,14 @@ def _tokens(server: Running, text: str) -> list[str]:
 
 def _metrics(server: Running) -> dict[str, float]:
     """Every sample by its name and labels."""
-    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    lines = patient.get(server.url + "/metrics").text.splitlines()
     rows = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in rows}
 
 
 def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) -> None:
     client = server.client
-    ids = httpx.post(server.url + "/tokenize", json={"prompt": "ab"}).json()["tokens"]
+    ids = patient.post(server.url + "/tokenize", json={"prompt": "ab"}).json()["tokens"]
     for prompt in ("ab", ["ab", "cd"], ids, [ids, ids]):
         count = 2 if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
         answer = client.completions.create(model="fake", prompt=prompt, max_tokens=30, n=2)
@@ -229,7 +226,7 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_over_token_edges_ends_the_answer(server: Running, stream: bool) -> None:
-    before = server.metric("spark:request_success_total")
+    before, steps = server.metric("spark:request_success_total"), server.metric(STEPS)
     pieces = _tokens(server, ANSWER)
     assert not any("is 42" in piece for piece in pieces), "it lies over an edge"
     ends = [i for i in range(len(pieces)) if "is 42" in "".join(pieces[:i])]
@@ -243,20 +240,21 @@ def test_a_stop_string_over_token_edges_ends_the_answer(server: Running, stream:
         assert answer.usage.completion_tokens == ends[0]
     assert text == "The answer "
     assert (reason.finish_reason, reason.stop_reason) == ("stop", "is 42")
-    _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free", 2)
-    assert server.metric("spark:request_success_total") == before + 1  # 400 steps take 8 s
+    _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free")
+    assert server.metric("spark:request_success_total") == before + 1
+    assert server.metric(STEPS) - steps < 380, "it ran to its end"  # 400 steps take 8 s
 
 
 def test_stop_ids_token_ids_and_echo(server: Running) -> None:
     url = server.url + "/v1/completions"
     body = {"prompt": "ab", "max_tokens": 9, "return_token_ids": True, "echo": True}
-    choice = httpx.post(url, json=body).json()["choices"][0]
-    shown = httpx.post(server.url + "/detokenize", json={"tokens": choice["token_ids"]}).json()
+    choice = patient.post(url, json=body).json()["choices"][0]
+    shown = patient.post(server.url + "/detokenize", json={"tokens": choice["token_ids"]}).json()
     assert len(choice["token_ids"]) == 9
     assert choice["text"] == "ab" + shown["prompt"]
     last = choice["token_ids"][4]
     body |= {"stop_token_ids": [last], "stream": True, "echo": False}
-    lines = [line[6:] for line in httpx.post(url, json=body).text.splitlines() if line]
+    lines = [line[6:] for line in patient.post(url, json=body).text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     rows = [json.loads(line)["choices"][0] for line in lines]
     cut = choice["token_ids"].index(last) + 1
@@ -283,7 +281,7 @@ def test_logprobs_in_both_forms(server: Running) -> None:
 def test_usage_can_come_with_every_chunk(server: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "a", "max_tokens": 5, "stream": True, "stream_options": options}
-    lines = httpx.post(server.url + "/v1/completions", json=body).text.split("\n\n")
+    lines = patient.post(server.url + "/v1/completions", json=body).text.split("\n\n")
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     counts = [c["usage"]["completion_tokens"] for c in chunks]
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 5
@@ -297,9 +295,9 @@ def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
     body |= {"messages": [{"role": "user", "content": "ROUND"}]} if chat else {"prompt": "ROUND"}
     body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
     url = server.url + ("/v1/chat/completions" if chat else "/v1/completions")
-    whole = httpx.post(url, json=body).json()
+    whole = patient.post(url, json=body).json()
     options = {"include_usage": True}
-    lines = httpx.post(url, json={**body, "stream": True, "stream_options": options}).text
+    lines = patient.post(url, json={**body, "stream": True, "stream_options": options}).text
     chunks = [json.loads(line[6:]) for line in lines.split("\n\n") if line.startswith("data: {")]
     details = {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 8}
     for usage in (whole["usage"], chunks.pop()["usage"]):
@@ -336,11 +334,11 @@ def test_cached_tokens_stand_in_every_usage(server: Running, chat: bool) -> None
         body: dict[str, Any] = {"max_tokens": 3, "n": 2}
         body |= {"messages": [{"role": "user", "content": word}]} if chat else {"prompt": word}
         url = server.url + ("/v1/chat/completions" if chat else "/v1/completions")
-        whole = httpx.post(url, json=body).json()["usage"]
+        whole = patient.post(url, json=body).json()["usage"]
         cached = whole["prompt_tokens"] - 1 if word == "WARM" else 0
         assert whole["prompt_tokens_details"] == {"cached_tokens": cached}
         options = {"include_usage": True, "continuous_usage_stats": True}
-        lines = httpx.post(url, json={**body, "stream": True, "stream_options": options}).text
+        lines = patient.post(url, json={**body, "stream": True, "stream_options": options}).text
         chunks = [json.loads(row[6:]) for row in lines.split("\n\n") if row.startswith("data: {")]
         found = [c["usage"]["prompt_tokens_details"]["cached_tokens"] for c in chunks]
         assert found[-1] == cached and set(found) <= {0, cached}
@@ -369,12 +367,12 @@ def test_models_version_health_and_other_paths(server: Running) -> None:
     assert [m.id for m in models] == ["fake", "alias"]
     assert models[0].max_model_len == 512 and models[0].root == "fake"  # type: ignore[attr-defined]
     assert server.client.models.retrieve("alias").id == "alias"
-    assert httpx.get(server.url + "/health").json() == {"status": "ok"}
-    assert httpx.get(server.url + "/version").json()["version"]
+    assert patient.get(server.url + "/health").json() == {"status": "ok"}
+    assert patient.get(server.url + "/version").json()["version"]
     for status, answer in (
-        (404, httpx.get(server.url + "/v1/nothing")),
-        (404, httpx.get(server.url + "/v1/models/none")),
-        (405, httpx.get(server.url + "/v1/completions")),
+        (404, patient.get(server.url + "/v1/nothing")),
+        (404, patient.get(server.url + "/v1/models/none")),
+        (405, patient.get(server.url + "/v1/completions")),
     ):
         assert (answer.status_code, "message" in answer.json()["error"]) == (status, True)
 
@@ -434,7 +432,8 @@ def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
 def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> None:
     body = {"prompt": "SLOW", "max_tokens": 500, "stream": stream, "n": 3}
     _wait(lambda: server.metric("spark:num_requests_running") == 0, "what ran before has ended")
-    with httpx.Client() as client:
+    steps = server.metric(STEPS)
+    with httpx.Client(timeout=patient.WAIT_S) as client:
         request = client.build_request("POST", server.url + "/v1/completions", json=body)
         if stream:
             response = client.send(request, stream=True)
@@ -445,11 +444,10 @@ def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> N
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.send(client.build_request(
-                    "POST", request.url, json=body, timeout=httpx.Timeout(5, read=0.3)
+                    "POST", request.url, json=body, timeout=httpx.Timeout(60, read=0.3)
                 ))  # fmt: skip
-    start = time.monotonic()
     _wait(lambda: server.metric("spark:num_requests_running") == 0, "all have ended")
-    assert time.monotonic() - start < 9, "they ran to their end"  # 500 steps take over 10 s
+    assert server.metric(STEPS) - steps < 480, "they ran to their end"  # 500 steps take 10 s
     assert server.metric("spark:free_slots") == fake_engine.SLOTS
 
 
@@ -537,7 +535,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
 
 
 def test_malformed_requests_get_a_message_and_the_server_lives(server: Running) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=patient.WAIT_S) as client:
         for path, body, status, words in MALFORMED:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = client.post(path, content=data)
@@ -599,7 +597,7 @@ def _ask_in_thread(server: Running, prompt: str, **body: Any) -> list[BaseExcept
 
 
 def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
-    with _server(tokenizer_folder, grace_s=1.0, restarts=0) as server:
+    with _server(tokenizer_folder, grace_s=600.0, restarts=0) as server:
         worker = server.worker
         results = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
@@ -609,27 +607,27 @@ def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="code -9"):
             list(stream)
-        _wait(lambda: all(results), "every request has an end", 20)
+        _wait(lambda: all(results), "every request has an end")
         assert all(isinstance(r[0], openai.InternalServerError) for r in results)
-        health = httpx.get(server.url + "/health")
+        health = patient.get(server.url + "/health")
         assert health.status_code == 503 and "code -9" in health.json()["reason"]
         with pytest.raises(openai.InternalServerError):
             server.client.completions.create(model="fake", prompt="x")
+        server.process.terminate()  # before its time to answer is over
         assert server.process.wait(EXIT_S) == 1
 
 
 def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    with _server(tokenizer_folder, grace_s=0.5, restarts=1, dumps=str(tmp_path)) as server:
+    with _server(tokenizer_folder, grace_s=0.2, restarts=1, dumps=str(tmp_path)) as server:
         beside = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
         with pytest.raises(openai.InternalServerError, match="the step went wrong"):
             server.client.completions.create(model="fake", prompt="BOOM")
-        _wait(lambda: all(beside), "every request has an end", 20)
+        _wait(lambda: all(beside), "every request has an end")
         assert all("the step went wrong" in str(result[0]) for result in beside)
-        assert "the step went wrong" in httpx.get(server.url + "/health").json()["reason"]
-        assert server.process.wait(EXIT_S) == 1
+        assert server.process.wait(EXIT_S) == 1, "by itself"
     first, second = sorted(tmp_path.iterdir())
     for dump in (first, second):
         assert "RuntimeError: the step went wrong" in dump.read_text()
@@ -638,15 +636,14 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
 def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    with _server(tokenizer_folder, watchdog_s=1.0, dumps=str(tmp_path)) as server:
+    with _server(tokenizer_folder, watchdog_s=4.0, dumps=str(tmp_path)) as server:
         worker = server.worker
         result = _ask_in_thread(server, "STALL")
-        _wait(lambda: not _healthy(server.url), "health is red", 20)
-        _wait(lambda: bool(result), "the request has an end", 60)
+        _wait(lambda: bool(result), "the request has an end")
         assert getattr(result[0], "status_code", None) == 500
         assert "has not answered" in str(result[0])
-        _wait(lambda: _healthy(server.url), "it serves again", 40)
-        assert server.worker != worker
+        _wait(lambda: _healthy(server.url), "it serves again")
+        assert server.worker != worker and server.metric("spark:engine_restarts_total") == 2
         answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
     dump = min(tmp_path.iterdir()).read_text()
@@ -656,14 +653,14 @@ def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
 def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder, timeout_s=1.0) as server:
         result = _ask_in_thread(server, "STALL")
-        _wait(lambda: bool(result), "the request has an end", 20)
+        _wait(lambda: bool(result), "the request has an end")
         assert getattr(result[0], "status_code", None) == 504
         worker = server.worker
         command = Path(f"/proc/{worker}/cmdline").read_text()
         socket_file = Path(command.rstrip("\0").rpartition("ipc://")[2])
         assert socket_file.exists()
         server.process.kill()
-        _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too", 20)
+        _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too")
         assert not socket_file.parent.exists()
 
 
@@ -673,7 +670,7 @@ def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> Non
     with _server(tokenizer_folder, log, dumps="/proc") as server:
         with pytest.raises(openai.InternalServerError, match="went wrong"):
             server.client.completions.create(model="fake", prompt="BOOM")
-        _wait(lambda: _healthy(server.url), "it serves again", 40)
+        _wait(lambda: _healthy(server.url), "it serves again")
         answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
         server.process.terminate()
@@ -685,8 +682,8 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
         result = _ask_in_thread(server, "SLOW", max_tokens=150)
         _wait(lambda: server.metric("spark:num_requests_running") == 1, "it runs")
         server.process.terminate()
-        _wait(lambda: _refused(server.url), "no new connections", 5)
-        _wait(lambda: bool(result), "the answer has come", 10)
+        _wait(lambda: _refused(server.url), "no new connections")
+        _wait(lambda: bool(result), "the answer has come")
         assert result[0].usage.completion_tokens == 150  # type: ignore[attr-defined]
         assert server.process.wait(EXIT_S) == 0
 
@@ -711,6 +708,8 @@ def _refused(url: str) -> bool:
         _get(url + "/health")
     except httpx.NetworkError:  # refused, or reset where it was accepted as the listener closed
         return True
+    except httpx.RemoteProtocolError:  # it was closed as one between two requests is
+        return False
     return False
 
 
@@ -727,20 +726,27 @@ def test_the_drain_has_a_deadline(tokenizer_folder: Path) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
-    with _server(tokenizer_folder, max_queue=2, api_key="secret", names=["m"]) as server:
+    """The engine process stands meanwhile: nobody who runs or waits comes to an end."""
+    options: dict[str, Any] = {"max_queue": 2, "api_key": "secret", "names": ["m"]}
+    with _server(tokenizer_folder, watchdog_s=0.0, **options) as server:
         url, key = server.url + TEXT, {"Authorization": "Bearer secret"}
-        assert httpx.post(url, json={"prompt": "a"}).status_code == 401
-        assert httpx.post(url, json={"prompt": "a"}, headers={"Authorization": "Bearer x"}).is_error
-        assert httpx.get(server.url + "/v1/models").status_code == 401
-        body = {"prompt": "SLOW", "n": fake_engine.SLOTS + 3, "max_tokens": 120}
-        assert httpx.post(url, json=body, headers=key).status_code == 400  # more than ever fit
+        assert patient.post(url, json={"prompt": "a"}).status_code == 401
+        assert patient.post(
+            url, json={"prompt": "a"}, headers={"Authorization": "Bearer x"}
+        ).is_error
+        assert patient.get(server.url + "/v1/models").status_code == 401
+        body = {"prompt": "x", "n": fake_engine.SLOTS + 3, "max_tokens": 120}
+        assert patient.post(url, json=body, headers=key).status_code == 400  # more than ever fit
         body["n"] = fake_engine.SLOTS + 2
+        os.kill(server.worker, signal.SIGSTOP)
         with ThreadPoolExecutor() as pool:
-            first = pool.submit(httpx.post, url, json=body, headers=key, timeout=20)
-            _wait(lambda: server.metric("vllm:num_requests_waiting") == 2, "the queue is full")
-            answer = httpx.post(url, json={"prompt": "a"}, headers=key)
+            first = pool.submit(patient.post, url, json=body, headers=key)
+            load = server.url + "/load"
+            _wait(lambda: patient.get(load, headers=key).json()["server_load"] == 10, "it is full")
+            answer = patient.post(url, json={"prompt": "a"}, headers=key)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json()["error"]["code"] == "queue_full"
+            os.kill(server.worker, signal.SIGCONT)
             assert first.result().status_code == 200
         assert server.metric("spark:admission_rejections_total") == 1
 
@@ -754,16 +760,17 @@ def test_few_descriptors_and_many_idle_sockets(tokenizer_folder: Path, tmp_path:
             if line.startswith("Max open files")
         )
         assert row.split()[3:5] == ["64", "64"], "the limit is raised as far as it may be"
-        address, before = ("127.0.0.1", int(server.url.rpartition(":")[2])), _cpu_s(server)
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         for i in range(100):
             idle.enter_context(closing(socket.create_connection(address)))
             if i % 10 == 9:
                 assert _healthy(server.url)
                 answer = server.client.completions.create(model="fake", prompt="a", max_tokens=2)
                 assert answer.usage is not None and answer.usage.completion_tokens == 2
-        time.sleep(1.5)
+        before = _cpu_s(server)
+        time.sleep(1.5)  # in which one that spins has a core
+        assert _cpu_s(server) - before < 0.75, "it spins"
         assert _healthy(server.url)
-        assert _cpu_s(server) - before < 1.5, "it spins"
         words = log.read_text()
         assert len(words) < 5000 and "Traceback" not in words
         assert "this process may open 64 files" in words

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,20 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
 
+HANGS_S = 60.0  # ends a test that hangs
 USER = [{"role": "user", "content": "hi"}]
 ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
 
 
 class Counting(Tokenizer):
-    """Remembers how long the texts were, and takes `delay` seconds over each."""
+    """Remembers how long the texts were, and takes until `gate` is set over each."""
 
     lengths: list[int]
-    delay = 0.0
+    gate: threading.Event
 
     def encode(self, text: str) -> list[int]:
         self.lengths.append(len(text))
-        time.sleep(self.delay)
+        assert self.gate.wait(HANGS_S), "who sets it waits for this"
         return super().encode(text)
 
 
@@ -42,8 +44,16 @@ class Counting(Tokenizer):
 def tokenizer(tmp_path: Path) -> Counting:
     found = Counting.load(small_tokenizer.write(tmp_path))
     assert isinstance(found, Counting)
-    found.lengths = []
+    found.lengths, found.gate = [], threading.Event()
+    found.gate.set()
     return found
+
+
+async def _until(ok: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANGS_S
+    while not ok():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
 
 
 def _body(**fields: Any) -> bytes:
@@ -90,7 +100,7 @@ def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
 
 def test_more_answers_than_the_server_ever_holds_are_refused_for_good(tokenizer: Counting) -> None:
     """A 503 with `retry` would never come true."""
-    with pytest.raises(BadField, match="9 answers; at most 8 may be wanted"):
+    with pytest.raises(BadField, match="9 answers; at most 8 are allowed"):
         asyncio.run(service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * 9)))
 
 
@@ -126,23 +136,21 @@ def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None
 def test_reading_prompts_does_not_hold_up_the_loop(tokenizer: Counting) -> None:
     client = FakeClient(ANSWER)
     served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    tokenizer.delay = 0.3
+    tokenizer.gate.clear()
 
-    async def longest_gap() -> float:
+    async def ask() -> None:
         jobs = [
             served.complete(_body(prompt="a")),
             served.chat(_body(messages=USER)),
             served.tokenize(_body(prompt="a")),
         ]
         waiting = asyncio.gather(*jobs)
-        longest, last = 0.0, time.monotonic()
-        while not waiting.done():
-            await asyncio.sleep(0.005)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        await _until(lambda: len(tokenizer.lengths) == len(jobs))  # the loop runs beside all three
+        assert not waiting.done()
+        tokenizer.gate.set()
         await waiting
-        return longest
 
-    assert asyncio.run(longest_gap()) < 0.2
+    asyncio.run(ask())
     assert len(client.submitted) == 2
 
 
@@ -165,7 +173,7 @@ def test_a_large_body_is_checked_beside_the_loop(
 def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
     client, template = FakeClient(ANSWER), ChatTemplate(small_tokenizer.TEMPLATE)
     served = service(client, tokenizer, template=template, timeout_s=0.05)
-    tokenizer.delay = 0.5
+    tokenizer.gate.clear()
     jobs = [
         (served.complete, _body(prompt="a")),
         (served.chat, _body(messages=USER)),
@@ -174,26 +182,28 @@ def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> Non
 
     async def ask() -> None:
         for start, body in jobs:
-            begin = time.monotonic()
             with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
                 await start(body)
-            assert time.monotonic() - begin < 0.4
 
-    asyncio.run(ask())
+    try:
+        asyncio.run(ask())  # while all three are tokenised
+    finally:
+        tokenizer.gate.set()
     assert client.submitted == []
 
 
 def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
     client = FakeClient(ANSWER)
     served = service(client, tokenizer)
-    tokenizer.delay = 0.05
+    tokenizer.gate.clear()
     client.in_flight = 6  # of 4 that run and 4 that wait
 
     async def ask() -> list[Any]:
         jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
         waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await asyncio.sleep(0.02)
+        await _until(lambda: len(tokenizer.lengths) == 2)
         assert served.open == 6 + 2
+        tokenizer.gate.set()
         found = await waiting
         assert served.open == 6
         return found
@@ -206,32 +216,32 @@ def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> No
 
 def test_a_caller_that_leaves_keeps_its_thread_counted(tokenizer: Counting) -> None:
     served = service(FakeClient(), tokenizer)
-    tokenizer.delay = 0.2
+    tokenizer.gate.clear()
 
     async def leave() -> None:
         job = asyncio.ensure_future(served.complete(_body(prompt="a")))
-        await asyncio.sleep(0.05)
+        await _until(lambda: bool(tokenizer.lengths))
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
         assert served.open == 1
-        await asyncio.sleep(0.3)
-        assert served.open == 0
+        tokenizer.gate.set()
+        await _until(lambda: served.open == 0)
 
     asyncio.run(leave())
 
 
-@pytest.mark.parametrize("name", ["ChatForm", "TextForm", "TextStream"])
+@pytest.mark.parametrize("name", ["ChatFormat", "CompletionFormat", "TextStream"])
 def test_a_form_that_raises_leaves_no_request_behind(
     tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no form")
 
-    places = {"ChatForm": chat, "TextForm": completions, "TextStream": module}
+    places = {"ChatFormat": chat, "CompletionFormat": completions, "TextStream": module}
     monkeypatch.setattr(places[name], name, broken)
     client = FakeClient()
     served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    job = served.chat(_body(messages=USER, n=2)) if name == "ChatForm" else None
+    job = served.chat(_body(messages=USER, n=2)) if name == "ChatFormat" else None
     with pytest.raises(RuntimeError, match="no form"):
         asyncio.run(job or served.complete(_body(prompt="a", n=2)))
     assert client.submitted == []

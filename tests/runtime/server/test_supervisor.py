@@ -6,6 +6,8 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -14,7 +16,7 @@ import zmq.asyncio
 from spark_engine.errors import EngineError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server import client as desk
+from spark_engine.runtime.server import client as engine_client
 from spark_engine.runtime.server import engine_process, supervisor
 from spark_engine.runtime.server.client import Busy, EngineClient, Mailbox, Restarting, TooSlow
 from spark_engine.runtime.server.engine_process import Death
@@ -27,8 +29,8 @@ from spark_engine.runtime.server.ipc import (
     decode_command,
 )
 from spark_engine.runtime.server.supervisor import (
+    Backoff,
     EngineDied,
-    Pauses,
     Supervision,
     Supervisor,
     Watchdog,
@@ -37,24 +39,24 @@ from spark_engine.runtime.server.supervisor import (
 FAST = Supervision(watchdog_s=10, restarts=2, wait_s=0.05)
 
 
-def test_pauses_grow_and_end() -> None:
-    pauses = Pauses(7, 100)
-    assert [pauses.after(now) for now in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, None]
-    assert pauses.after(99.5) is None, "the first is not forgotten yet"
-    assert pauses.after(103) == 4, "those at 0, 1, 2 and 3 are"
-    assert Pauses(0, 100).after(5) is None
+def test_backoff_grows_and_ends() -> None:
+    backoff = Backoff(7, 100)
+    assert [backoff.after(now) for now in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, None]
+    assert backoff.after(99.5) is None, "the first is not forgotten yet"
+    assert backoff.after(103) == 4, "those at 0, 1, 2 and 3 are"
+    assert Backoff(0, 100).after(5) is None
 
 
 def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> None:
     dog = Watchdog(10, 0)
     for now in range(1, 10):
         dog.tick(now, 1, owes=False)
-    dog.hear(9.5, step=False)
+    dog.on_message(9.5, step=False)
     assert dog.complaint(19.4, owes=False) is None
     assert "has not answered for 10 s" in str(dog.complaint(19.6, owes=False))
-    dog.hear(19.4, step=False)
+    dog.on_message(19.4, step=False)
     assert "no step has ended for 11 s" in str(dog.complaint(20, owes=True)), "since 9"
-    dog.hear(20, step=True)
+    dog.on_message(20, step=True)
     assert dog.complaint(29.9, owes=True) is None
     assert Watchdog(0, 0).complaint(1e6, owes=True) is None
 
@@ -85,13 +87,13 @@ class Lives(Supervisor):
 
     def rise(self) -> None:
         self.running = True
-        self.client.back()
+        self.client.on_engine_ready()
 
     def fall(self, words: str = "it fell", for_good: bool = False) -> None:
         self.running, self.death = False, Death(words)
         if for_good:
             self.died.set()
-        self.client.lost(words, for_good)
+        self.client.on_engine_lost(words, for_good)
 
     def submitted(self) -> list[int]:
         """Takes the ids that were sent."""
@@ -154,8 +156,8 @@ def test_who_waits_for_a_process_waits_so_long_and_no_longer() -> None:
         _, box = trial.submit()
         trial.lives.fall()
         _, late = trial.submit()
-        assert isinstance(await asyncio.wait_for(box.get(), 5), Restarting)
-        found = await asyncio.wait_for(late.get(), 5)
+        assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
+        found = await asyncio.wait_for(late.get(), 60)
         assert isinstance(found, Restarting) and found.code == "engine_restarting"
         assert "it fell" in str(found) and trial.client.in_flight == 0
         trial.lives.said.clear()
@@ -221,7 +223,7 @@ def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
 
 
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "UNREAD", 5)
+    monkeypatch.setattr(engine_client, "UNREAD", 5)
 
     async def use(trial: Trial) -> None:
         trial.lives.rise()
@@ -270,7 +272,7 @@ def test_no_room_for_another_process_is_a_death_like_any(
 
     async def use(trial: Trial) -> None:
         trial.lives._context = zmq.asyncio.Context()
-        assert await trial.lives._live() == 0.5, "it is tried again"
+        assert await trial.lives._run_process() == 0.5, "it is tried again"
         assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
         trial.lives._context.term()
 
@@ -286,13 +288,38 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     async def use() -> None:
         context = zmq.asyncio.Context()
         command = (sys.executable, "-c", "import sys; sys.stdin.read()")
-        life = engine_process.EngineProcess(command, context, lambda data: None)
-        await life.start()
-        await life.ask()
-        await asyncio.sleep(0.1)
-        alive = not life.ended.done()
-        await life.close()
+        process = engine_process.EngineProcess(command, context, lambda data: None)
+        await process.start()
+        await process.dump()
+        await process.close(patience_s=60)  # it leaves when its standard input ends
         context.term()
-        assert alive
+        assert process._process is not None and process._process.returncode == 0
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
+def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
+    """A process that ends so has said why; zmq's thread has not run since."""
+
+    async def ended() -> int:
+        return code
+
+    async def nothing(timeout: int) -> int:
+        return 0
+
+    async def use() -> None:
+        context = zmq.asyncio.Context()
+        process = engine_process.EngineProcess((), context, lambda data: None)
+        socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
+        process._process = cast(Any, SimpleNamespace(wait=ended))
+        waits = asyncio.create_task(process._wait())
+        await (waits if code < 0 else asyncio.sleep(0.1))
+        process.record_death(Death("the disk is full"))
+        await waits
+        process._socket, process._process = socket, None
+        await process.close()
+        context.term()
+        assert words in process.ended.result().reason
 
     asyncio.run(use())

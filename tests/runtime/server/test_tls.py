@@ -14,7 +14,7 @@ import uvicorn
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.server.tls import check_tls
-from tests.runtime.server.api.asking import Asking
+from tests.runtime.server.api.api_client import ApiClient
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="openssl, which makes certificates")
@@ -54,7 +54,7 @@ def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
 @needs_openssl
 def test_https_is_served(tmp_path: Path) -> None:
     cert, key = _pair(tmp_path, "one")
-    app = Asking("hello").app
+    app = ApiClient("hello").app
     config = uvicorn.Config(app, port=0, ssl_certfile=cert, ssl_keyfile=key, log_level="critical")
 
     async def ask() -> int:
@@ -64,7 +64,7 @@ def test_https_is_served(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         known = ssl.create_default_context(cafile=cert)
-        async with httpx.AsyncClient(verify=known) as client:
+        async with httpx.AsyncClient(verify=known, timeout=60) as client:
             status = (await client.get(f"https://127.0.0.1:{port}/health")).status_code
         server.should_exit = True
         await task

@@ -26,7 +26,7 @@ from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.reply_formats import Formats
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.structured.schemas import draw
 
 QUESTIONS = ("Who is Tom?", "What did the bear see?", "Answer in JSON, please.")

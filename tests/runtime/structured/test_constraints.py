@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.text.reply_formats import Formats
-from tests.runtime.structured.walks import grammars, spec, text, tokenizer, walk
+from tests.runtime.structured.grammar_walks import grammars, spec, text, tokenizer, walk
 
 TOOL = {"type": "function", "function": {"name": "one"}}
 CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -137,7 +137,7 @@ def test_white_space_is_as_wanted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (_schema({"type": "foo"}), "response_format", "json_schema.schema.type cannot be followed"),
+        (_schema({"type": "foo"}), "response_format", "json_schema.schema.type cannot be enforced"),
         (_schema(None), "response_format", "must be an object with a schema"),
         (_schema(7), "response_format", "json_schema.schema is 7"),
         ({"response_format": {"type": "xml"}}, "response_format", "type is 'xml'"),
@@ -188,7 +188,7 @@ def test_what_cannot_be_had_is_named(fields: dict[str, Any], param: str, words: 
 def test_strict_false_leaves_out_what_no_grammar_holds() -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}
     for more in ({}, {"strict": True}):
-        with pytest.raises(RequestError, match=r"schema\.uniqueItems cannot be followed"):
+        with pytest.raises(RequestError, match=r"schema\.uniqueItems cannot be enforced"):
             spec(**_schema(schema, **more))
     assert spec(**_schema(schema, strict=False)) is not None
 

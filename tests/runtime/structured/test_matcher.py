@@ -13,7 +13,7 @@ import pytest
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.structured import matcher
 from spark_engine.runtime.structured.matcher import Grammars
-from tests.runtime.structured.walks import VOCAB, grammars, tokenizer
+from tests.runtime.structured.grammar_walks import VOCAB, grammars, tokenizer
 
 YES = 'start: "yes" | "yesterday"'
 
@@ -100,7 +100,7 @@ def test_grammars_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
-    monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(20))
+    monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(25))
     monkeypatch.setattr(matcher, "MOST_S", 0.05)
     own = Grammars(tokenizer, VOCAB, grammars().ends)
     for _ in range(matcher.AT_ONCE):
@@ -114,24 +114,29 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
 def test_those_who_ask_for_one_grammar_at_once_wait_for_one_compilation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sixteen, each of whom would take a fifth of the time that there is."""
+    """Sixteen, for each of whom one would else be made."""
     made: list[str] = []
     real = matcher._compile
+    here = threading.Barrier(16)
 
     def compiled(tokens: Any, grammar: str) -> Any:
         made.append(grammar)
-        time.sleep(0.1)
+        time.sleep(0.1)  # the others come meanwhile
         return real(tokens, grammar)
 
+    def ask(grammar: str) -> Any:
+        here.wait(60)
+        return own(grammar)
+
     monkeypatch.setattr(matcher, "_compile", compiled)
-    monkeypatch.setattr(matcher, "MOST_S", 0.5)
+    monkeypatch.setattr(matcher, "MOST_S", 60.0)
     own = Grammars(tokenizer, VOCAB, grammars().ends)
     own.begin()
     assert own._tokens
     with ThreadPoolExecutor(16) as threads:
-        found = [*threads.map(own, [YES] * 16)]
+        found = [*threads.map(ask, [YES] * 16)]
         assert made == [YES] and not any(one.accepting for one in found)
-        bad = [threads.submit(own, "start: /(a/") for _ in range(16)]
+        bad = [threads.submit(ask, "start: /(a/") for _ in range(16)]
         assert all(isinstance(one.exception(), RequestError) for one in bad)
     assert len(made) < 16 and not own._making
 
@@ -147,7 +152,7 @@ def test_a_vocabulary_that_does_not_load_is_waited_for_so_long(
     gate = threading.Event()
 
     def load() -> Any:
-        gate.wait(20)
+        gate.wait(25)
         return tokenizer()
 
     monkeypatch.setattr(matcher, "LOADED_S", 0.05)
@@ -155,5 +160,5 @@ def test_a_vocabulary_that_does_not_load_is_waited_for_so_long(
     with pytest.raises(CapacityError, match=r"not ready for grammars within 0.05 s: try again"):
         own(YES)
     gate.set()
-    monkeypatch.setattr(matcher, "LOADED_S", 20)
+    monkeypatch.setattr(matcher, "LOADED_S", 60)
     assert not own(YES).done

@@ -10,7 +10,7 @@ import pytest
 from spark_engine.runtime.structured.lark import Lark, quoted
 from spark_engine.runtime.structured.matcher import Matcher
 from spark_engine.runtime.structured.raw_text import SLICES, without
-from tests.runtime.structured.walks import VOCAB, grammars, spec, tokenizer
+from tests.runtime.structured.grammar_walks import VOCAB, grammars, spec, tokenizer
 
 MARKS = [
     ["</parameter>"],

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.runtime.structured.grammar_walks import spec, text, walk
 from tests.runtime.structured.schemas import draw
-from tests.runtime.structured.walks import spec, text, walk
 
 SCHEMAS, WALKS = 200, 2
 CHECK = Draft202012Validator.FORMAT_CHECKER

@@ -18,8 +18,8 @@ from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Detokenizer
+from tests.runtime.structured.grammar_walks import grammars, small, spec, text, tokenizer, walk
 from tests.runtime.structured.schemas import draw_parameters
-from tests.runtime.structured.walks import grammars, small, spec, text, tokenizer, walk
 
 XML, HERMES = Formats(tools="qwen3_coder"), Formats(tools="hermes")
 Call = tuple[str, dict[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.reply_formats import Formats
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 
 USER = {"role": "user", "content": " hello <b>&</b> "}

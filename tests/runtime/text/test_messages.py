@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_engine.errors import RequestError
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.messages import UNREADABLE, normalise
-from tests.house import ROOT
+from tests.repository import ROOT
 
 USER = {"role": "user", "content": "hi"}
 STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from spark_engine.runtime.text.reply_formats import Formats, marks
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime.text.test_reply_parser import collect
 
 RECORDED = json.loads((ROOT / "tests/golden/reply_streams.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS, Formats
 from spark_engine.runtime.text.thinking import BUDGETS, EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from tests.house import ROOT
+from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 
 THOUGHTS = Formats().thoughts

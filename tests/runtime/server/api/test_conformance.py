@@ -11,7 +11,7 @@ import pytest
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.routes import ROUTES
-from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, tokenizer
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, tokenizer
 
 DOCUMENT = document(ROUTES)
 USER = [{"role": "user", "content": "hi"}]
@@ -166,7 +166,7 @@ CHAT: Mapping[str, Row] = {
             and a.choice["finish_reason"] == "function_call"
         ),
     ),
-    "echo": _refused(True, "no message of yours"),
+    "echo": _refused(True, "use /v1/completions"),
     "function_call": ("none", lambda a: "weather" not in a.prompt, {"functions": [TOOL]}),
     "parallel_tool_calls": (
         False,
@@ -285,7 +285,7 @@ def _text(asked: Asked) -> str:
 
 
 def _ask(path: str, body: dict[str, Any], text: str) -> Asked:
-    server = Asking(text, FinishReason.STOP)
+    server = ApiClient(text, FinishReason.STOP)
     response = server.post(path, body)
     kind = response.headers["content-type"]
     answer = response.json() if kind == "application/json" else None
@@ -341,7 +341,7 @@ def test_the_document_describes_what_is_routed() -> None:
     assert described == paths
     operations = [row for rows in DOCUMENT["paths"].values() for row in rows.values()]
     assert len({row["operationId"] for row in operations}) == len(operations)
-    got = Asking("x").get("/openapi.json")
+    got = ApiClient("x").get("/openapi.json")
     assert got.json() == DOCUMENT and got.status_code == 200
     fields = DOCUMENT["components"]["schemas"]["ChatBody"]["properties"]
     assert fields["top_p"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 1}
@@ -349,7 +349,7 @@ def test_the_document_describes_what_is_routed() -> None:
 
 
 def test_tokenize_and_detokenize() -> None:
-    server = Asking("x")
+    server = ApiClient("x")
     ids = tokenizer().encode("a bear")
     answer = server.post("/tokenize", {"prompt": "a bear", "model": "fake"}).json()
     assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 2048}

@@ -10,12 +10,12 @@ import json
 import schemathesis
 from hypothesis import HealthCheck, settings
 
-from tests.runtime.server.api.asking import THOUGHT, Asking
+from tests.runtime.server.api.api_client import THOUGHT, ApiClient
 
 FUZZ = "fuzz"  # the profile of `make fuzz`
 EXAMPLES = 3
 
-SERVER = Asking(THOUGHT + "Hello", context=512)
+SERVER = ApiClient(THOUGHT + "Hello", context=512)
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", SERVER.app)
 
 

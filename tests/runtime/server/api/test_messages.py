@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.api.job import ChatJob
-from spark_engine.runtime.server.api.messages import MessagesBody, job_of
+from spark_engine.runtime.server.api.messages import MessagesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
-from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
 
 USER = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": USER}
@@ -23,8 +23,8 @@ TOOLS = [{"name": "weather", "description": "d", "input_schema": SCHEMA}]
 PATH = "/v1/messages"
 
 
-def _job(**fields: Any) -> ChatJob:
-    return job_of(decode(msgspec.json.encode({**BODY, **fields}), MessagesBody))
+def _chat(**fields: Any) -> ChatRequest:
+    return to_chat_request(decode(msgspec.json.encode({**BODY, **fields}), MessagesBody))
 
 
 def test_a_conversation_of_blocks_is_one_of_messages() -> None:
@@ -61,7 +61,7 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
         {"type": "text", "text": "kind"},
     ]
     call = {"name": "weather", "arguments": {"city": "Paris"}}
-    assert _job(messages=messages, system=system).messages == [
+    assert _chat(messages=messages, system=system).messages == [
         {"role": "system", "content": "be\n\nkind"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
         {
@@ -80,33 +80,33 @@ def test_a_conversation_of_blocks_is_one_of_messages() -> None:
 
 
 def test_fields_have_their_counterparts() -> None:
-    job = _job(
+    chat = _chat(
         system="s", stop_sequences=["x"], temperature=0.5, top_k=3, top_p=0.9, stream=True,
         tools=TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True},
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
     )  # fmt: skip
-    assert (job.max_completion_tokens, job.stop, job.top_k, job.stream) == (200, ["x"], 3, True)
-    assert (job.temperature, job.top_p, job.tool_choice) == (0.5, 0.9, "required")
-    assert job.parallel_tool_calls is False and job.reasoning_effort == "low"
-    assert job.thinking == {"type": "enabled", "budget_tokens": 1024}
+    assert (chat.max_completion_tokens, chat.stop, chat.top_k, chat.stream) == (200, ["x"], 3, True)
+    assert (chat.temperature, chat.top_p, chat.tool_choice) == (0.5, 0.9, "required")
+    assert chat.parallel_tool_calls is False and chat.reasoning_effort == "low"
+    assert chat.thinking == {"type": "enabled", "budget_tokens": 1024}
     function = {"name": "weather", "description": "d", "parameters": SCHEMA}
-    assert job.tools == [{"type": "function", "function": function}]
-    assert job.response_format is not None
-    assert job.response_format["json_schema"]["schema"] == SCHEMA
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert chat.response_format is not None
+    assert chat.response_format["json_schema"]["schema"] == SCHEMA
     for choice, wanted in (
         ({"type": "auto"}, "auto"),
         ({"type": "none"}, "none"),
         ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
     ):
-        assert _job(tool_choice=choice).tool_choice == wanted
+        assert _chat(tool_choice=choice).tool_choice == wanted
 
 
 def test_thinking_is_asked_for() -> None:
-    assert _job().enable_thinking is False
-    assert _job(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
-    assert _job(thinking={"type": "adaptive"}).enable_thinking is None
-    server = Asking("hello")
+    assert _chat().enable_thinking is False
+    assert _chat(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
+    assert _chat(thinking={"type": "adaptive"}).enable_thinking is None
+    server = ApiClient("hello")
     server.post(PATH, BODY)
     assert server.prompt.endswith("<think>\n\n</think>\n\n")
     server.post(PATH, {**BODY, "thinking": {"type": "adaptive"}})
@@ -114,7 +114,7 @@ def test_thinking_is_asked_for() -> None:
 
 
 def test_an_answer_that_is_begun_goes_on() -> None:
-    server = Asking("lo")
+    server = ApiClient("lo")
     body = {**BODY, "messages": [*USER, {"role": "assistant", "content": "hel"}]}
     answer = server.post(PATH, body).json()
     assert server.prompt.endswith("hel")
@@ -122,7 +122,7 @@ def test_an_answer_that_is_begun_goes_on() -> None:
 
 
 def test_a_whole_answer() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     body = {**BODY, "tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     answer = server.post(PATH, body).json()
     thought, text, call = answer.pop("content")
@@ -144,7 +144,7 @@ def test_a_whole_answer() -> None:
 
 
 def test_cached_tokens_are_counted_apart() -> None:
-    server = Asking("hello")
+    server = ApiClient("hello")
     server.client._script = [event._replace(cached=4) for event in server.client._script]
     usage = server.post(PATH, BODY).json()["usage"]
     assert usage["cache_read_input_tokens"] == 4
@@ -165,13 +165,13 @@ def test_why_it_ended(
     text: str, finish: FinishReason, reason: str, stop: str | None, stream: bool
 ) -> None:
     body = {**BODY, "stop_sequences": ["X"], "stream": stream}
-    answer = Asking(text, finish).post(PATH, body)
+    answer = ApiClient(text, finish).post(PATH, body)
     end = answer.json() if not stream else dict(events(answer))["message_delta"]["delta"]
     assert (end["stop_reason"], end["stop_sequence"]) == (reason, stop)
 
 
 def test_a_stream_adds_up_to_the_whole() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL + CALL)
     body = {**BODY, "tools": TOOLS, "thinking": {"type": "adaptive"}}
     whole = server.post(PATH, body).json()
     found = list(events(server.post(PATH, {**body, "stream": True})))
@@ -198,7 +198,7 @@ def test_a_stream_adds_up_to_the_whole() -> None:
 
 def test_a_thought_that_is_not_wanted_is_left_out() -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
-    server = Asking(THOUGHT + "Hello")
+    server = ApiClient(THOUGHT + "Hello")
     answer = server.post(PATH, {**BODY, "thinking": thinking}).json()
     assert [block["type"] for block in answer["content"]] == ["text"]
     found = list(events(server.post(PATH, {**BODY, "thinking": thinking, "stream": True})))
@@ -208,13 +208,13 @@ def test_a_thought_that_is_not_wanted_is_left_out() -> None:
 
 def test_a_call_that_was_cut_off_keeps_what_came() -> None:
     cut = CALL[: CALL.index("ris\n")]
-    answer = Asking(cut, FinishReason.LENGTH).post(PATH, {**BODY, "tools": TOOLS}).json()
+    answer = ApiClient(cut, FinishReason.LENGTH).post(PATH, {**BODY, "tools": TOOLS}).json()
     assert answer["stop_reason"] == "max_tokens"
     assert answer["content"][0]["input"] == {"city": "Pa"}
 
 
 def test_tokens_are_counted_without_an_engine() -> None:
-    server = Asking("x")
+    server = ApiClient("x")
     body = {k: v for k, v in BODY.items() if k != "max_tokens"} | {"tools": TOOLS, "system": "s"}
     counted = server.post(PATH + "/count_tokens", body).json()
     assert server.client.submitted == []
@@ -244,7 +244,7 @@ def test_tokens_are_counted_without_an_engine() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
-    answer = Asking("x").post(PATH, {**BODY, **fields})
+    answer = ApiClient("x").post(PATH, {**BODY, **fields})
     assert answer.status_code == 400
     body = answer.json()
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
@@ -253,13 +253,13 @@ def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: s
 
 
 def test_other_errors_have_the_form_too() -> None:
-    answer = Asking("x").post(PATH, {**BODY, "model": "claude"})
+    answer = ApiClient("x").post(PATH, {**BODY, "model": "claude"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
-    locked = Asking("x", keys=Keyring(None, "k"))
+    locked = ApiClient("x", keys=Keyring(None, "k"))
     answer = locked.post(PATH, BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     assert locked.post(PATH, BODY, **{"x-api-key": "k"}).status_code == 200
-    failing = Asking("x")
+    failing = ApiClient("x")
     failing.client._script = [*failing.client._script[:1]] and [
         failing.client._script[0]._replace(finish=None),
         failing.client._script[0]._replace(token=None, finish=FinishReason.ERROR, message="nan"),
@@ -269,11 +269,11 @@ def test_other_errors_have_the_form_too() -> None:
     name, data = list(events(failing.post(PATH, {**BODY, "stream": True})))[-1]
     assert name == "error" and data["error"] == {"type": "api_error", "message": "nan"}
     with pytest.raises(BadField):
-        _job(messages=[{"role": "user", "content": None}])
+        _chat(messages=[{"role": "user", "content": None}])
 
 
 def test_the_real_client_reads_it() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     kwargs: Any = {**BODY, "tools": TOOLS, "thinking": {"type": "adaptive"}}
 
     async def ask() -> Any:

@@ -14,21 +14,26 @@ import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.blocks import Blocks
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
-from spark_engine.runtime.server.api.job import ChatJob
-from spark_engine.runtime.server.api.responses import ResponsesBody, job_of
-from spark_engine.runtime.server.kept import KEPT_S, Entry, Kept, UnknownResponse
+from spark_engine.runtime.server.api.responses import ResponsesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
-from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events, script
+from spark_engine.runtime.server.stored_responses import (
+    KEPT_S,
+    ResponseStore,
+    StoredResponse,
+    UnknownResponse,
+)
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
 BODY: dict[str, Any] = {"model": "fake", "input": "hi"}
 
 
-def _job(items: Any, **fields: Any) -> ChatJob:
+def _chat(items: Any, **fields: Any) -> ChatRequest:
     body = decode(msgspec.json.encode({**BODY, **fields}), ResponsesBody)
-    return job_of(body, items)
+    return to_chat_request(body, items)
 
 
 def test_items_are_messages() -> None:
@@ -54,7 +59,7 @@ def test_items_are_messages() -> None:
         function = {"name": name, "arguments": arguments}
         return {"id": ident, "type": "function", "function": function}
 
-    assert _job(items, instructions="i").messages == [
+    assert _chat(items, instructions="i").messages == [
         {"role": "system", "content": "i"},
         {"role": "developer", "content": "d"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -80,7 +85,7 @@ def test_a_thought_begins_a_turn() -> None:
         return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
 
     said = {"type": "message", "role": "assistant", "content": "a"}
-    first, second = _job([thought("t"), said, thought("u"), said]).messages
+    first, second = _chat([thought("t"), said, thought("u"), said]).messages
     wanted = {"role": "assistant", "content": "a"}
     assert first == {**wanted, "reasoning_content": "t"}
     assert second == {**wanted, "reasoning_content": "u"}
@@ -88,35 +93,35 @@ def test_a_thought_begins_a_turn() -> None:
 
 def test_fields_have_their_counterparts() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    job = _job(
+    chat = _chat(
         [], max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, tools=TOOLS,
         tool_choice="required", parallel_tool_calls=False, reasoning={"effort": "low"},
         text={"format": form}, top_logprobs=2, seed=3, top_k=4,
     )  # fmt: skip
-    assert (job.max_completion_tokens, job.temperature, job.top_p, job.stream) == (
+    assert (chat.max_completion_tokens, chat.temperature, chat.top_p, chat.stream) == (
         9,
         0.5,
         0.9,
         True,
     )
     function = {"name": "weather", "parameters": SCHEMA, "strict": True}
-    assert job.tools == [{"type": "function", "function": function}]
-    assert (job.tool_choice, job.parallel_tool_calls) == ("required", False)
-    assert (job.reasoning_effort, job.logprobs, job.top_logprobs) == ("low", True, 2)
-    assert (job.seed, job.top_k) == (3, 4)
+    assert chat.tools == [{"type": "function", "function": function}]
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
+    assert (chat.reasoning_effort, chat.logprobs, chat.top_logprobs) == ("low", True, 2)
+    assert (chat.seed, chat.top_k) == (3, 4)
     inner = {"name": "n", "schema": SCHEMA, "strict": True}
-    assert job.response_format == {"type": "json_schema", "json_schema": inner}
+    assert chat.response_format == {"type": "json_schema", "json_schema": inner}
     named = {"type": "function", "name": "weather"}
     wanted = {"type": "function", "function": {"name": "weather"}}
-    assert _job([], tools=TOOLS, tool_choice=named).tool_choice == wanted
+    assert _chat([], tools=TOOLS, tool_choice=named).tool_choice == wanted
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "weather"}]}
     more = [*TOOLS, {"type": "function", "name": "other"}]
-    job = _job([], tools=more, tool_choice=allowed)
-    assert job.tool_choice == "required" and len(job.tools or []) == 1
+    chat = _chat([], tools=more, tool_choice=allowed)
+    assert chat.tool_choice == "required" and len(chat.tools or []) == 1
 
 
 def test_a_whole_answer() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     answer = server.post(PATH, {**BODY, "tools": TOOLS, "metadata": {"a": "b"}}).json()
     thought, message, call = answer.pop("output")
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "I think.")
@@ -141,16 +146,16 @@ def test_a_whole_answer() -> None:
 def test_the_tokens_of_a_thought_are_counted_to_its_mark() -> None:
     for text, wanted in ((THOUGHT + "So.", "I think.\n</think>"), ("I never stop", "I never stop")):
         finish = FinishReason.STOP if "</think>" in text else FinishReason.LENGTH
-        answer = Asking(text, finish).post(PATH, BODY).json()
+        answer = ApiClient(text, finish).post(PATH, BODY).json()
         count = len(script(wanted, FinishReason.LENGTH))
         assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == count
     off = {**BODY, "reasoning": {"effort": "none"}}
-    answer = Asking("So.").post(PATH, off).json()
+    answer = ApiClient("So.").post(PATH, off).json()
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
 
 
 def test_a_stream_adds_up_to_the_whole() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     body = {**BODY, "tools": TOOLS, "include": ["message.output_text.logprobs"]}
     whole = server.post(PATH, body).json()
     found = list(events(server.post(PATH, {**body, "stream": True})))
@@ -196,14 +201,14 @@ def test_a_stream_adds_up_to_the_whole() -> None:
 )
 def test_why_it_ended(finish: FinishReason, status: str, reason: Any, stream: bool) -> None:
     body = {**BODY, "reasoning": {"effort": "none"}, "stream": stream}
-    answer = Asking("hello", finish).post(PATH, body)
+    answer = ApiClient("hello", finish).post(PATH, body)
     end = list(events(answer))[-1][1]["response"] if stream else answer.json()
     assert (end["status"], end["incomplete_details"]) == (status, reason)
     assert end["output"][0]["status"] == status
 
 
 def test_conversations_go_on_from_what_is_kept() -> None:
-    server = Asking(THOUGHT + "One.")
+    server = ApiClient(THOUGHT + "One.")
     first = server.post(PATH, {**BODY, "input": "first", "instructions": "be brief"}).json()
     second = server.post(PATH, {"input": "second", "previous_response_id": first["id"]}).json()
     prompt = server.prompt
@@ -231,26 +236,32 @@ def test_conversations_go_on_from_what_is_kept() -> None:
     assert server.get(f"{PATH}/{unkept['id']}").status_code == 404
 
 
+async def _ended(http: httpx.AsyncClient, path: str) -> Any:
+    """What runs by itself, once it has ended."""
+    async with asyncio.timeout(60):
+        while (now := (await http.get(path)).json())["status"] == "in_progress":
+            await asyncio.sleep(0.005)
+    return now
+
+
 def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     async def ask(http: httpx.AsyncClient) -> None:
         begun = (await http.post(PATH, json={**BODY, "background": True})).json()
         path = f"{PATH}/{begun['id']}"
-        for _ in range(200):
-            now = (await http.get(path)).json()
-            if now["status"] != "in_progress":
-                break
-            await asyncio.sleep(0.005)
+        now = await _ended(http, path)
         assert now["status"] == "completed" and now["output"][-1]["content"][0]["text"] == "Hello"
         assert (await http.post(path + "/cancel")).json() == now
 
-    whole = Asking(THOUGHT + "Hello")
+    whole = ApiClient(THOUGHT + "Hello")
     whole.run(ask)
     assert whole.client.cancelled == []
 
     async def cancel(http: httpx.AsyncClient) -> None:
         begun = (await http.post(PATH, json={**BODY, "background": True})).json()
         path = f"{PATH}/{begun['id']}"
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(60):
+            while not (boxes and boxes[0].empty()):
+                await asyncio.sleep(0)
         assert (begun["status"], begun["output"]) == ("in_progress", [])
         again = {"input": "x", "previous_response_id": begun["id"]}
         early = await http.post(PATH, json=again)
@@ -260,13 +271,20 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
         assert ended["output"][0]["content"][0]["text"].startswith("Hel")
         assert stuck.client.cancelled
 
-    stuck = Asking("")
+    stuck = ApiClient("")
     stuck.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
+    boxes, submit = [], stuck.client.submit
+
+    def noted(requests: Any, box: Any, slots: int) -> list[int]:
+        boxes.append(box)
+        return submit(requests, box, slots)
+
+    stuck.client.submit = noted  # type: ignore[method-assign]
     stuck.run(cancel)
 
 
 def test_failures_are_said_and_kept() -> None:
-    server = Asking("x")
+    server = ApiClient("x")
     one = server.client._script[0]
     broken = one._replace(token=None, finish=FinishReason.ERROR, message="nan")
     server.client._script = [one._replace(finish=None), broken]
@@ -303,13 +321,13 @@ def test_failures_are_said_and_kept() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
-    answer = Asking("x").post(PATH, {**BODY, **fields})
+    answer = ApiClient("x").post(PATH, {**BODY, **fields})
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 def test_what_is_kept_is_bounded_in_time_and_size() -> None:
     now = 0.0
-    kept = Kept(1000, lambda: now)
+    kept = ResponseStore(1000, lambda: now)
     one = kept.put({"id": "a", "output": []}, b"[]")
     one.stop = lambda: None
     for name in "bcd":
@@ -341,10 +359,9 @@ def test_a_bug_in_the_background_is_logged_and_not_told(
 
     async def ask(http: httpx.AsyncClient) -> Any:
         ident = (await http.post(PATH, json={**BODY, "background": True})).json()["id"]
-        await asyncio.sleep(0.05)
-        return (await http.get(f"{PATH}/{ident}")).json()
+        return await _ended(http, f"{PATH}/{ident}")
 
-    found = Asking("Hello").run(ask)
+    found = ApiClient("Hello").run(ask)
     assert (found["status"], found["error"]["message"]) == ("failed", "internal error: ValueError")
     assert any(record.exc_info for record in caplog.records)
 
@@ -352,7 +369,7 @@ def test_a_bug_in_the_background_is_logged_and_not_told(
 def test_what_is_kept_is_its_keys_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text('[[key]]\nname = "ann"\nkey = "a"\n[[key]]\nname = "bob"\nkey = "b"\n')
-    server = Asking("Hello", keys=Keyring(path))
+    server = ApiClient("Hello", keys=Keyring(path))
     ann, bob = ({"authorization": f"Bearer {key}"} for key in "ab")
     ident = server.post(PATH, BODY, **ann).json()["id"]
     for method, end in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
@@ -367,29 +384,29 @@ def test_what_is_kept_is_its_keys_alone(tmp_path: Path) -> None:
 def test_a_response_that_cannot_be_kept_leaves_nothing_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = Asking("Hello")
-    monkeypatch.setattr(server.service.kept, "put", lambda *_: 1 / 0)
+    server = ApiClient("Hello")
+    monkeypatch.setattr(server.service.responses, "put", lambda *_: 1 / 0)
     assert server.post(PATH, BODY).status_code == 500
     assert server.client.cancelled == [0]
 
 
 def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Asking("Hello")
+    server = ApiClient("Hello")
     first = server.post(PATH, BODY).json()["id"]
     loops: list[bool] = []
 
-    def items(entry: Entry) -> list[Any]:
+    def items(entry: StoredResponse) -> list[Any]:
         loops.append(threading.current_thread() is threading.main_thread())
         return []
 
-    monkeypatch.setattr(Entry, "items", items)
+    monkeypatch.setattr(StoredResponse, "items", items)
     monkeypatch.setattr("spark_engine.runtime.server.service.LARGE", 500)
     assert server.post(PATH, {**BODY, "previous_response_id": first}).status_code == 200
     assert loops == [False]
 
 
 def test_the_real_client_reads_it() -> None:
-    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     kwargs: Any = {**BODY, "tools": TOOLS}
 
     async def ask(http: httpx.AsyncClient) -> Any:

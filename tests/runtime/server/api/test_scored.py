@@ -10,10 +10,10 @@ import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.client import Mailbox
+from spark_engine.runtime.server.http_request import HttpRequest
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.visits import Visit
 from tests.runtime.fake_client import FakeClient
-from tests.runtime.server.api.asking import Asking, events, tokenizer
+from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
 from tests.runtime.server.test_metrics import samples
 
 TEXT = "/v1/completions"
@@ -47,8 +47,8 @@ class Scoring(FakeClient):
         return Event(number, token, _chance(token), top)
 
 
-def _asking(**options: Any) -> Asking:
-    server = Asking("x", **options)
+def _client(**options: Any) -> ApiClient:
+    server = ApiClient("x", **options)
     server.client = server.service.client = Scoring()  # type: ignore[assignment]
     return server
 
@@ -61,7 +61,7 @@ def _words(ids: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_an_echo_has_the_log_probabilities_of_the_prompt(stream: bool, most: int) -> None:
     ids = tokenizer().encode(PROMPT)
-    server = _asking()
+    server = _client()
     body = {"prompt": PROMPT, "echo": True, "logprobs": 2, "max_tokens": most, "stream": stream}
     body["stream_options"] = {"include_usage": True} if stream else None
     answer = server.post(TEXT, body)
@@ -85,7 +85,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(stream: bool, most: int
 
 
 def test_many_choices_and_prompts_are_scored_each() -> None:
-    server = _asking()
+    server = _client()
     prompts = ["a bear", "the fish was"]
     body = {"prompt": prompts, "n": 2, "echo": True, "logprobs": 0, "max_tokens": 1}
     choices = server.post(TEXT, body).json()["choices"]
@@ -99,7 +99,7 @@ def test_many_choices_and_prompts_are_scored_each() -> None:
 def test_prompt_logprobs_stand_beside_the_answers() -> None:
     ids = tokenizer().encode(PROMPT)
     body: dict[str, Any] = {"prompt": PROMPT, "prompt_logprobs": 1, "max_tokens": 2}
-    choice = _asking().post(TEXT, body).json()["choices"][0]
+    choice = _client().post(TEXT, body).json()["choices"][0]
     rows = choice["prompt_logprobs"]
     assert choice["logprobs"] is None and choice["text"] == "bc"
     assert rows[0] is None and len(rows) == len(ids)
@@ -108,10 +108,10 @@ def test_prompt_logprobs_stand_beside_the_answers() -> None:
         best = {"logprob": _chance(token + 1), "rank": 1}
         assert {k: row[str(token + 1)][k] for k in best} == best and len(row) == 2
     both = {**body, "prompt_logprobs": 3, "logprobs": 1}
-    choice = _asking().post(TEXT, both).json()["choices"][0]
+    choice = _client().post(TEXT, both).json()["choices"][0]
     assert all(len(row) == 3 for row in choice["prompt_logprobs"][1:])
     assert all(len(row) == 1 for row in choice["logprobs"]["top_logprobs"])
-    server = _asking()
+    server = _client()
     chat = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 0, "max_tokens": 2}
     answer = server.post("/v1/chat/completions", chat).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
@@ -131,34 +131,34 @@ def test_prompt_logprobs_stand_beside_the_answers() -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], words: str) -> None:
-    answer = _asking().post(TEXT, {"prompt": PROMPT, **fields})
+    answer = _client().post(TEXT, {"prompt": PROMPT, **fields})
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 def test_a_scored_prompt_counts_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text('[[key]]\nname = "ann"\nkey = "a"\ntokens_per_minute = 1000\n')
-    visits: list[Visit] = []
-    keys = Keyring(path)
-    server = _asking(keys=keys, listeners=[visits.append])
+    requests: list[HttpRequest] = []
+    keys = Keyring(path, clock=lambda: 0.0)  # nothing is refilled
+    server = _client(keys=keys, listeners=[requests.append])
     ids = tokenizer().encode(PROMPT)
     body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2, "n": 2}
     answer = server.post(TEXT, {**body, "return_token_ids": True}, authorization="Bearer a")
     assert answer.json()["choices"][1]["prompt_token_ids"] == ids
-    (visit,) = visits
-    assert visit.work is not None and visit.work.prompt == len(ids)
+    (request,) = requests
+    assert request.use is not None and request.use.prompt == len(ids)
     found = samples(server.service.metrics)
     assert found["spark:key_tokens_total{key=ann,kind=prompt}"] == len(ids)
     (asked,) = (v for k, v in found.items() if k.startswith("vllm:request_params_max_tokens_sum"))
     assert asked == 2
     left = keys.accounts["ann"].tokens
-    assert left is not None and left.level < 1000 - len(ids)
+    assert left is not None and left.level == 1000 - len(ids) - 2 * 2
 
 
 def test_stop_ids_of_the_prompt_end_nothing() -> None:
     """The engine says so too; here they must not be taken for the answer's end."""
     ids = tokenizer().encode(PROMPT)
     body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2}
-    answer = _asking().post(TEXT, {**body, "stop_token_ids": ids[1:2], "stop": "xyz"}).json()
+    answer = _client().post(TEXT, {**body, "stop_token_ids": ids[1:2], "stop": "xyz"}).json()
     choice = answer["choices"][0]
     assert choice["text"] == PROMPT + "bc" and choice["finish_reason"] == "length"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.server.api import fields, messages, tokenize
-from tests.runtime.server.api.asking import Asking
+from tests.runtime.server.api.api_client import ApiClient
 
 HI = [{"role": "user", "content": "hi there"}]
 BODIES = {
@@ -29,7 +29,7 @@ def test_a_body_is_read_beside_the_loop(path: str, monkeypatch: pytest.MonkeyPat
         return fields.decode(data, kind)
 
     monkeypatch.setattr(module, "decode", decode)
-    server = Asking()
+    server = ApiClient()
     assert server.post(path, body).status_code == 200
     assert on_loop == [False]
     assert server.post(path, {"tokens": 3, "messages": 3}).status_code == 400
@@ -38,11 +38,11 @@ def test_a_body_is_read_beside_the_loop(path: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
 def test_a_text_that_is_too_long_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_engine.runtime.server.service.MOST_CHARACTERS", 5)
-    answer = Asking().post(path, {"messages": HI})
+    answer = ApiClient().post(path, {"messages": HI})
     assert answer.status_code == 400 and "at most 5 are tokenised" in answer.text
 
 
 def test_an_error_holds_no_more_of_a_name_than_is_needed() -> None:
     body = {"messages": HI, "model": "m" * 100_000}
-    answer = Asking("x").post("/v1/chat/completions", body)
+    answer = ApiClient("x").post("/v1/chat/completions", body)
     assert answer.status_code == 404 and len(answer.content) < 500

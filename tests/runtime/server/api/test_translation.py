@@ -13,9 +13,9 @@ from spark_engine.errors import RequestError
 from spark_engine.runtime.server.api.common import check
 from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.messages import MessagesBody
-from spark_engine.runtime.server.api.messages import job_of as message_job
+from spark_engine.runtime.server.api.messages import to_chat_request as message_job
 from spark_engine.runtime.server.api.responses import ResponsesBody, _items
-from spark_engine.runtime.server.api.responses import job_of as response_job
+from spark_engine.runtime.server.api.responses import to_chat_request as response_job
 from spark_engine.runtime.text.messages import normalise
 
 WORDS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.ipc import Stats
@@ -180,4 +180,4 @@ def test_the_settings_are_fields_that_the_server_knows() -> None:
     numbers = re.findall(r'name: "(\w+)", label: "[^"]+", kind: "number"', text)
     assert len(numbers) > 8
     others = ("model", "stop", "tools", "response_format", "chat_template_kwargs", "stream_options")
-    assert {*numbers, *others} <= set(ChatJob.__struct_fields__)
+    assert {*numbers, *others} <= set(ChatRequest.__struct_fields__)

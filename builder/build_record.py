@@ -1,0 +1,56 @@
+"""Runs a new engine once over fixed prompts, for the build record in its manifest.
+
+The builder may not import the runtime, so it starts `runtime/engine/build_record.py` as a process,
+which also has the GPU's memory to itself. Knows how to start it, and nothing of the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from spark_engine.engine_file import MANIFEST
+from spark_engine.manifest import Greedy, Manifest
+from spark_engine.typed import typed
+
+MODULE = "spark_engine.runtime.engine.build_record"
+NOWHERE = "it was not run, since its target is not this machine's"
+
+
+def recorded(
+    folder: Path, manifest: Manifest, least: bool = False
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Runs the sealed engine in `folder` and writes its manifest anew, with the record.
+
+    With `least` only the least buckets of a CPU's engine are run, which takes a few seconds.
+
+    Returns it and sentences for the report. An engine that cannot run here, for instance because
+    the memory is taken, is none the worse for it: its record stays empty, and a sentence says why.
+    """
+    command = [sys.executable, "-P", "-m", MODULE, str(folder), *(["least"] if least else [])]
+    code, out, words = _run(command)
+    try:
+        said = typed(Greedy, json.loads(out))
+    except (ValueError, TypeError):
+        last = (words.strip().splitlines() or [f"exit code {code}"])[-1]
+        return manifest, (f"no record of what its buckets say: running it failed ({last})",)
+    if not said.md5:
+        return manifest, (f"no record of what its buckets say: {NOWHERE}",)
+    manifest = replace(manifest, greedy=said)
+    (folder / MANIFEST).write_bytes(manifest.encode())
+    return manifest, ()
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and error. Who is ended meanwhile ends it as well."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, words = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, out, words

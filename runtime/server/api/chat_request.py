@@ -1,0 +1,66 @@
+"""`ChatRequest`: the body of /v1/chat/completions, and the one form of a chat request.
+
+The other chat APIs are translated to it and back, so what a conversation means stands in one place.
+Knows fields and their checks; knows no template and no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_engine.runtime.server.api.common import Body, either, limit_of
+from spark_engine.runtime.server.api.fields import BadField, check_type
+
+# fields that other APIs fill with what their clients sent
+TRANSLATED = ("tool_choice", "response_format", "reasoning_effort", "thinking")
+
+
+class ChatRequest(Body, kw_only=True):
+    """One conversation that is to be answered."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None  # false: the answer ends behind the first call
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # whether to think, for how long, and whether that is shown (`thinking.Thinking`):
+    enable_thinking: bool | None = None
+    thinking: bool | dict[str, Any] | None = None
+    reasoning: bool | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: float | None = None
+    thinking_token_budget: float | None = None
+    budget_tokens: float | None = None
+    max_reasoning_tokens: float | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that may be called."""
+        return None if self.tool_choice == "none" else self.tools
+
+    def most_tokens(self) -> int | None:
+        """The newer name of the field goes before the older."""
+        return limit_of(either(self.max_completion_tokens, self.max_tokens))
+
+    def wanted_logprobs(self) -> int | None:
+        """Two fields say it."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_own(self) -> None:
+        """Messages, tools and what belongs together. Raises BadField."""
+        for name in TRANSLATED:
+            check_type(self, name)
+        if not self.messages:
+            raise BadField("messages is empty; at least one message is needed", "messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadField("top_logprobs needs logprobs: true", "top_logprobs")
+        for i, tool in enumerate(self.tools or []):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise BadField(f"tools[{i}] has no function with a name", "tools")

@@ -1,0 +1,112 @@
+"""Fields that would change an answer and that this server does not support.
+
+Silence would be a wrong answer, so each is refused with words on what to send instead; a value that
+asks for nothing is taken. Knows names and values; what is honoured is in the bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from spark_engine.runtime.server.api.fields import BadField, short
+from spark_engine.runtime.structured.fields import StructuredFields
+
+_ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
+_SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
+_PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
+_SHAPE = "use temperature, top_p, top_k or min_p"
+_GRAMMAR = "use response_format or structured_outputs"
+# name: (values that ask for nothing, what to do instead); null always asks for nothing
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "use_beam_search": ((False,), "answers are sampled, one token at a time"),
+        "logits_processors": (([],), "use logit_bias, response_format or structured_outputs"),
+        "chat_template": ((), "the engine's own template is used: render it yourself and "
+                              "send the text to /v1/completions"),
+        "documents": (([],), "put their text into a message"),
+        "logprob_token_ids": (([],), "use logprobs or top_logprobs"),
+        "cache_salt": ((), "the prefix cache is shared by all clients: start the server with "
+                           "--no-cache"),
+        "prompt_embeds": ((), "send text or token ids"),
+        "kv_transfer_params": ((), "this server computes its prompts itself"),
+        "audio": ((), "this server reads and writes text"),
+        "modalities": ((["text"], []), "this server reads and writes text: say ['text']"),
+        "web_search_options": ((), "this server searches nothing: offer a tool that does"),
+        "verbosity": (("medium",), "ask for it in a message"),
+        "typical_p": ((1, 0), _SHAPE),
+        "tfs_z": ((1, 0), _SHAPE),
+        "top_a": ((0,), _SHAPE),
+        "top_n_sigma": ((-1, 0), _SHAPE),
+        "xtc_probability": ((0,), _SHAPE),
+        "mirostat": ((0,), _SHAPE),
+        "dynatemp_range": ((0,), _SHAPE),
+        "smoothing_factor": ((0,), _SHAPE),
+        "repeat_penalty": ((1, 0), _PENALTY),
+        "dry_multiplier": ((0,), _PENALTY),
+        "no_repeat_ngram_size": ((0,), _PENALTY),
+        "grammar": (("",), _GRAMMAR),
+        "json_schema": ((), _GRAMMAR),
+        "regex": (("",), _GRAMMAR),
+        "ebnf": (("",), _GRAMMAR),
+        "n_predict": ((-1,), "use max_tokens"),
+        "num_predict": ((-1,), "use max_tokens"),
+        "max_new_tokens": ((), "use max_tokens"),
+        "stop_regex": (([], ""), "use stop"),
+    }
+)  # fmt: skip
+
+
+class UnsupportedFields(StructuredFields, kw_only=True):
+    """The same names as fields, which are not built."""
+
+    use_beam_search: msgspec.Raw = _ABSENT
+    logits_processors: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    logprob_token_ids: msgspec.Raw = _ABSENT
+    cache_salt: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = _ABSENT
+    audio: msgspec.Raw = _ABSENT
+    modalities: msgspec.Raw = _ABSENT
+    web_search_options: msgspec.Raw = _ABSENT
+    verbosity: msgspec.Raw = _ABSENT
+    typical_p: msgspec.Raw = _ABSENT
+    tfs_z: msgspec.Raw = _ABSENT
+    top_a: msgspec.Raw = _ABSENT
+    top_n_sigma: msgspec.Raw = _ABSENT
+    xtc_probability: msgspec.Raw = _ABSENT
+    mirostat: msgspec.Raw = _ABSENT
+    dynatemp_range: msgspec.Raw = _ABSENT
+    smoothing_factor: msgspec.Raw = _ABSENT
+    repeat_penalty: msgspec.Raw = _ABSENT
+    dry_multiplier: msgspec.Raw = _ABSENT
+    no_repeat_ngram_size: msgspec.Raw = _ABSENT
+    grammar: msgspec.Raw = _ABSENT
+    json_schema: msgspec.Raw = _ABSENT
+    regex: msgspec.Raw = _ABSENT
+    ebnf: msgspec.Raw = _ABSENT
+    n_predict: msgspec.Raw = _ABSENT
+    num_predict: msgspec.Raw = _ABSENT
+    max_new_tokens: msgspec.Raw = _ABSENT
+    stop_regex: msgspec.Raw = _ABSENT
+
+    def check_supported(self) -> None:
+        """Raises BadField for a field that asks for something."""
+        for name, (neutral, instead) in UNSUPPORTED.items():
+            if not (data := bytes(getattr(self, name))):
+                continue
+            value = msgspec.json.decode(data) if len(data) <= _SHOWN else data[:80]
+            if value is None or any(value == v and type(value) in _kinds(v) for v in neutral):
+                continue
+            raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)
+
+
+def _kinds(value: Any) -> tuple[type, ...]:
+    """JSON's types that mean the same as this value's."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return (int, float) if number else (type(value),)

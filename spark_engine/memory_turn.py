@@ -1,0 +1,91 @@
+"""That programs of ours which share one memory take their parts of it one after another.
+
+Where host and GPU share the memory (a DGX Spark), two engines that start at once would both see all
+of it free, both plan it, and hang the machine. So whoever measures what is free and then takes it
+holds a lock meanwhile; the next one measures when that is over, and is refused with true figures.
+The lock is on the file of NVIDIA's driver library that this process has loaded: it is the same file
+in every container (the container toolkit binds the host's in), for every user and process
+namespace, and the kernel lets go of it with the process, so that nothing stale is ever left.
+Knows Linux's files; knows neither engines nor CUDA.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_engine.errors import CapacityError
+
+MAPS, LIBRARY = Path("/proc/self/maps"), "libcuda.so"
+LIMIT = 900.0  # seconds: longer than weights that fill such a memory take from a slow disk
+AGAIN = 0.2  # seconds between two looks
+
+
+def silent(words: str) -> None:
+    """For who says nothing."""
+
+
+@contextmanager
+def memory_turn(
+    shared: bool, say: Callable[[str], None], limit: float = LIMIT, maps: Path | None = None
+) -> Iterator[None]:
+    """Inside, no other program of ours measures and takes memory; nothing happens where it is not
+    `shared` with the host. Waits, which it says. Raises CapacityError where its turn does not come
+    within `limit` seconds. `maps`: the files that this process has loaded, as Linux lists them."""
+    library = _library(maps or MAPS) if shared else None
+    if library is None:
+        yield
+        return
+    try:
+        file = os.open(library, os.O_RDONLY)
+    except OSError as error:
+        say(f"warning: {library} cannot be locked ({error.strerror}): start one engine at a time")
+        yield
+        return
+    try:
+        _wait(file, library, say, limit)
+        yield
+    finally:
+        os.close(file)
+
+
+def _wait(file: int, library: str, say: Callable[[str], None], limit: float) -> None:
+    start, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError as error:  # a file system without locks
+            why = error.strerror
+            say(f"warning: {library} cannot be locked ({why}): start one engine at a time")
+            return
+        else:
+            if told:
+                say(f"went on after {time.monotonic() - start:.0f} s")
+            return
+        if not told:
+            say("another engine is taking its part of this machine's memory: waiting for it")
+            told = True
+        if time.monotonic() - start > limit:
+            raise CapacityError(
+                f"another program has been taking memory for {limit:.0f} s, and how much it will "
+                f"leave is not known: wait until it is done, or stop it (`lslocks` and `fuser "
+                f"{library}` say which holds the lock), then start again"
+            )
+        time.sleep(AGAIN)
+
+
+def _library(maps: Path) -> str | None:
+    """The path of the driver's library as it is loaded here; None where none is."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return None
+    paths = (line.partition("/") for line in lines)
+    found = ("/" + rest for _, slash, rest in paths if slash and LIBRARY in rest)
+    return next(found, None)

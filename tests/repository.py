@@ -1,0 +1,17 @@
+"""The repository as tests see it: its packages, and the files that git tracks or would track."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
+
+
+def files(*patterns: str, tracked_only: bool = False) -> list[Path]:
+    """Files of the working tree that git does not ignore, relative to the root, sorted."""
+    others = [] if tracked_only else ["--others", "--exclude-standard"]
+    command = ["git", "ls-files", "--cached", *others, "--", *patterns]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted({Path(line) for line in done.stdout.splitlines() if (ROOT / line).is_file()})

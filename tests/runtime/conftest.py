@@ -1,0 +1,15 @@
+"""What tests of the runtime share: on a machine that stands still no grammar is slow, or hangs."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_engine.runtime.engine import masks
+
+
+@pytest.fixture(autouse=True)
+def _patient_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test means one that is slow, or hangs, it says how long."""
+    monkeypatch.setattr(masks, "BOUND", 60.0)
+    monkeypatch.setattr(masks, "COMPILED", 120.0)
+    monkeypatch.setattr(masks, "SLOW", 60.0)

@@ -1,0 +1,129 @@
+"""A prefix cache that is too small for those who use it: what they find falls by degrees.
+
+Agents ask in turns, each of a conversation that grows; a state of the recurrent layers is as large
+as 32 pages, as those of the served models are.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.prefix_worth import STAY, TAU
+from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from tests.runtime.fake_executor import VOCAB, build_fake
+
+LIMITS = Limits(4, 4032, 1200, VOCAB, page_size=64, bias_slots=8, top_logprobs=3, snapshots=400)
+SYSTEM, FIRST, NEW, ANSWER = 256, 1024, 128, 32  # tokens
+AGENTS, TURNS = 12, 5
+SECONDS = 5.0  # between two requests: a round of all agents is within what STAY holds fast
+GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
+assert AGENTS * SECONDS < STAY * TAU
+
+
+@dataclass
+class Agent:
+    """What was said so far."""
+
+    ids: list[int]
+
+
+class Pressed:
+    """An engine whose cache holds `share` of what the agents' conversations come to."""
+
+    def __init__(self, share: float) -> None:
+        self.engine = Engine(build_fake(LIMITS, (1, 4), (1, 8), lazy=False), EngineOptions())
+        cache, self.now, self._rng = self.engine.scheduler.reuse.cache, 0.0, random.Random(3)
+        page, row = cache._page_bytes, 32 * cache._page_bytes
+        conversation = SYSTEM + FIRST + (NEW + ANSWER) * (TURNS - 1)
+        cache.budget = int(share * AGENTS * (conversation // 64 * page + 2 * row))
+        cache._row_bytes, cache._worths = row, replace(cache._worths, row_bytes=row)
+        cache._clock = lambda: self.now
+        system = self.draw(SYSTEM)
+        self.agents = [Agent(system + self.draw(FIRST)) for _ in range(AGENTS)]
+
+    def draw(self, count: int) -> list[int]:
+        return [self._rng.randrange(VOCAB) for _ in range(count)]
+
+    def ask(self, agent: Agent) -> int:
+        """One turn; the tokens of its prompt that were found."""
+        marks = (SYSTEM, len(agent.ids) - 8)
+        self.engine.submit(Request(tuple(agent.ids), GREEDY, marks=marks))
+        events: list[Event] = []
+        while not self.engine.idle:
+            events += self.engine.step()
+        self.engine.scheduler.check()
+        self.now += SECONDS
+        agent.ids += [e.token for e in events if e.token is not None] + self.draw(NEW)
+        return events[-1].cached
+
+    def found(self, shuffled: bool) -> float:
+        """The share of all prompts' tokens."""
+        asked = found = 0
+        for _ in range(TURNS):
+            order = self._rng.sample(self.agents, AGENTS) if shuffled else self.agents
+            for agent in order:
+                asked += len(agent.ids)
+                found += self.ask(agent)
+        return found / asked
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_what_agents_find_falls_with_the_room_and_not_at_once(shuffled: bool) -> None:
+    """With the order in which they were used alone, of agents in turns none would find its own
+    conversation in a cache for half of them: the system message is all, 16 % of the tokens."""
+    shares = {share: Pressed(share).found(shuffled) for share in (4.0, 1.0, 0.5, 0.2)}
+    assert shares[4.0] > 0.8
+    assert shares[1.0] > 0.9 * shares[4.0], "there is room for all"
+    assert shares[0.5] > 0.6 * shares[4.0]
+    assert shares[0.2] > 0.3 * shares[4.0]
+
+
+def test_of_a_conversation_the_latest_state_stays() -> None:
+    """Those that it has left behind go first, the one that others begin at does not."""
+    world = Pressed(2 / AGENTS)
+    first, other = world.agents[:2]
+    world.ask(first)
+    assert world.ask(other) == SYSTEM
+    for _ in range(TURNS - 1):
+        before = len(first.ids)
+        assert world.ask(first) >= before - NEW - 64 - 8 - ANSWER
+    assert world.ask(world.agents[2]) == SYSTEM
+
+
+def test_several_answers_to_a_prompt_leave_none_of_them_behind() -> None:
+    world = Pressed(4.0)
+    prompt, cache = tuple(world.draw(300)), world.engine.scheduler.reuse.cache
+    for seed in range(3):
+        params = SamplingParams(max_tokens=9, ignore_eos=True, seed=seed)
+        world.engine.submit(Request(prompt, params))
+    while not world.engine.idle:
+        world.engine.step()
+    assert len(cache._states) == 4 and not any(state.passed for state in cache._states)
+
+
+def test_who_wait_for_a_beginning_find_it_in_a_cache_full_of_what_was_just_used() -> None:
+    world = Pressed(0.1)
+    for agent in world.agents[:3]:
+        world.ask(agent)
+        world.ask(agent)
+    begin, events = world.draw(640), dict[int, Event]()
+    for n in range(8):
+        world.engine.submit(Request((*begin, n), GREEDY))
+    while not world.engine.idle:
+        events |= {e.request_id: e for e in world.engine.step()}
+    assert [e.cached for e in events.values()].count(640) == 7
+
+
+def test_what_was_not_used_for_long_goes_for_what_is_new() -> None:
+    world = Pressed(0.15)
+    for agent in world.agents[:6]:
+        world.ask(agent)
+    world.now += 2 * STAY * TAU
+    last = world.agents[6]
+    world.ask(last)
+    assert world.ask(last) > FIRST

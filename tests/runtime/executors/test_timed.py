@@ -1,0 +1,97 @@
+"""When launches ran: the order of marks, and a device's time on the host's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.runtime.executors import device_clock  # noqa: E402
+from spark_engine.runtime.executors.device_clock import DeviceClock  # noqa: E402
+from spark_engine.runtime.executors.timed import TimedExecutor  # noqa: E402
+
+
+class Device:
+    """A stream by hand: what is queued takes its seconds; events keep the device's milliseconds.
+
+    The device's clock began elsewhere, and runs a tenth too fast.
+    """
+
+    def __init__(self) -> None:
+        self.host = 100.0
+        self.free_at = 0.0  # host's seconds at which the stream is empty
+        self.made = 0
+        self.gpu = self
+
+    def queue(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.host) + seconds
+
+    def event(self, timed: bool = False) -> Any:
+        assert timed, "an event that is asked for a time"
+        self.made += 1
+        return SimpleNamespace(at=0.0)
+
+    def record(self, event: Any) -> None:
+        event.at = max(self.free_at, self.host)
+
+    def wait_for(self, event: Any) -> None:
+        self.host = max(self.host, event.at)
+
+    def milliseconds(self, first: Any, last: Any) -> float:
+        return (last.at - first.at) * 1100
+
+    def launch(self, buffers: float) -> Callable[[], None]:
+        self.queue(buffers)
+        end = self.free_at
+        return lambda: setattr(self, "host", max(self.host, end))
+
+    def launch_to_sample(self, buffers: float) -> Callable[[], Callable[[], None]]:
+        self.queue(buffers)
+        return lambda: self.launch(buffers / 2)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    clock = SimpleNamespace(perf_counter=lambda: made.host)
+    monkeypatch.setattr(device_clock, "time", clock)
+    return made
+
+
+def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device: Device) -> None:
+    told: list[tuple[float, float]] = []
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    first = one.launch(2.0)
+    device.host += 1.5
+    second = one.launch(3.0)  # queued behind the first, half a second before it ends
+    first()
+    second()
+    assert told == [pytest.approx((100.0, 102.2)), pytest.approx((102.2, 105.5))]
+    device.host = 200.0  # an empty stream: drift is forgotten
+    one.launch(1.0)()
+    assert told[2] == pytest.approx((200.0, 201.1))
+    for _ in range(20):
+        one.launch(1.0)()
+    assert device.made <= 6, "events are used again"
+
+
+def test_a_launch_in_two_parts_is_told_from_its_first_to_its_last(device: Device) -> None:
+    told: list[tuple[float, float]] = []
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    rest = one.launch_to_sample(2.0)
+    device.host += 5.0  # the device has nothing to do for some of it
+    rest()()
+    assert told == [pytest.approx((100.0, 106.6))]
+
+
+def test_a_synchronous_launch_ran_while_it_was_called() -> None:
+    told: list[tuple[float, float]] = []
+    ran: list[float] = []
+    inner: Any = SimpleNamespace(specs=1, launch=lambda b: ran.append(b) or (lambda: None))
+    one: Any = TimedExecutor(inner, None, lambda a, b: told.append((a, b)))
+    one.launch_to_sample(4.0)()()
+    assert ran == [4.0] and len(told) == 1 and told[0][0] <= told[0][1] and one.specs == 1

@@ -1,0 +1,187 @@
+"""An engine process, rank 0 of its group, that kills or stops ranks where and when a test says.
+
+    python faulty_ranks.py FOLDER ENGINE OPTIONS ADDRESS
+
+The real worker over a real engine. A file in FOLDER holds the faults to come, in order; the first
+is taken out when its point has come often enough, and what was done is written to another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spark_engine.interface import DECODE, PREFILL, VERIFY
+from spark_engine.runtime.engine import load
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.scheduler import Scheduler
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.ranks import spawn
+from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.leader import Orders
+from spark_engine.runtime.ranks.links import Links
+from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
+from spark_engine.runtime.server import worker
+
+LIMIT_S = 8.0  # of a call between ranks; a busy machine keeps one waiting for some seconds
+OPENING = ("started", "begun", "open")  # processes are there, are told to open, have all but opened
+SERVING = ("sum", "decode", "prefill", "prefix", "round", "save", "restore")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """`signal` for all `ranks` at once, of which 0 is rank 0 itself.
+
+    At the `count`th packet of this point (of `sum`, the call between ranks), before it is sent or
+    just `after`. `hosts`: processes that stand by for ranks of other hosts.
+    """
+
+    point: str
+    ranks: tuple[int, ...]
+    signal: int
+    count: int = 1
+    after: bool = True
+    hosts: dict[int, int] = {}
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A fault that was done: when, of `time.monotonic`, and to which processes."""
+
+    fault: Fault
+    at: float
+    pids: list[int]
+
+
+class Faults:
+    """The two files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._next, self._done = folder / "faults", folder / "done"
+        self._seen: tuple[Fault, int] | None = None
+        self.group: Group | None = None
+        self.cached = False  # the packet to come begins somebody from the prefix cache
+
+    def order(self, faults: list[Fault]) -> None:
+        """Called by a test: what is to come."""
+        self._write(self._next, faults)
+
+    def done(self) -> list[Done]:
+        """What was done, of all lives."""
+        known = self._done.exists()
+        return msgspec.json.decode(self._done.read_bytes(), type=list[Done]) if known else []
+
+    def at(self, point: str, after: bool) -> None:
+        """The next fault, if it is this point's and its turn."""
+        if not self._next.exists():
+            return
+        faults = msgspec.json.decode(self._next.read_bytes(), type=list[Fault])
+        if not faults or (faults[0].point, faults[0].after) != (point, after):
+            return
+        first = faults[0]
+        times = self._seen[1] if self._seen is not None and self._seen[0] == first else 0
+        self._seen = first, times + 1
+        if times + 1 < first.count:
+            return
+        pids = [self._pid(first, rank) for rank in first.ranks]
+        self._write(self._next, faults[1:])
+        self._write(self._done, [*self.done(), Done(first, time.monotonic(), pids)])
+        for pid in sorted(pids, key=lambda pid: pid == os.getpid()):
+            os.kill(pid, first.signal)
+
+    def _pid(self, fault: Fault, rank: int) -> int:
+        if rank == 0:
+            return os.getpid()
+        if rank not in fault.hosts:
+            assert self.group is not None
+            return self.group.pids[rank]
+        host = fault.hosts[rank]
+        (pid,) = Path(f"/proc/{host}/task/{host}/children").read_text().split()
+        return int(pid)
+
+    def _write(self, path: Path, rows: Any) -> None:
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(rows))
+        part.replace(path)
+
+
+def points(orders: list[Order], cached: bool) -> set[str]:
+    """What a packet is."""
+    found = set()
+    for order in orders:
+        if isinstance(order, Launch):
+            names = {DECODE: "decode", PREFILL: "prefix" if cached else "prefill"}
+            found.add("round" if order.family.startswith(VERIFY) else names[order.family])
+        elif isinstance(order, Save | Restore):
+            found.add("save" if isinstance(order, Save) else "restore")
+    return found
+
+
+def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with the point before and behind it."""
+
+    def wrapped(group: Group, *given: Any) -> Any:
+        faults.group = group
+        faults.at(point, after=False)
+        found = call(group, *given)
+        faults.at(point, after=True)
+        return found
+
+    return wrapped
+
+
+def put_in(faults: Faults) -> None:
+    """Has every point looked at."""
+    send, schedule, gather = Orders.send, Scheduler.schedule, load.gather_ranks
+    exchange = Links.exchange
+
+    def sent(orders: Orders) -> None:
+        found = points(orders._orders, faults.cached)
+        for after in (False, True):
+            if after:
+                send(orders)
+            for point in sorted(found):
+                faults.at(point, after)
+
+    def scheduled(scheduler: Scheduler, *given: Any) -> Any:
+        plan = schedule(scheduler, *given)
+        faults.cached = any(seq.cached for seq in plan.admitted)
+        return plan
+
+    def gathered(*given: Any) -> Group:
+        faults.group = gather(*given)
+        for after in (False, True):
+            faults.at("started", after)
+        return faults.group
+
+    def summed(links: Links, *given: Any) -> Any:
+        faults.at("sum", after=False)
+        found = exchange(links, *given)
+        faults.at("sum", after=True)
+        return found
+
+    patches: Mapping[tuple[Any, str], Any] = {
+        (Orders, "send"): sent,
+        (Scheduler, "schedule"): scheduled,
+        (Links, "exchange"): summed,
+        (load, "gather_ranks"): gathered,
+        (Group, "begin"): around(faults, "begun", Group.begin),
+        (Group, "all_open"): around(faults, "open", Group.all_open),
+        (spawn, "CPU_LIMIT_S"): LIMIT_S,
+    }
+    for (owner, name), value in patches.items():
+        setattr(owner, name, value)
+
+
+def main(folder: str, engine: str, given: str, address: str) -> int:
+    put_in(Faults(Path(folder)))
+    options = msgspec.json.decode(given, type=EngineOptions)
+    return worker.serve(address, lambda: worker.open_engine(Path(engine), options, NoTrace()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

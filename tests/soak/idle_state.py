@@ -1,0 +1,106 @@
+"""What must hold when a server is idle: whole pools, no growth of descriptors or memory.
+
+Knows dumps and /proc; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WARM = 3  # quiet points of a process before its memory must have settled
+GROWTH_MB = 24.0  # beyond that, over all later quiet points
+DESCRIPTORS = 4  # more than at the first quiet point
+
+
+def read_dump(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(engine process's state, HTTP process's) of a dump."""
+    lines = path.read_text().splitlines()
+    places = [lines.index(f"== {name} process: state ==") + 1 for name in ("engine", "HTTP")]
+    engine, http = (json.loads(lines[i]) for i in places)
+    path.unlink()
+    return engine, http
+
+
+def check_state(engine: dict[str, Any], http: dict[str, Any]) -> list[str]:
+    """What is held although nothing runs."""
+    wrong = []
+    for pool in engine["pools"]:
+        cached = pool["kept_by_the_cache_alone"]
+        if pool["name"] == "snapshot":
+            cached = engine["stats"]["snapshots"]
+        if pool["free"] + cached != pool["size"]:
+            wrong.append(f"a {pool['name']} is missing: {pool}, {cached} are the cache's")
+    held = [k for k in ("swap_bytes", "running", "waiting", "launched", "sequences") if engine[k]]
+    wrong += [f"the engine still holds {k}: {engine[k]}" for k in held]
+    if http["engine_client"]["in_flight"]:
+        wrong.append(f"the HTTP process still holds {http['engine_client']}")
+    return wrong
+
+
+@dataclass
+class Life:
+    """One process: memory in MB and descriptors at its quiet points."""
+
+    name: str
+    memory: list[float] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+
+    def look(self, pid: int) -> None:
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+        kb = next(int(row.split()[1]) for row in rows if row.startswith("VmRSS"))
+        self.memory.append(kb * 1024 / 1e6)
+        self.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+
+    def growth(self) -> float:
+        """MB from when it was warm to the end, by the medians of the first and the last three."""
+        warm = self.memory[WARM:]
+        if len(warm) < 6:
+            return 0.0
+        return sorted(warm[-3:])[1] - sorted(warm[:3])[1]
+
+
+class Books:
+    """Both processes over all their lives."""
+
+    def __init__(self) -> None:
+        self.lives: dict[int, Life] = {}
+
+    def begin(self, server: int, engine: int | None) -> None:
+        """Processes that may be new."""
+        self.lives.setdefault(server, Life("server"))
+        if engine is not None:
+            self.lives.setdefault(engine, Life("engine"))
+
+    def enter(self, server: int, engine: int | None) -> list[str]:
+        """A quiet point; what is wrong at once."""
+        wrong = []
+        for pid in (server, engine):
+            if pid is None or pid not in self.lives:
+                wrong.append(f"process {pid} is not one that was started")
+                continue
+            life = self.lives[pid]
+            life.look(pid)
+            first, now = life.descriptors[0], life.descriptors[-1]
+            if now > first + DESCRIPTORS:
+                wrong.append(f"the {life.name} has {now} descriptors open, and had {first}")
+        return wrong
+
+    def line(self) -> str:
+        """The latest entries."""
+        rows = [life for life in self.lives.values() if life.memory][-4:]
+        return "; ".join(f"{r.name} {r.memory[-1]:.0f} MB {r.descriptors[-1]} fd" for r in rows)
+
+    def verdict(self) -> list[str]:
+        """Whose memory grew."""
+        for life in self.lives.values():
+            print(f"{life.name}: MB {[round(m) for m in life.memory]}, fd {life.descriptors}")
+        grown = {pid: life.growth() for pid, life in self.lives.items()}
+        return [
+            f"the {self.lives[pid].name} {pid} grew by {mb:.0f} MB: {self.lives[pid].memory}"
+            for pid, mb in grown.items()
+            if mb > GROWTH_MB
+        ]
