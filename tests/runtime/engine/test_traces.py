@@ -453,6 +453,23 @@ def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.Monke
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
 
 
+def test_drafts_of_a_sequence_that_had_ended_are_not_counted() -> None:
+    """The round after its last token was launched before that token was read."""
+    limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=2)
+    options = EngineOptions(depth=1, drafts=2, fixed_drafts=True)
+    engine = Engine(build_fake(limits, (1, 2, 4), (1, 2)), options)
+    stops = tuple(range(0, VOCAB, 9))
+    for i in range(12):
+        params = SamplingParams(max_tokens=90, stop_token_ids=stops, seed=i)
+        engine.submit(Request(tuple((i * 7 + j) % VOCAB for j in range(5 + i)), params))
+    last: dict[int, Event] = {}
+    while not engine.idle:
+        last |= {event.request_id: event for event in engine.step()}
+    counts = engine._loop.counts
+    assert sum(event.finish is FinishReason.STOP for event in last.values()) > 6
+    assert sum(event.drafted for event in last.values()) == sum(counts.drafts_by_position) > 0
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_costs_hear_of_rounds_that_ran_alone_and_of_prefill(
     depth: int, monkeypatch: pytest.MonkeyPatch
