@@ -21,7 +21,7 @@ from itertools import count
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node
+from spark_engine.runtime.engine.prefix_trie import UNRELATED, CachedState, Hit, Lineage, Node
 from spark_engine.runtime.engine.prefix_worth import STAY, Worth
 
 
@@ -106,9 +106,13 @@ class PrefixCache:
     # Adding.
 
     def extend(
-        self, node: Node | None, names: Sequence[bytes], pages: Sequence[int], maker: int,
+        self,
+        node: Node | None,
+        names: Sequence[bytes],
+        pages: Sequence[int],
+        maker: int,
         gain: tuple[float, float] = (0.0, 1.0),
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         """Makes nodes of the full pages that `names` name, those beyond `node`, and returns the
         deepest; fewer when the budget is used up by what is worth more. `gain`: tokens that the
         state behind them will save, and how often that is expected."""
@@ -132,16 +136,12 @@ class PrefixCache:
         return node
 
     def save(
-        self, node: Node, tail: Sequence[int], page: int, maker: int,
-        before: CachedState | None = None, begun: bool = False, answer: bool = False,
-        awaited: int = 0,
-    ) -> CachedState | None:  # fmt: skip
+        self, node: Node, tail: Sequence[int], page: int, maker: int, lineage: Lineage = UNRELATED
+    ) -> CachedState | None:
         """A row for the state `tail` tokens behind a node, whose keys and values are in `page`.
 
-        `before`: what its maker left last, or, where it has `begun` there, went on from. `answer`:
-        it is behind the answer. `awaited`: so many wait to begin there. It is pinned until it was
-        written (`unpin`). None when there is one already, and when those that are kept are worth
-        more.
+        It is pinned until it was written (`unpin`). None when there is one already, and when those
+        that are kept are worth more.
         """
         after, now = tuple(tail), self._clock()
         for known in node.states:
@@ -151,13 +151,13 @@ class PrefixCache:
         if not node.alive:
             return None
         page = page if after else -1
-        state = CachedState(node, node.end + len(after), after, page, maker, now, before=before)
-        for lesser in state.follow(before, begun, answer):
+        state = CachedState(node, node.end + len(after), after, page, maker, now)
+        for lesser in state.follow(lineage):
             self._push(lesser)
         state.since = state.find_since()
         own = self._page_bytes if after and not self._pages.keeps(page) else 0
         self._attach(state)  # what it hangs on must not be given up for it
-        worth = self._worth(state) + math.log(1 + awaited)
+        worth = self._worth(state) + math.log(1 + lineage.awaited)
         if not self._make_room(self._row_bytes + own, worth, row=True):
             self._detach(state)
             state.refuse()

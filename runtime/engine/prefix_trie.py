@@ -124,19 +124,16 @@ class CachedState:
             later = later.parent
         return later.name == first.name
 
-    def follow(
-        self, before: CachedState | None, begun: bool, answer: bool
-    ) -> Iterator[CachedState]:
-        """Is made behind `before`, which its maker left last or has `begun` from; `answer`: behind
-        an answer. Yields those that are worth less now."""
-        self.before = before
+    def follow(self, lineage: Lineage) -> Iterator[CachedState]:
+        """Is the next of its lineage. Yields those that are worth less now."""
+        self.before = before = lineage.before
         if before is None:
             return
-        if answer and not begun:
+        if lineage.answer and not lineage.begun:
             self.twin = before
         elif before.is_left_by(self.node):
             before.heir = self
-            if begun:  # the use moves on, also from one that was given up meanwhile
+            if lineage.begun:  # the use moves on, also from one that was given up meanwhile
                 before.hits, self.hits, before.done = max(0, before.hits - 1), 1, True
                 if before.twin is not None:
                     before.twin.heir, before.twin.done = self, True
@@ -174,6 +171,26 @@ class CachedState:
                 return state.position
             node = node.parent
         return last
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """How a new state follows an earlier one of its conversation.
+
+    Attributes:
+        before: what its maker left last, or, where it has `begun` there, went on from.
+        begun: `before` is another request's, from which the maker went on.
+        answer: it is behind the answer.
+        awaited: so many requests wait to begin there.
+    """
+
+    before: CachedState | None = None
+    begun: bool = False
+    answer: bool = False
+    awaited: int = 0
+
+
+UNRELATED = Lineage()
 
 
 @dataclass(frozen=True, slots=True)

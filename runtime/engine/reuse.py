@@ -19,7 +19,7 @@ from collections.abc import Sequence as Items
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.prefix_cache import PrefixCache
-from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, page_names
+from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Lineage, page_names
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
@@ -240,7 +240,8 @@ class Reuse:
         if before is None and seq.origin is not None:  # another answer to a prompt is no next turn
             before, new = seq.origin, seq.prompt_len - seq.origin.position
             begun = not answer or new > self.sizes.tile
-        state = self.cache.save(node, tail, page, seq.id, before, begun, answer, awaited)
+        lineage = Lineage(before, begun, answer, awaited)
+        state = self.cache.save(node, tail, page, seq.id, lineage)
         if state is None:
             return -1
         seq.left = state
