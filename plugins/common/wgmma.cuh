@@ -29,6 +29,10 @@ DEVICE u64 wgmma_tile(Address tile) {
          (u64)1 << 62;
 }
 
+// The instruction: N columns, `kind` (k and types), D's registers, what follows D; then operands.
+#define WGMMA_ASYNC(N, kind, sums, rest, ...) \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N kind " {" sums "}, " rest ";" : __VA_ARGS__)
+
 // Wgmma<FP8, N>::run(d, a, b): d += a · b, b a descriptor.
 template <bool FP8, int N>
 struct Wgmma;
@@ -41,14 +45,13 @@ struct Wgmma;
 #define F128(i) F64(i), F64(i + 8)
 // `sums`: the places of D's registers in the instruction's text; `rest`: of A and the descriptor.
 // The ones after it: D is added to, A and B keep their signs; the 0: bf16's B is not transposed.
-#define ONE(fp8, N, kind, sums, rest, ...)                                              \
-  template <>                                                                           \
-  struct Wgmma<fp8, N> {                                                                \
-    static DEVICE void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {            \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N kind " {" sums "}, " rest ";" \
-                   : __VA_ARGS__                                                        \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));               \
-    }                                                                                   \
+#define ONE(fp8, N, kind, sums, rest, ...)                                                       \
+  template <>                                                                                    \
+  struct Wgmma<fp8, N> {                                                                         \
+    static DEVICE void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {                     \
+      WGMMA_ASYNC(N, kind, sums, rest, __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), \
+                  "l"(b));                                                                       \
+    }                                                                                            \
   };
 #define BOTH(N, sums, rest, ...)                                             \
   ONE(false, N, "k16.f32.bf16.bf16", sums, rest ", 1, 1, 1, 0", __VA_ARGS__) \

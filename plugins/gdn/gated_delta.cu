@@ -51,8 +51,12 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
       for (int e = 0; e < 4; e++)
         acc[n / 2][n % 2][e] = load_state(state_in + in_state(source, n, e));
 #if RING
-    catch_up(acc, ring_in + (i64)source * SLOT_RING, starts[begin], bases + begin * TOLD,
-             warp * 16 + g, p2);
+    const Columns held{warp * 16 + g, p2};
+    const float *ring = ring_in + (i64)source * SLOT_RING, *told = bases + begin * TOLD;
+#pragma unroll
+    for (int n = 0; n < DS / 16; n++)
+      catch_up(reinterpret_cast<float (&)[8]>(acc[n]), held, ring, starts[begin], told,
+               column + n * 16);
 #endif
   }
   // To row `of` of the states, that behind tile `row`.
@@ -252,21 +256,6 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
   }
   wait_copies<0>();
   if (slot >= 0) leave(slot, end - 1);
-}
-
-// The first row of sequence number `sequence`, or `rows` beyond the last sequence.
-DEVICE int sequence_begin(const int* slots, int rows, int sequence) {
-  for (int base = 0; base < rows; base += 32) {
-    const int i = base + threadIdx.x % 32;
-    u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
-    const int here = __popc(cuts);
-    if (sequence < here) {
-      while (sequence--) cuts &= cuts - 1;
-      return base + __ffs(cuts) - 1;
-    }
-    sequence -= here;
-  }
-  return rows;
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)

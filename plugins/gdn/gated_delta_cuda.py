@@ -27,6 +27,10 @@ FACTORS = 5  # rows of 64 floats a tile and value head
 ALIGNMENT = 128
 SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
+WGMMA_COLUMNS = 64  # value columns of a block of gated_delta_wgmma.cu
+WGMMA_SHARE = 0.8  # of the time: reckoned (benchmarks/log/gated_delta.md)
+# `Tiles` of gated_delta_fetch.cuh: two tiles of nine panels, outputs, factors, barriers, bounds.
+WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
 
 
 def columns(h: Heads) -> int:
@@ -61,10 +65,25 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return None
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def refuse_wgmma(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Serves Hopper's GPUs and the keys of served models."""
+    h = heads_of(attrs)
+    if not target.wgmma:
+        return f"{target.name} has no wgmma"
+    if h.key_dim != 128 or h.value_dim % WGMMA_COLUMNS:
+        return f"heads of {h.key_dim} and {h.value_dim}: 128 and a multiple of {WGMMA_COLUMNS}"
+    return refuse(attrs, specs, target)
+
+
+def plan_wgmma(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """The same launches and operands, the scan with 64 value columns a block."""
+    return plan(attrs, specs, target, wgmma=True)
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target, wgmma: bool = False) -> Plan:
     """Two launches; between them T, P and the factors of every tile and value head."""
     h, ring = heads_of(attrs), int(bool(attrs["ring"]))  # operands behind the state are moved by it
-    rows, ds = specs[-1].dims[0], columns(h)
+    rows, ds = specs[-1].dims[0], WGMMA_COLUMNS if wgmma else columns(h)
     tile_heads = rows * h.values
     buffers = 2 if target.large_shared else 1
     defines = tuple(
@@ -80,6 +99,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             ("RING", attrs["ring"]),
             ("STATE_BYTES", specs[4].dtype.itemsize),
             ("VD", h.value_dim),
+            *((("SWIZZLED", 1),) if wgmma else ()),
         )
     )
     between = tuple(Pointer("scratch", i) for i in range(3))
@@ -112,7 +132,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             *(() if ring else [NULL] * 3),
             Scalar("i32", rows),
         ),
-        shared=scan_bytes(h, buffers),
+        shared=WGMMA_BYTES if wgmma else scan_bytes(h, buffers),
         defines=defines,
         pdl=True,
     )
@@ -132,4 +152,14 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     return 3 * flops / target.bf16_flops + 2 * tile_heads * 34_000 / target.bandwidth + 6e-6
 
 
-CUDA = Cuda(tactics=(Tactic("two launches", "gdn/gated_delta.cu", refuse, plan, cost),))
+def cost_wgmma(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """Reckoned, not measured: at WGMMA_SHARE of what the other scan and its prepare take."""
+    return WGMMA_SHARE * cost(attrs, specs, target)
+
+
+CUDA = Cuda(
+    tactics=(
+        Tactic("two launches", "gdn/gated_delta.cu", refuse, plan, cost),
+        Tactic("wgmma", "gdn/gated_delta_wgmma.cu", refuse_wgmma, plan_wgmma, cost_wgmma),
+    )
+)

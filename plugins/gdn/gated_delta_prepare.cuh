@@ -11,6 +11,10 @@
 #include "gdn/replay_ring.cuh"
 #include "gdn/gated_delta_mma.cuh"
 
+#ifndef SWIZZLED
+#define SWIZZLED 0
+#endif
+
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
@@ -33,11 +37,15 @@ struct Prepare {
   float q_norm[TILE], k_norm[TILE];
 };
 
+// Where an element of T or P lies. SWIZZLED: as wgmma reads it (common/wgmma16.cuh).
+DEVICE int element(int i, int column) {
+  return i * TILE + (SWIZZLED ? column ^ (i & 7) * 8 : column);
+}
 // One element of T as high and low bf16 parts.
 DEVICE void store_split(u16* t, int i, int column, float x) {
   u16 high = to_bf16(x);
-  t[i * TILE + column] = high;
-  t[TILE * TILE + i * TILE + column] = to_bf16(x - from_bf16(high));
+  t[element(i, column)] = high;
+  t[TILE * TILE + element(i, column)] = to_bf16(x - from_bf16(high));
 }
 // sum[i] = rows first.. of a block of `a` (from column `left`) times column `c` of another block
 // (rows from `top`): 16 rows by HALF.
@@ -174,7 +182,7 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
       if (warp < 4) {
         u32 upper, lower;
         split(v[half][0], v[half][1], upper, lower);
-        u16* to = p_out + tile_head * 2 * TILE * TILE + i * TILE + j;
+        u16* to = p_out + tile_head * 2 * TILE * TILE + element(i, j);
         *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
       } else {
         *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};

@@ -1,6 +1,7 @@
-// The state of gated_delta.cu's scan: how it is read and stored, and with RING how it is caught up
-// from the replay ring (replay_ring.py). DRAFTS: before that the folds are made that rounds have
-// left, with the sums of a step (gdn_round.cu) in their order.
+// What the scans share (gated_delta.cu, gated_delta_wgmma.cu): where sequences begin, how the state
+// is read and stored, and with RING how it is caught up from the replay ring (replay_ring.py).
+// DRAFTS: before that the folds are made that rounds have left, with the sums of a step
+// (gdn_round.cu) in their order.
 #pragma once
 #include "gdn/gated_delta_prepare.cuh"
 
@@ -14,12 +15,22 @@ DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
 DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
 #endif
 
+// What a lane holds of S^T, of 16 value columns that fold together: element i is that of value
+// value(i) and key key(i).
+struct Columns {  // mma.sync: rows of keys
+  static constexpr int HELD = 8;
+  int row, pair;
+  DEVICE int value(int i) const { return pair + i / 4 * 8 + i % 2; }
+  DEVICE int key(int i) const { return row + i % 4 / 2 * 8; }
+};
+
 #if DRAFTS
-// Brings rows n of a warp's part of S^T, which lag `lag` tokens, up to the recorded position q, as
-// a step folds them.
-DEVICE void fold(float (&acc)[2][4], const float* ring, int q, int lag, int n, int row, int pair) {
+// Brings values first … first + 15, which lag `lag` tokens, up to the recorded position q, as a
+// step folds them.
+template <class Held>
+DEVICE void fold(float (&acc)[Held::HELD], const Held& held, const float* ring, int q, int lag,
+                 int first) {
   const int head = blockIdx.y, lane = threadIdx.x % 32;
-  const int first = head * VD + blockIdx.x * DS + n * 16 + pair;
   auto record = [&](int age) { return ring + (u32)(q + 16 * KEPT - age) % KEPT * RECORD; };
   float since = lane >= 1 && lane <= lag ? record(lane)[DECAYS_AT + head] : 0.f;
 #pragma unroll
@@ -30,67 +41,73 @@ DEVICE void fold(float (&acc)[2][4], const float* ring, int q, int lag, int n, i
   const float decay = expf(__fadd_rn(record(0)[DECAYS_AT + head], since));
   const float all = __shfl_sync(~0u, decay, lag);
 #pragma unroll
-  for (int i = 0; i < 8; i++) acc[i / 4][i % 4] *= all;
+  for (int i = 0; i < Held::HELD; i++) acc[i] *= all;
 #pragma unroll 1
   for (int age = 1; age <= lag + 1; age++) {  // then the position's own
     const float grown = __shfl_sync(~0u, decay, age <= lag ? age - 1 : 0);
-    const float* from = record(age <= lag ? age : 0);
+    const float *from = record(age <= lag ? age : 0), *k = from + KEYS_AT + head / R * KD;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float delta = from[first + i / 4 * 8 + i % 2], d = age <= lag ? grown * delta : delta;
-      acc[i / 4][i % 4] =
-          fmaf(d, from[KEYS_AT + head / R * KD + row + i % 4 / 2 * 8], acc[i / 4][i % 4]);
+    for (int i = 0; i < Held::HELD; i++) {
+      const float delta = from[first + held.value(i)], d = age <= lag ? grown * delta : delta;
+      acc[i] = fmaf(d, k[held.key(i)], acc[i]);
     }
   }
 #if STATE_BYTES == 2
 #pragma unroll
-  for (int i = 0; i < 8; i++) acc[i / 4][i % 4] = from_bf16(to_bf16(acc[i / 4][i % 4]));
+  for (int i = 0; i < Held::HELD; i++) acc[i] = from_bf16(to_bf16(acc[i]));
 #endif
 }
 #endif
 
 #if RING
-// Adds what the ring holds to a warp's part of S^T, as the last tile's product leaves it.
-DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, const float* told,
-                     int row, int pair) {
-  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
+// Adds what the ring holds to values `column` … `column` + 15 of all heads' HV * VD.
+template <class Held>
+DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const float* ring, int start,
+                     const float* told, int column) {
+  const int head = blockIdx.y;
 #if DRAFTS
   auto record = [&](int age) { return ring + (u32)(start + 16 * KEPT - age) % KEPT * RECORD; };
   const int done = min(max((int)told[0], start - DRAFTS), start), base = (int)told[1];
+  int phase = (u32)(done + column / FOLD_ROWS) % RECORDS;
+  int stored = max(base, done - phase);
+#pragma unroll 1
+  for (int q = done; q < start; q++, phase++)
+    if (phase == MAX_LAG) fold(acc, held, ring, q, q - stored, column), stored = q + 1, phase = -1;
+  const int last = start - stored;
 #else
   auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
   const int lag = start - (int)told[0];
+  const int phase = (u32)(start + column / FOLD_ROWS) % RECORDS, last = min(lag, phase);
 #endif
+  float since = 0.f;
+  for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
+  const float decay = expf(since);
 #pragma unroll
-  for (int n = 0; n < DS / 16; n++) {
-#if DRAFTS
-    int phase = (u32)(done + (column + n * 16) / FOLD_ROWS) % RECORDS;
-    int stored = max(base, done - phase);
+  for (int i = 0; i < Held::HELD; i++) acc[i] *= decay;
+  since = 0.f;
 #pragma unroll 1
-    for (int q = done; q < start; q++, phase++)
-      if (phase == MAX_LAG)
-        fold(acc[n], ring, q, q - stored, n, row, pair), stored = q + 1, phase = -1;
-    const int last = start - stored;
-#else
-    const int phase = (u32)(start + (column + n * 16) / FOLD_ROWS) % RECORDS,
-              last = min(lag, phase);
-#endif
-    float since = 0.f;
-    for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
-    const float decay = expf(since);
+  for (int age = 1; age <= last; age++) {
+    const float *from = record(age), grown = expf(since);
+    const float *d = from + column, *k = from + KEYS_AT + head / R * KD;
 #pragma unroll
-    for (int i = 0; i < 8; i++) acc[n][i / 4][i % 4] *= decay;
-    since = 0.f;
-#pragma unroll 1
-    for (int age = 1; age <= last; age++) {
-      const float *from = record(age), *d = from + column + n * 16 + pair, grown = expf(since);
-      const float* k = from + KEYS_AT + head / R * KD + row;
-#pragma unroll
-      for (int i = 0; i < 8; i++)
-        acc[n][i / 4][i % 4] =
-            fmaf(grown * d[i / 4 * 8 + i % 2], k[i % 4 / 2 * 8], acc[n][i / 4][i % 4]);
-      since += from[DECAYS_AT + head];
-    }
+    for (int i = 0; i < Held::HELD; i++)
+      acc[i] = fmaf(grown * d[held.value(i)], k[held.key(i)], acc[i]);
+    since += from[DECAYS_AT + head];
   }
 }
 #endif
+
+// The first row of sequence number `sequence`, or `rows` beyond the last sequence.
+DEVICE int sequence_begin(const int* slots, int rows, int sequence) {
+  for (int base = 0; base < rows; base += 32) {
+    const int i = base + threadIdx.x % 32;
+    u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
+    const int here = __popc(cuts);
+    if (sequence < here) {
+      while (sequence--) cuts &= cuts - 1;
+      return base + __ffs(cuts) - 1;
+    }
+    sequence -= here;
+  }
+  return rows;
+}

@@ -112,6 +112,7 @@ CASES = (
     _case(7, 6, 48, 6, gate=True),
     _case(65, 64, 256, 8, gate=True, weight=DType.BF16, bench=True),
     _case(3, 8, 64, 3, weight=DType.BF16, dtype=DType.BF16),
+    _case(130, 16, 192, 4, gate=True, weight=DType.BF16, dtype=DType.BF16),
     Case("ties go to the lowest index", {"top_k": 5}, _ties),
 )
 

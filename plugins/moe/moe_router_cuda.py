@@ -2,7 +2,8 @@
 
 `cluster`: eight blocks that exchange logits through their shared memory. `last`: any number of
 blocks; the one that arrives last at its tokens chooses for them. `wide_*`: a block has that many
-tokens and all experts, for prefill.
+tokens and all experts, for prefill. `wgmma`: two blocks of a cluster have 128 tokens, all experts
+and half of k each (no GPU has run it).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from spark_engine.kernel import (
     Attrs,
     Cuda,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -28,6 +30,7 @@ HELD = 4  # k-slabs of 64 k that a warp holds
 ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
 WIDE_EXPERTS = 320  # of a block, the gate among them
 WIDE_STAGES = 4
+WGMMA_TOKENS, WGMMA_STAGES = 128, 4  # of a cluster; of its blocks
 CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
 
 
@@ -94,6 +97,7 @@ def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         cluster=(CLUSTER, 1, 1),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
         pdl=True,
+        early=Early(begins=True),
     )
     return Plan((launch,))
 
@@ -208,6 +212,73 @@ def _wide_tactic(tokens: int) -> Tactic:
     return Tactic(f"wide_{tokens}", "moe/moe_router_wide.cu", refuse_, plan_, cost_, _wide_order)
 
 
+def _wgmma_stage(specs: Specs) -> int:
+    """Bytes of a stage; the gate is a tile of eight rows."""
+    return (specs[1].dims[0] + 8 * (len(specs) == 3) + WGMMA_TOKENS) * 128
+
+
+def refuse_wgmma(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses targets without the instruction, few tokens, and experts that are no N of it."""
+    if reason := _refuse_dtype(specs):
+        return reason
+    if not (target.wgmma and target.clusters):
+        return f"{target.name} has no wgmma, or no clusters that are relied on"
+    (given, hidden), experts, gated = specs[0].dims, specs[1].dims[0], len(specs) == 3
+    if given < WGMMA_TOKENS:
+        return f"{given} tokens; a cluster of {WGMMA_TOKENS} is for more"
+    if hidden % 8 or 2 * given * hidden >= 1 << 32:
+        return f"H = {hidden}; multiples of 8 are served, and x below 4 GiB"
+    if experts != 256 and (experts % 8 or experts > 128):
+        return f"{experts} experts; 256 or multiples of 8 up to 128 are served"
+    if int(attrs["top_k"]) + gated > 32:
+        return f"{attrs['top_k']} experts a token; a lane each is served, 32 with the gate"
+    if WGMMA_STAGES * _wgmma_stage(specs) > target.shared_bytes:
+        return f"{WGMMA_STAGES} stages do not fit the shared memory of {target.name}"
+    return None
+
+
+def plan_wgmma(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """One launch, a cluster of two blocks for every 128 tokens."""
+    (given, hidden), gated = specs[0].dims, len(specs) == 3
+    sizes = {
+        "HIDDEN": hidden,
+        "EXPERTS": specs[1].dims[0],
+        "TOP_K": int(attrs["top_k"]),
+        "GATE": int(gated),
+        "STAGES": WGMMA_STAGES,
+    }
+    launch = Launch(
+        "moe_router_wgmma",
+        (-(-given // WGMMA_TOKENS) * 2, 1, 1),
+        (256, 1, 1),
+        (
+            *(Pointer("input", i) for i in (0, 1, 2 if gated else 1)),
+            *(Pointer("output", i) for i in range(2)),
+            Scalar("i32", given),
+        ),
+        shared=WGMMA_STAGES * _wgmma_stage(specs),
+        cluster=(2, 1, 1),
+        defines=tuple((name, str(value)) for name, value in sizes.items()),
+        pdl=True,
+    )
+    return Plan((launch,))
+
+
+def cost_wgmma(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """Reckoned, not measured: a wave of clusters brings its slabs through L2 at 42 GB/s for each
+    multiprocessor; then 64 tokens a block are chosen for, 0.1 us each.
+    """
+    given, hidden = specs[0].dims
+    waves = -(-given // WGMMA_TOKENS) * 2 / target.sms
+    each = _wgmma_stage(specs) * -(-hidden // 128) / 42e9
+    return max(1, -(-waves // 1)) * (each + 6.4e-6) + 3e-6
+
+
+def _wgmma_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """The sum of k's first half and that of its second, then both."""
+    return "halves"
+
+
 def _wide_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Sums run over k in order, whatever the block's tokens."""
     return "wide"
@@ -216,6 +287,15 @@ def _wide_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 CUDA = Cuda(
     tactics=(
         Tactic("cluster", "moe/moe_router_cluster.cu", refuse_cluster, plan_cluster, cost_cluster),
+        Tactic(
+            "wgmma",
+            "moe/moe_router_wgmma.cu",
+            refuse_wgmma,
+            plan_wgmma,
+            cost_wgmma,
+            _wgmma_order,
+        ),
+        _wide_tactic(96),
         _wide_tactic(64),
         _wide_tactic(32),
         Tactic("last", "moe/moe_router.cu", refuse, plan, cost),

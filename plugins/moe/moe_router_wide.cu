@@ -4,9 +4,10 @@
 // gate behind them the n8 tiles (B). Eight warps, 2 of tokens times 4 of experts; slabs of 64 k
 // come by cp.async into a ring of STAGES, 128 bytes a row, 16-byte columns swizzled by the row. A
 // token's sums run over k in order, whatever stands beside it. Then logits replace the ring in
-// shared memory and a warp chooses for a token at a time (moe_choose.cuh).
+// shared memory, of all tokens or of half of them after the other, and a warp chooses for a token
+// at a time (moe_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe_router.md).
-// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32 or 64), STAGES.
+// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), STAGES.
 #include "moe/moe_choose.cuh"
 
 constexpr int WIDTH = ((EXPERTS + GATE + 7) / 8 + 3) / 4;  // n8 tiles of a warp
@@ -15,7 +16,8 @@ constexpr int HEIGHT = TOKENS / 32;                        // m16 tiles of a war
 constexpr int SLABS = (HIDDEN + 63) / 64;
 constexpr int STAGE = (ROWS + TOKENS) * 128;  // bytes: weights, then tokens
 constexpr int PITCH = ROWS + 4;               // floats of a token's logits
-static_assert(TOKENS * PITCH * 4 <= STAGES * STAGE, "logits fit where the ring was");
+constexpr int TURNS = TOKENS * PITCH * 4 <= STAGES * STAGE ? 1 : 2, TURN = TOKENS / TURNS;
+static_assert(TURN * PITCH * 4 <= STAGES * STAGE, "logits fit where the ring was");
 
 // Copies rows of one slab; a row that is not there, and k beyond HIDDEN, become zeros.
 template <class From>
@@ -91,21 +93,26 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     multiply(d, at + experts_at * 128, at + (ROWS + tokens_at) * 128, lane);
   }
   wait_copies<0>();
-  __syncthreads();
   float* logits = (float*)memory;
 #pragma unroll
-  for (int m = 0; m < HEIGHT; ++m)
+  for (int turn = 0; turn < TURNS; ++turn) {
+    __syncthreads();
+    const int before = turn * TURN;
+    if (TURNS == 1 || warp / 4 == turn)
 #pragma unroll
-    for (int n = 0; n < WIDTH; ++n) {
-      float* to = logits + (tokens_at + m * 16 + (lane >> 2)) * PITCH;
-      to += experts_at + n * 8 + (lane & 3) * 2;
-      *(float2*)to = {d[m][n][0], d[m][n][1]};
-      *(float2*)(to + 8 * PITCH) = {d[m][n][2], d[m][n][3]};
+      for (int m = 0; m < HEIGHT; ++m)
+#pragma unroll
+        for (int n = 0; n < WIDTH; ++n) {
+          float* to = logits + (tokens_at - before + m * 16 + (lane >> 2)) * PITCH;
+          to += experts_at + n * 8 + (lane & 3) * 2;
+          *(float2*)to = {d[m][n][0], d[m][n][1]};
+          *(float2*)(to + 8 * PITCH) = {d[m][n][2], d[m][n][3]};
+        }
+    __syncthreads();
+    for (int r = warp; r < TURN && token0 + before + r < tokens; r += 8) {
+      const float* own = logits + r * PITCH;
+      const u64 to = (u64)(token0 + before + r) * OUT;
+      choose(own, [&] { return own[EXPERTS]; }, ids + to, weights + to);
     }
-  __syncthreads();
-  for (int r = warp; r < TOKENS && token0 + r < tokens; r += 8) {
-    const float* own = logits + r * PITCH;
-    const u64 to = (u64)(token0 + r) * OUT;
-    choose(own, [&] { return own[EXPERTS]; }, ids + to, weights + to);
   }
 }

@@ -49,18 +49,18 @@ struct Operands {
 
 // Keeps of the raw logits in w.sorted those that may be chosen; how many there are.
 DEVICE int keep_allowed(RowMemory& w, const Row& r, int n) {
-  if (threadIdx.x < 32) {
+  if (thread() < 32) {
     int kept = 0;
     for (int i = 0; i < n; i += 32) {
-      const int at = i + (int)threadIdx.x;
+      const int at = i + (int)thread();
       const u64 pair = at < n ? w.sorted[at] : 0;
       const bool mine = at < n && id_of(pair) < VOCAB && allows(r, id_of(pair));
       const u32 all = __ballot_sync(~0u, mine);
-      if (mine) w.sorted[kept + __popc(all & ((1u << threadIdx.x) - 1))] = pair;
+      if (mine) w.sorted[kept + __popc(all & ((1u << thread()) - 1))] = pair;
       kept += __popc(all);
       __syncwarp();
     }
-    if (threadIdx.x == 0) w.count = kept;
+    if (thread() == 0) w.count = kept;
   }
   __syncthreads();
   const int kept = w.count;
@@ -96,10 +96,10 @@ DEVICE int choose(RowMemory& w, Row& r, const Rule& rule, int n_top, u32 most, c
 DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
   __shared__ u32 tops[2][WARPS];
   raw_most = most = 0;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS)
+  for (int c = thread(); c < CELLS; c += THREADS)
     raw_most = max(raw_most, w.raw[c]), most = max(most, w.keys[c]);
   raw_most = __reduce_max_sync(~0u, raw_most), most = __reduce_max_sync(~0u, most);
-  if (lane_id() == 0) tops[0][threadIdx.x / 32] = raw_most, tops[1][threadIdx.x / 32] = most;
+  if (lane() == 0) tops[0][thread() / 32] = raw_most, tops[1][thread() / 32] = most;
   __syncthreads();
   for (int i = 0; i < WARPS; ++i)
     raw_most = max(raw_most, tops[0][i]), most = max(most, tops[1][i]);
@@ -108,7 +108,7 @@ DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
 // The keys of this rank's cells into shared memory, zeros for others; whether a cell held a NaN.
 DEVICE bool read_cells(const Operands& o, u64 cells, Ids own, RowMemory& w, const float* sums) {
   bool bad = false;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) {
+  for (int c = thread(); c < CELLS; c += THREADS) {
     const bool mine = !Others::MANY || (c >= own.first_cell() && c < own.cells_end());
     w.raw[c] = mine ? o.raw_keys[cells + c] : 0u, w.keys[c] = mine ? o.keys[cells + c] : 0u;
     bad |= mine && sums[c] < 0.0f;
@@ -119,11 +119,11 @@ DEVICE bool read_cells(const Operands& o, u64 cells, Ids own, RowMemory& w, cons
 // The row's greatest logits as log-probabilities; `n` are there.
 DEVICE void write_tops(const RowMemory& w, int n, float peak, float log_sum, int* ids,
                        float* logprobs) {
-  if (threadIdx.x >= TOP) return;
-  const bool there = (int)threadIdx.x < n;
-  const u64 pair = there ? w.sorted[threadIdx.x] : 0;
-  ids[threadIdx.x] = there ? id_of(pair) : 0;
-  logprobs[threadIdx.x] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
+  if (thread() >= TOP) return;
+  const bool there = (int)thread() < n;
+  const u64 pair = there ? w.sorted[thread()] : 0;
+  ids[thread()] = there ? id_of(pair) : 0;
+  logprobs[thread()] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
 }
 
 DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others& others) {
@@ -133,8 +133,8 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   int* top_ids = o.top_ids + row * TOP;
   float* top_logprobs = o.top_logprobs + row * TOP;
   if (slot < 0) {
-    if (threadIdx.x == 0) o.tokens[row] = 0, o.logprobs[row] = 0.0f, o.ok[row] = 0;
-    if (threadIdx.x < TOP) top_ids[threadIdx.x] = 0, top_logprobs[threadIdx.x] = 0.0f;
+    if (thread() == 0) o.tokens[row] = 0, o.logprobs[row] = 0.0f, o.ok[row] = 0;
+    if (thread() < TOP) top_ids[thread()] = 0, top_logprobs[thread()] = 0.0f;
     return;
   }
   Row r = row_of(o.logits, o.token_counts, o.sampling_f, o.sampling_i, o.allow, row, slot, own);
@@ -157,7 +157,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
 #ifdef RANKS
   const bool differ = r.penalised || r.biases || r.mask >= 0 || VOCAB < WIDTH;
   Told& told = others.told;
-  if (threadIdx.x == 0)
+  if (thread() == 0)
     told.rule = rule, told.slot = slot, told.emits = emits, told.position = position,
     told.seeds[0] = seed0, told.seeds[1] = seed1;
   others.exchange(w, r, k_list, differ ? few_of(rule) : 0, raw_most, most,
@@ -169,16 +169,16 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   const bool fine = !__syncthreads_or(bad);
   float peak = key_value(raw_most);
   float part = 0;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS)
+  for (int c = thread(); c < CELLS; c += THREADS)
     part += fabsf(sums[c]) * expf(key_value(w.raw[c]) - peak);
   float log_sum = logf(block_sum<THREADS>(part, w.room));
 #ifndef RANKS
   const int n_top = greatest<true>(w, r, k_list, raw_most);
 #endif
   write_tops(w, n_top, peak, log_sum, top_ids, top_logprobs);
-  u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
+  u64 candidate = (int)thread() < n_top ? w.sorted[thread()] : 0;
 #ifdef RANKS
-  if (threadIdx.x == 0) told.peak = peak, told.log_sum = log_sum;
+  if (thread() == 0) told.peak = peak, told.log_sum = log_sum;
 #endif
   __syncthreads();
 
@@ -188,13 +188,13 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
     token = choose(w, r, rule, n_top, most, plain ? weights : nullptr, others);
   }
 #ifdef RANKS
-  candidate = (int)threadIdx.x < told.n_tops ? told.tops[threadIdx.x] : 0;
+  candidate = (int)thread() < told.n_tops ? told.tops[thread()] : 0;
   peak = told.peak, log_sum = told.log_sum, slot = told.slot, emits = told.emits;
 #endif
   // The token's raw logit: mostly one of the greatest, else it is read.
   const bool mine = candidate && id_of(candidate) == token;
   const bool known = __syncthreads_or(mine);
-  if (known ? mine : threadIdx.x == 0) {
+  if (known ? mine : thread() == 0) {
     const float logit = known ? key_value(key_of(candidate)) : others.logit(r, token);
     o.tokens[row] = token;
     o.logprobs[row] = logit - peak - log_sum;
@@ -220,9 +220,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       top_ids,    top_logprobs, ok,         emit,       last_tokens};
 #ifdef RANKS
   __shared__ Told told;
+  if (threadIdx.x == 0) told.block = blockIdx.x;
   Others others = {peers, rank, told, room, launches_so_far(peers, rank)};
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    sample_row(o, anew(row), ids_of(rank), *(RowMemory*)(memory + anew(0)), others);
+    sample_row(o, row, ids_of(forget(rank)), *(RowMemory*)memory, others);
     __syncthreads();
   }
   others.leave(meetings);

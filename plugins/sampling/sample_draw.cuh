@@ -24,7 +24,7 @@ DEVICE double uniform(u32 position, u32 k0, u32 k1) {
 // The draw from the first n of w.sorted, n up to SMALL.
 DEVICE int draw_sorted(RowMemory& w, const Rule& rule, int n) {
   __shared__ double weights[SMALL];
-  const int me = threadIdx.x;
+  const int me = thread();
   if (me < n) {
     const double z = key_value(key_of(w.sorted[me])), z0 = key_value(key_of(w.sorted[0]));
     const double weight = exp((z - z0) / (double)rule.temperature);
@@ -63,7 +63,7 @@ DEVICE auto beyond(double u) {
 // w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's
 // greatest.
 DEVICE void weigh_cells(RowMemory& w, const Scale& scale, const float* weights) {
-  for (int c = threadIdx.x; c < CELLS; c += THREADS)
+  for (int c = thread(); c < CELLS; c += THREADS)
     w.sums[c] =
         w.keys[c] ? __float2ull_rn(weights[c] * scale.share(key_value(w.keys[c])) * Scale::ONE) : 0;
   __syncthreads();

@@ -22,7 +22,7 @@ DEVICE void for_values(const RowMemory& w, const Row& r, u32 least, const Each& 
 
 DEVICE u64 sum_of_cells(RowMemory& w) {
   u64 own = 0, total;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) own += w.sums[c];
+  for (int c = thread(); c < CELLS; c += THREADS) own += w.sums[c];
   sum_before(w, own, total);
   return total;
 }
@@ -33,7 +33,7 @@ DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target
                    float& bottom) {
   u32* counts = w.low;
   for (int level = 0; level < 3; ++level) {
-    for (int b = threadIdx.x; b < STEPS; b += THREADS) counts[b] = 0;
+    for (int b = thread(); b < STEPS; b += THREADS) counts[b] = 0;
     __syncthreads();
     const float width = (top - bottom) / (STEPS - 1), per_width = (STEPS - 1) / (top - bottom);
     float above = 0;
@@ -60,7 +60,7 @@ DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target
     });
     const int from = first.index < 0 ? 0 : first.index, to = last.index < 0 ? STEPS : last.index;
     u64 own = 0, count;
-    for (int b = threadIdx.x; b < STEPS; b += THREADS)
+    for (int b = thread(); b < STEPS; b += THREADS)
       if (b >= from - 2 && b <= to + 2) own += counts[b];
     sum_before(w, own, count);
     const float was = top;
@@ -82,8 +82,8 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
   float top = scale.greatest, bottom = top - depth * scale.temperature;
   target = fmax(target, 1.0);  // at least one id
   if (!(bottom < top) || !narrow(w, r, scale, target, top, bottom)) return false;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
-  if (threadIdx.x == 0) w.count = 0;
+  for (int c = thread(); c < CELLS; c += THREADS) w.sums[c] = 0;
+  if (thread() == 0) w.count = 0;
   __syncthreads();
   for_values(w, r, ordered_key(bottom), [&](int c, const float (&z)[8]) {
     float sum = 0;
@@ -97,7 +97,7 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
       }
     }
     sum = warp_sum(sum);
-    if (lane_id() == 0) w.sums[c] = __float2ull_rn(sum * Scale::ONE);
+    if (lane() == 0) w.sums[c] = __float2ull_rn(sum * Scale::ONE);
   });
   __syncthreads();
   const int held = w.count;
@@ -108,7 +108,7 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
   const auto weigh = [&](u32 key) { return scale.weight(key); };
   kept = select(w, OfHeld{held}, {bins.low, NO_ID}, bins, above, weigh,
                 [=](u64) { return [=](u64 upto) { return upto > 0 && (double)upto >= target; }; });
-  for (int i = threadIdx.x; i < held; i += THREADS) {
+  for (int i = thread(); i < held; i += THREADS) {
     const u64 pair = w.held[i];
     if (kept.has(key_of(pair), id_of(pair)))
       atomicAdd(&w.sums[id_of(pair) / CELL], scale.weight(key_of(pair)));

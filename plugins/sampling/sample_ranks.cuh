@@ -42,6 +42,7 @@ struct Told {
   float peak, log_sum;  // of the raw logits
   Rule rule;
   int slot;
+  u32 block;  // this one's number
   u32 position, seeds[2];
   bool emits;
 };
@@ -55,9 +56,9 @@ struct Others {
   u32 turn;      // of launches and meetings so far
   enum { FIRST_ID, OF_FEW, OF_ROOM } from;
 
-  DEVICE float* room() const { return rooms + (i64)blockIdx.x * WIDTH; }
+  DEVICE float* room() const { return rooms + (i64)told.block * WIDTH; }
   DEVICE uint4* mail(int r, int i) const {
-    return shown(peers[r], (i64)blockIdx.x * MAIL + i, turn);
+    return shown(peers[r], (i64)told.block * MAIL + i, turn);
   }
   DEVICE uint4 from_mail(int r, int i) const { return load_shown(mail(r, i)); }
   DEVICE void meet_others() { meet<RANKS>(peers, rank, turn); }
@@ -71,7 +72,7 @@ struct Others {
   // the few that decide, up to `k` (0: none are asked for).
   DEVICE void exchange(RowMemory& w, Row& r, int k_list, int k, u32 raw_most, u32 most, float heat,
                        float* sums, float* weights, bool& bad) {
-    const int me = threadIdx.x, own_raws = greatest<true>(w, r, k_list, raw_most);
+    const int me = thread(), own_raws = greatest<true>(w, r, k_list, raw_most);
     for (int i = me; i < SMALL; i += THREADS) put_pair(RAWS, i, i < own_raws ? w.sorted[i] : 0);
     __syncthreads();
     const int own_few = k && most ? greatest<false>(w, r, k, most) : 0;
@@ -113,7 +114,7 @@ struct Others {
 
   // The logits of the share's first and last cell, as far as it has them.
   DEVICE void show_edges(const Row& r) const {
-    for (int i = threadIdx.x; i < (SHARE % CELL ? 2 * EDGE : 0); i += THREADS) {
+    for (int i = thread(); i < (SHARE % CELL ? 2 * EDGE : 0); i += THREADS) {
       const int cell = i < EDGE ? r.ids.first_cell() : r.ids.cells_end() - 1;
       const int id = cell * CELL + i % EDGE * 4;
       if (r.ids.has(id)) *mail(rank, EDGES + i) = *(const uint4*)(r.logits + id);
@@ -121,7 +122,7 @@ struct Others {
   }
   DEVICE void take_borders(RowMemory& w, const Row& r, float heat, float* sums, float* weights,
                            bool& bad) {
-    for (int i = threadIdx.x; i < BORDERS * EDGE; i += THREADS) {
+    for (int i = thread(); i < BORDERS * EDGE; i += THREADS) {
       const int left = i / EDGE, border = (left + 1) * SHARE, cell = border / CELL;
       const int id = cell * CELL + i % EDGE * 4;
       if (on_border(cell))
@@ -130,13 +131,13 @@ struct Others {
     }
     __syncthreads();
     const Row whole = whole_of(r);
-    for (int left = threadIdx.x / 32; left < BORDERS; left += WARPS) {
+    for (int left = thread() / 32; left < BORDERS; left += WARPS) {
       const int cell = (left + 1) * SHARE / CELL;
       if (!on_border(cell)) continue;
       bool its_bad;
       const Cell s = summarise(whole, cell, heat, its_bad);
       bad |= its_bad;
-      if (lane_id()) continue;
+      if (lane()) continue;
       w.raw[cell] = s.raw, w.keys[cell] = s.key, sums[cell] = its_bad ? -s.sum : s.sum;
       if (heat > 0.0f) weights[cell] = s.weight;
     }
@@ -144,13 +145,13 @@ struct Others {
 
   // The greatest k of all ranks' lists, into `pairs` in descending order; how many there are.
   DEVICE int merge(RowMemory& w, int at, int k, u64* pairs, float* raws) const {
-    for (int i = threadIdx.x; i < RANKS * SMALL / 2; i += THREADS) {
+    for (int i = thread(); i < RANKS * SMALL / 2; i += THREADS) {
       const uint4 v = from_mail(i / (SMALL / 2), at + i % (SMALL / 2));
       w.held[2 * i] = (u64)v.y << 32 | v.x, w.held[2 * i + 1] = (u64)v.w << 32 | v.z;
     }
-    if (threadIdx.x == 0) w.count = 0;
+    if (thread() == 0) w.count = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < RANKS * SMALL; i += THREADS) {
+    for (int i = thread(); i < RANKS * SMALL; i += THREADS) {
       const u64 mine = w.held[i];
       if (!mine) continue;
       int place = 0;
@@ -179,12 +180,12 @@ struct Others {
   template <class Part>
   DEVICE void bring(const Row& own, const Part& part) {
     const Ids mine = part(rank);
-    for (int i = mine.begin / 4 + threadIdx.x; i < mine.end / 4; i += THREADS)
+    for (int i = mine.begin / 4 + thread(); i < mine.end / 4; i += THREADS)
       *mail(rank, i - mine.begin / 4) = *(const uint4*)(own.logits + i * 4);
     meet_others();
     for (int other = 0; other < RANKS; ++other) {
       const Ids its = part(other);
-      for (int i = its.begin / 4 + threadIdx.x; i < its.end / 4; i += THREADS)
+      for (int i = its.begin / 4 + thread(); i < its.end / 4; i += THREADS)
         *(uint4*)(room() + i * 4) = from_mail(other, i - its.begin / 4);
     }
     ++turn, from = OF_ROOM;
@@ -210,7 +211,7 @@ struct Others {
 
   // The k greatest that are chosen from, in w.sorted.
   DEVICE int few(RowMemory& w, const Row& r, int k, u32 most) {
-    for (int i = threadIdx.x; i < told.n_few; i += THREADS) w.sorted[i] = told.few[i];
+    for (int i = thread(); i < told.n_few; i += THREADS) w.sorted[i] = told.few[i];
     from = OF_FEW;
     __syncthreads();
     return min(told.n_few, k);
@@ -228,7 +229,7 @@ struct Others {
     const u32 launch = launches_so_far(peers, rank);  // this one is not counted yet
     if (!(turn - launch & 1)) meet_others();
     __syncthreads();
-    if (threadIdx.x) return;
+    if (thread()) return;
     u32* counters = (u32*)peers[rank];
     if (atomicAdd(counters + 1, 1) == gridDim.x - 1)
       counters[1] = 0, counters[0] = launch + meetings;

@@ -13,14 +13,15 @@ constexpr bool DRAFTED = true;
 constexpr bool DRAFTED = false;
 #endif
 
-// The same number, of which the compiler knows nothing. Where a block goes on from row to row, what
-// follows from it is not made ready before the first row and held in registers through all of them.
-DEVICE int anew(int x) {
-#ifdef RANKS
-  asm volatile("" : "+r"(x));
+// This thread and its lane. Where a block goes on from row to row (MAIL) the compiler takes the
+// number for another one each time: what follows from it would be made ready before the first row,
+// held in registers through all of them, and spill.
+#ifdef MAIL
+DEVICE u32 thread() { return forget(threadIdx.x); }
+#else
+DEVICE u32 thread() { return threadIdx.x; }
 #endif
-  return x;
-}
+DEVICE u32 lane() { return thread() & 31; }
 
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
@@ -56,7 +57,7 @@ DEVICE const float* logits_of(const float* logits, int row, Ids ids) {
 struct Penalties {
   float repetition, inverse, presence, frequency;
 };
-#ifdef MAIL  // with other ranks registers are few
+#ifdef RANKS  // with other ranks registers are few
 DEVICE Penalties& kept_penalties() {
   __shared__ Penalties kept;
   return kept;
@@ -70,7 +71,7 @@ struct Row {
   const int* bias_ids;
   const float* bias_values;
   int biases;  // entries to look at
-#ifndef MAIL
+#ifndef RANKS
   Penalties penalties;
 #endif
   bool penalised;
@@ -110,7 +111,7 @@ DEVICE float penalise(const Row& r, int id, float z, int token_count) {
   for (int i = 0; i < r.biases; ++i)
     if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
   if (!r.penalised) return z;
-#ifdef MAIL
+#ifdef RANKS
   const Penalties& p = kept_penalties();
 #else
   const Penalties& p = r.penalties;
@@ -133,8 +134,8 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   r.token_counts = token_counts + (u64)slot * WIDTH;
   const Penalties p = {f[3], __fdiv_rn(1.0f, f[3]), f[4], f[5]};
   r.penalised = p.repetition != 1.0f || p.presence != 0.0f || p.frequency != 0.0f;
-#ifdef MAIL
-  if (threadIdx.x == 0) kept_penalties() = p;  // the block synchronises before it uses them
+#ifdef RANKS
+  if (thread() == 0) kept_penalties() = p;  // the block synchronises before it uses them
 #else
   r.penalties = p;
 #endif
@@ -154,7 +155,7 @@ DEVICE int* found_drafts() {
 #endif
 DEVICE void find_drafts(const int* ids, int at, int drafts) {
 #ifdef TILE
-  const int d = threadIdx.x;
+  const int d = thread();
   if (d <= drafts) found_drafts()[d] = d ? ids[at / TILE * TILE + d] : drafts;
 #endif
 }
@@ -175,21 +176,21 @@ DEVICE void for_drafts(int first, int cells, const Each& each) {
 DEVICE void find_biases(Row& r, const int* ids, const float* values, const int* until, int slot,
                         int position, int begin, int end, int* found_ids, float* found_values,
                         int* found) {
-  if (threadIdx.x < 32) {
+  if (thread() < 32) {
     int n = 0;
-    for (int i = threadIdx.x; i - (int)threadIdx.x < BIASES; i += 32) {
+    for (int i = thread(); i - (int)thread() < BIASES; i += 32) {
       const int id = i < BIASES ? ids[(u64)slot * BIASES + i] : -1;
       bool mine = id >= 0 && id >= begin && id < end;
       if (mine) mine = position < until[(u64)slot * BIASES + i];
       const u32 all = __ballot_sync(~0u, mine);
       if (mine) {
-        const int at = n + __popc(all & ((1u << threadIdx.x) - 1));
+        const int at = n + __popc(all & ((1u << thread()) - 1));
         found_ids[at] = id;
         found_values[at] = values[(u64)slot * BIASES + i];
       }
       n += __popc(all);
     }
-    if (threadIdx.x == 0) *found = n;
+    if (thread() == 0) *found = n;
   }
   __syncthreads();
   r.bias_ids = found_ids, r.bias_values = found_values, r.biases = *found;
@@ -198,7 +199,7 @@ DEVICE void find_biases(Row& r, const int* ids, const float* values, const int* 
 DEVICE void load8(const float* from, Ids ids, int cell, float (&x)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int id = cell * CELL + i * 128 + lane_id() * 4;
+    const int id = cell * CELL + i * 128 + lane() * 4;
     float4 v = make_float4(0, 0, 0, 0);
     if (ids.has(id)) v = __ldcg((const float4*)(from + id));
     x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
@@ -208,13 +209,13 @@ DEVICE void load8(const Row& r, int cell, float (&x)[8]) { load8(r.logits, r.ids
 DEVICE void load8(const int* from, int cell, int (&x)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int id = cell * CELL + i * 128 + lane_id() * 4;
+    const int id = cell * CELL + i * 128 + lane() * 4;
     int4 v = make_int4(0, 0, 0, 0);
     if (id < WIDTH) v = *(const int4*)(from + id);
     x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
   }
 }
-DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id() * 4 + (i & 3); }
+DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane() * 4 + (i & 3); }
 
 DEVICE bool allows(const Row& r, int id) { return r.mask < 0 || (r.word(id / 32) >> id % 32 & 1); }
 
@@ -222,7 +223,7 @@ DEVICE bool allows(const Row& r, int id) { return r.mask < 0 || (r.word(id / 32)
 DEVICE void mask8(const Row& r, int cell, float (&x)[8]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const u32 bits = r.word(cell * (CELL / 32) + half * 4 + lane_id() / 8) >> lane_id() % 8 * 4;
+    const u32 bits = r.word(cell * (CELL / 32) + half * 4 + lane() / 8) >> lane() % 8 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& z = x[half * 4 + i];

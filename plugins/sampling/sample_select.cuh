@@ -68,7 +68,7 @@ struct OfHeld {
   int count;
   template <class Each>
   DEVICE void operator()(RowMemory& w, u32 least, const Each& each) const {
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+    for (int i = thread(); i < count; i += THREADS) {
       const u64 pair = w.held[i];
       if (key_of(pair) >= least) each(key_of(pair), id_of(pair));
     }
@@ -82,7 +82,7 @@ DEVICE int nth_of(RowMemory& w, const Source& source, const Kept& given, u32 key
       w, 0, [&](int c) { return (u64)w.visit[c]; },
       [=](u64) { return [=](u64 upto) { return upto >= n; }; });
   u32* there = w.low;  // a bit for each id of the cell
-  if (threadIdx.x < CELL / 32) there[threadIdx.x] = 0;
+  if (thread() < CELL / 32) there[thread()] = 0;
   __syncthreads();
   source(w, key, [&](u32 k, int id) {
     if (k == key && id / CELL == cell.index && given.has(k, id))
@@ -100,7 +100,7 @@ DEVICE int nth_of(RowMemory& w, const Source& source, const Kept& given, u32 key
 template <class Enough>
 DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough) {
   u64 last = ~0ull;
-  for (int i = threadIdx.x; i < count; i += THREADS) {
+  for (int i = thread(); i < count; i += THREADS) {
     u64 before = above;
 #ifdef RANKS
 #pragma unroll 4  // registers
@@ -111,7 +111,7 @@ DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough
   }
 #pragma unroll
   for (int d = 16; d; d >>= 1) last = min(last, __shfl_xor_sync(~0u, last, d));
-  if (lane_id() == 0) w.totals[threadIdx.x / 32] = last;
+  if (lane() == 0) w.totals[thread() / 32] = last;
   __syncthreads();
   for (int i = 0; i < WARPS; ++i) last = min(last, w.totals[i]);
   __syncthreads();
@@ -127,8 +127,8 @@ DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins b
   u64 total = 0;
   bins.low = max(bins.low, given.key);
   for (int level = 0;; ++level) {
-    for (int b = threadIdx.x; b < BINS; b += THREADS) w.low[b] = w.high[b] = 0;
-    if (threadIdx.x == 0) w.count = 0;
+    for (int b = thread(); b < BINS; b += THREADS) w.low[b] = w.high[b] = 0;
+    if (thread() == 0) w.count = 0;
     __syncthreads();
     source(w, bins.low, [&](u32 key, int id) {
       const int bin = bins.at(key);
@@ -156,7 +156,7 @@ DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins b
       u64 n = 1;
       for (u64 step = 1ull << 20; step; step >>= 1)
         if (!enough(above + (n + step - 1) * each)) n += step;
-      for (int c = threadIdx.x; c < CELLS; c += THREADS) w.visit[c] = 0;
+      for (int c = thread(); c < CELLS; c += THREADS) w.visit[c] = 0;
       __syncthreads();
       source(w, bins.low, [&](u32 key, int id) {
         if (key == bins.low && given.has(key, id)) atomicAdd(&w.visit[id / CELL], 1);
@@ -176,20 +176,20 @@ DEVICE u32 bound_of(RowMemory& w, int k) {
   const int lanes = k <= SMALL ? 4 : 1, groups = THREADS / lanes;
   if (k > groups) return 1;
   u32 best = 0;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) best = max(best, cells[c]);
+  for (int c = thread(); c < CELLS; c += THREADS) best = max(best, cells[c]);
   for (int d = 1; d < lanes; d *= 2) best = max(best, __shfl_xor_sync(~0u, best, d));
-  if (threadIdx.x % lanes == 0) w.groups[threadIdx.x / lanes] = best;
+  if (thread() % lanes == 0) w.groups[thread() / lanes] = best;
   __syncthreads();
-  if ((int)threadIdx.x < groups) {
-    const u32 mine = w.groups[threadIdx.x];
+  if ((int)thread() < groups) {
+    const u32 mine = w.groups[thread()];
     int rank = 0;
 #pragma unroll 4
     for (int j = 0; j < groups; j += 4) {
       const uint4 v = *(const uint4*)(w.groups + j);
-      rank += (v.x > mine || (v.x == mine && j < (int)threadIdx.x)) +
-              (v.y > mine || (v.y == mine && j + 1 < (int)threadIdx.x)) +
-              (v.z > mine || (v.z == mine && j + 2 < (int)threadIdx.x)) +
-              (v.w > mine || (v.w == mine && j + 3 < (int)threadIdx.x));
+      rank += (v.x > mine || (v.x == mine && j < (int)thread())) +
+              (v.y > mine || (v.y == mine && j + 1 < (int)thread())) +
+              (v.z > mine || (v.z == mine && j + 2 < (int)thread())) +
+              (v.w > mine || (v.w == mine && j + 3 < (int)thread()));
     }
     if (rank == k - 1) w.bound = max(mine, 1u);
   }
@@ -202,13 +202,13 @@ template <bool RAW>
 DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
   const u32* cells = RAW ? w.raw : w.keys;
   const u32 least = k == 1 ? most : bound_of<RAW>(w, k);
-  if (threadIdx.x == 0) w.visits = w.count = 0;
+  if (thread() == 0) w.visits = w.count = 0;
   __syncthreads();
-  for (int c = threadIdx.x; c < CELLS; c += THREADS)
+  for (int c = thread(); c < CELLS; c += THREADS)
     if (cells[c] >= least) w.visit[atomicAdd(&w.visits, 1)] = c;
   __syncthreads();
-  for (int v = threadIdx.x / 32; v < w.visits; v += 2 * WARPS) {
-    float x[2][8];
+  for (int v = thread() / 32; v < w.visits; v += 2 * WARPS) {
+    float x[2][8] = {};  // as `next` of for_cells
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       if (v + j * WARPS < w.visits) load8(r, w.visit[v + j * WARPS], x[j]);
@@ -233,7 +233,7 @@ DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
     const auto reached = [=](u64) { return [=](u64 upto) { return upto >= (u64)k; }; };
     const Bins bins = {least, most, -1, key_value(most), BINS / Scale::DEPTH};
     const Kept kept = select(w, OfRow<RAW>{r}, {1, NO_ID}, bins, 0, one, reached);
-    if (threadIdx.x == 0) w.count = 0;
+    if (thread() == 0) w.count = 0;
     __syncthreads();
     for_keys<RAW>(w, r, kept.key, [&](u32 key, int id) {
       if (kept.has(key, id)) w.held[atomicAdd(&w.count, 1)] = pair_of(key, id);
@@ -241,7 +241,7 @@ DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
     __syncthreads();
   }
   const int n = w.count;
-  for (int i = threadIdx.x; i < n; i += THREADS) {
+  for (int i = thread(); i < n; i += THREADS) {
     const u64 mine = w.held[i];
     int rank = 0;
     for (int j = 0; j < n; ++j) rank += w.held[j] > mine;

@@ -46,7 +46,7 @@ DEVICE u64 warp_upto(u64 own) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const u64 other = __shfl_up_sync(~0u, own, d);
-    if (lane_id() >= d) own += other;
+    if (lane() >= d) own += other;
   }
   return own;
 }
@@ -54,13 +54,13 @@ DEVICE u64 warp_upto(u64 own) {
 // The sum of what lower threads bring, and of what all bring.
 DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
   const u64 upto = warp_upto(own);
-  if (lane_id() == 31) w.totals[threadIdx.x / 32] = upto;
+  if (lane() == 31) w.totals[thread() / 32] = upto;
   __syncthreads();
   u64 before = upto - own;
   total = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; ++i) {
-    if (i < (int)threadIdx.x / 32) before += w.totals[i];
+    if (i < (int)thread() / 32) before += w.totals[i];
     total += w.totals[i];
   }
   __syncthreads();
@@ -72,12 +72,12 @@ DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
 template <int N, class Value, class Reached>
 DEVICE Found locate(RowMemory& w, u64 base, const Value& value, const Reached& reached) {
   constexpr int EACH = (N + THREADS - 1) / THREADS;
-  const int first = anew(threadIdx.x * EACH);
+  const int first = thread() * EACH;
   u64 own = 0, total;
 #pragma unroll
   for (int e = 0; e < EACH; ++e)
     if (first + e < N) own += value(first + e);
-  if (threadIdx.x == 0) w.found = {-1, 0};
+  if (thread() == 0) w.found = {-1, 0};
   u64 before = base + sum_before(w, own, total);
   const auto enough = reached(base + total);
   if (!enough(before) && enough(before + own)) {
@@ -105,8 +105,8 @@ DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& e
     for (c += WARPS; c < CELLS && cells[c] < least;) c += WARPS;
     return c;
   };
-  float next[8];
-  int c = after((int)threadIdx.x / 32 - WARPS);
+  float next[8] = {};  // not left unset: a value that a path may lack is live through all rows
+  int c = after((int)thread() / 32 - WARPS);
   if (c < CELLS) load8(r, c, next);
   while (c < CELLS) {
     float x[8];
@@ -137,7 +137,7 @@ DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& re
   u64 total = 0;
   const auto keep_total = [&](u64 t) { return total = t, reached(t); };
   const Found cell = locate<CELLS>(w, 0, [&](int c) { return w.sums[c]; }, keep_total);
-  if (threadIdx.x < 32 && cell.index >= 0) {
+  if (thread() < 32 && cell.index >= 0) {
     const auto enough = reached(total);
     u64 before = cell.before;
     u32 key[8];
@@ -164,9 +164,9 @@ DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& re
     }
     id = __reduce_min_sync(~0u, id);
     last = __reduce_max_sync(~0u, last);
-    if (threadIdx.x == 0) w.answer = id == NO_ID ? last : id;
+    if (thread() == 0) w.answer = id == NO_ID ? last : id;
   }
-  if (threadIdx.x == 0 && cell.index < 0) w.answer = 0;
+  if (thread() == 0 && cell.index < 0) w.answer = 0;
   __syncthreads();
   const int answer = w.answer;
   __syncthreads();
@@ -176,7 +176,7 @@ DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& re
 // w.sums: `one` over each cell's logits of `least` or more.
 template <bool RAW, class One>
 DEVICE void sum_cells(RowMemory& w, const Row& r, u32 least, const One& one) {
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
+  for (int c = thread(); c < CELLS; c += THREADS) w.sums[c] = 0;
   __syncthreads();
   for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {
     u32 key[8];
@@ -187,7 +187,7 @@ DEVICE void sum_cells(RowMemory& w, const Row& r, u32 least, const One& one) {
       if (key[i] >= least) sum += one(key[i], id8(c, i));
 #pragma unroll
     for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane_id() == 0) w.sums[c] = sum;
+    if (lane() == 0) w.sums[c] = sum;
   });
   __syncthreads();
 }

@@ -20,12 +20,15 @@ from spark_engine.plugins.gdn import (
     gdn_decode,
 )
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
+from spark_engine.plugins.gdn.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 device = pytest.importorskip("spark_engine.device")
 from tests.plugins import cuda_node, run_tactic  # noqa: E402
 from tests.plugins.covering_cases import covering  # noqa: E402
+from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 
 HERE = (device.present() or GB10).wgmma  # not a rehearsal's part of one
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
@@ -241,12 +244,43 @@ def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Pat
     for case in op.cases:
         narrow = replace(case, inputs=partial(lambda c, rng: as_bf16(op, c.inputs(rng)), case))
         found = list(cuda_node.planned(op, narrow, target))
-        assert len(found) == len(op.cuda.tactics), "a tactic refuses"
+        assert found and found[0].tactic is op.cuda.tactics[0], "the first tactic refuses"
         works += found
+    taken = {w.tactic.name for w in works}
+    assert taken == {t.name for t in op.cuda.tactics if t.name != "wgmma" or target.wgmma}
     for work in covering(works):
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
             assert all(u.spills == 0 for u in usage.values()), f"{work.case.label}: {usage}"
+
+
+# Bytes that a form of the scan (ring, drafts, bytes of a state's number) spills.
+SCAN_SPILLS = {(0, 0, 2): 128}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("form", [(0, 0, 4), (8, 0, 4), (8, 0, 2), (8, 3, 4), (8, 3, 2), (0, 0, 2)])
+def test_a_scan_waits_for_wgmma_where_its_source_does(
+    form: tuple[int, int, int], cache: Path, tmp_path: Path
+) -> None:
+    """ptxas neither makes a wgmma wait for the one before nor puts in waits of its own."""
+    tactic = next(t for t in gated_delta.CHUNK.cuda.tactics if t.name == "wgmma")
+    target, (ring, drafts, state) = TARGETS["sm_90a"], form
+    given = Launch(
+        64, (3, 3), (0, 64), (64, 64), 16, 32, 128, 128,
+        DType.F32 if state == 4 else DType.BF16, ring=ring, drafts=drafts,
+    )  # fmt: skip
+    specs = cuda_node.specs_of(
+        gated_delta.CHUNK, given.attrs, given.inputs(np.random.default_rng(0))
+    )
+    plan = tactic.plan(given.attrs, specs, target)
+    (job,) = nvrtc.jobs_of([(tactic.source, plan)])
+    usage = nvrtc.compile(job, target, cache).usage["gated_delta_scan"]
+    assert usage.spills <= SCAN_SPILLS.get(form, 0), usage
+    sass = disassembled(job, target, cache, tmp_path).split(".section\t.text.")
+    (scan,) = (part for part in sass if part.startswith("gated_delta_scan"))
+    waits = (ROOT / "plugins" / tactic.source).read_text().count("wgmma_wait<")
+    assert scan.count("WARPGROUP.DEPBAR") == waits
 
 
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])

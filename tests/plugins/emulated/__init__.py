@@ -29,7 +29,7 @@ GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
-_DYNAMIC = re.compile(r"extern __shared__ \S+ u8 (\w+)\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
 U8 = NDArray[np.uint8]
 
 
@@ -37,8 +37,9 @@ U8 = NDArray[np.uint8]
 def _texts() -> dict[str, str]:
     """The sources by path, as the host's compiler takes them."""
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for name in ("ptx.cuh", "matrices.cuh"):
-        found[f"common/{name}"] = (HERE / name).read_text()
+    for path in HERE.glob("*.cuh"):
+        found[f"common/{path.name}"] = path.read_text()
+    found["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
     found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
     found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
     for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
@@ -162,5 +163,5 @@ def call(
     ]
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
-    (x, y, z), threads = launch.grid, launch.block[0]
-    kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z)
+    (x, y, z), threads, size = launch.grid, launch.block[0], launch.cluster[0]
+    kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z, size)

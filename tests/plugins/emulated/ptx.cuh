@@ -5,7 +5,7 @@
 // lets them (`late`): a wait that is missing shows in the second, a place written too early in the
 // first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
-// use; no clusters, no mbarriers.
+// use. Blocks of a cluster run side by side (clusters.cuh), other blocks one after the other.
 #pragma once
 #include <ucontext.h>
 
@@ -78,21 +78,28 @@ struct Thread {
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
 };
 struct Assembly {
-  int threads, arrived = 0, turn = 0;
+  int threads, arrived = 0, turn = 0, gone = 0;
 };
 struct Exchange {
   u64 value[32];
   u32 words[32][8];
 };
 inline ucontext_t scheduler;
-inline std::vector<Thread> threads;
-inline std::vector<Assembly> warps;
-inline std::vector<Exchange> exchanges;
-inline Assembly block, named[16];
+struct BlockOnHost {
+  Dim index;
+  u8* dynamic;
+  Assembly all, named[16];
+  std::vector<Thread> threads;
+  std::vector<Assembly> warps;
+  std::vector<Exchange> exchanges;
+};
+inline std::vector<BlockOnHost> blocks;  // of a cluster
+inline BlockOnHost* here;                // the running thread's
 inline bool late;
-alignas(1024) inline u8 dynamic[1 << 18];
+constexpr u32 SHARED_OF_BLOCK = 1 << 18;  // bytes of a block
+inline u8* dynamic;
 
-inline Thread& self() { return threads[threadIdx.x]; }
+inline Thread& self() { return here->threads[threadIdx.x]; }
 inline void meet_at(Assembly& m) {
   const int turn = m.turn;
   if (++m.arrived == m.threads) {
@@ -102,14 +109,16 @@ inline void meet_at(Assembly& m) {
   while (m.turn == turn) swapcontext(&self().place, &scheduler);
 }
 inline u32 lane_id() { return threadIdx.x & 31; }
-inline void __syncthreads() { meet_at(block); }
-inline void __syncwarp() { meet_at(warps[threadIdx.x / 32]); }
+inline void __syncthreads() { meet_at(here->all); }
+inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
 inline void meet(u32 name, u32 threads) {
-  check(name < 16 && (!named[name].arrived || named[name].threads == threads), "who meets differs");
-  named[name].threads = threads;
-  meet_at(named[name]);
+  check(name < 16, "a barrier that no block has");
+  Assembly& who = here->named[name];
+  check(!who.arrived || who.threads == threads, "who meets differs");
+  who.threads = threads;
+  meet_at(who);
 }
-inline Exchange& exchange() { return exchanges[threadIdx.x / 32]; }
+inline Exchange& exchange() { return here->exchanges[threadIdx.x / 32]; }
 
 template <class T>
 T from_lane(T value, u32 lane) {
@@ -222,6 +231,10 @@ template <class T>
 T __ldcg(const T* p) {
   return *p;
 }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {
   return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
 }
@@ -284,7 +297,8 @@ inline void launch_dependents() {}
 inline u32 shared_address(u32 at) { return at; }
 inline u32 shared_address(const void* p) { return (u32)((const u8*)p - dynamic); }
 inline u8* shared(u32 at, u32 bytes) {
-  check(at % bytes == 0 && at < sizeof dynamic, "an address is misaligned or not of shared memory");
+  check(at % bytes == 0 && at < SHARED_OF_BLOCK,
+        "an address is misaligned or not of shared memory");
   return dynamic + at;
 }
 template <class T, class Address>
@@ -333,58 +347,14 @@ void wait_copies() {
   for (; groups.size() > PENDING + 1; groups.erase(groups.begin()))
     for (const auto& copy : groups.front()) copy();
 }
-inline void cluster_meet() { check(false, "there are no clusters"); }
-inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
+inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
+inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  const uint4 v = {a, b, c, d};
+  memcpy(shared(to, sizeof v), &v, sizeof v);
+}
 
+#include "common/barriers.cuh"
+#include "common/clusters.cuh"
 #include "common/matrices.cuh"
 
-// ---- launches ----------------------------------------------------------------------------------
-constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 32;
-template <class F, class... Given>
-void call_with(F* kernel, const u64* g, Given... given) {
-  if constexpr (sizeof...(Given) == MOST_ARGUMENTS) ((void (*)(Given...))kernel)(given...);
-  else call_with(kernel, g + 1, given..., *g);
-}
-typedef void (*Kernel)();
-inline Kernel kernel;
-inline u64 given[MOST_ARGUMENTS];
-inline void enter() {
-  call_with(kernel, given);
-  self().done = true;
-}
-inline void run_block(int count, std::vector<u8>& stacks) {
-  threads.assign(count, {}), exchanges.resize(count / 32);
-  warps.assign(count / 32, Assembly{32}), block = Assembly{count};
-  std::fill(named, named + 16, Assembly{});
-  std::vector<int> order;
-  for (int i = 0; i < count; ++i) {
-    ucontext_t& place = threads[i].place;
-    getcontext(&place);
-    place.uc_stack.ss_sp = stacks.data() + (size_t)STACK * i, place.uc_stack.ss_size = STACK;
-    place.uc_link = &scheduler;
-    makecontext(&place, enter, 0);
-    if (i % 32 == 0) order.push_back(i);
-  }
-  for (int left = count; left;) {
-    for (int i = (int)order.size() - 1; i > 0; --i) std::swap(order[i], order[rand() % (i + 1)]);
-    for (int i = 0; i < count; ++i) {
-      threadIdx.x = order[i / 32] + i % 32;
-      if (self().done) continue;
-      swapcontext(&scheduler, &self().place);
-      left -= self().done;
-    }
-  }
-}
-extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
-                       int seed, int high, int deep) {
-  check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
-  std::vector<u8> stacks((size_t)STACK * count);
-  kernel = which, late = delayed, srand(seed);
-  std::copy(values, values + args, given);
-  gridDim = {grid, high, deep}, blockDim = {count, 1, 1};
-  for (int i = 0; i < grid * high * deep; ++i) {
-    blockIdx = {i % grid, i / grid % high, i / grid / high};
-    memset(dynamic, 0xFF, sizeof dynamic);
-    run_block(count, stacks);
-  }
-}
+#include "common/launches.cuh"
