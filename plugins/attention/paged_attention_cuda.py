@@ -41,7 +41,6 @@ PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens 
 # consumer's and a producer's thread: three groups of 128 have 504 for each lane.
 HELD = {True: (0, 208, 88), False: (6, 232, 40)}
 SPLITS = (2, 4, 8, 16)  # blocks that share a tile's keys, a tactic each
-MOST_PARTS, WAVES = 16, 3  # of `packed`: parts at most, and blocks for each multiprocessor
 
 
 def refuse_prefill(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -90,34 +89,11 @@ def refuse_split(attrs: Attrs, specs: Specs, target: Target, splits: int) -> str
     return reason
 
 
-def refuse_packed(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    """Refuses rows that fill the GPU twice without splits: no parts fill it much better."""
-    s, rows = sizes(attrs, specs), specs[8].dims[0]
-    reason = refuse_pairs(attrs, specs, target)
-    if reason is None and rows * s.heads // PAIR > 2 * target.sms:
-        return f"{rows} rows of {s.heads} heads fill {target.sms} multiprocessors twice"
-    return reason
-
-
-def most_parts(attrs: Attrs, specs: Specs, target: Target) -> int:
-    """Parts of the keys that `packed` may choose: as many as make WAVES of full rows, from 2."""
-    blocks = specs[8].dims[0] * sizes(attrs, specs).heads // PAIR
-    return min(max(WAVES * target.sms // blocks, 2), MOST_PARTS)
-
-
-def plan_packed(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """`plan_pairs` whose launches choose how many parts there are."""
-    return plan_pairs(attrs, specs, target, most_parts(attrs, specs, target), packed=True)
-
-
-def plan_pairs(
-    attrs: Attrs, specs: Specs, target: Target, splits: int, packed: bool = False
-) -> Plan:
+def plan_pairs(attrs: Attrs, specs: Specs, target: Target, splits: int) -> Plan:
     """`paged_append`, then `paged_pairs` over rows, pairs of heads and parts of the keys."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     held, most, rest = HELD[s.storage is DType.U8]
-    numbers = {"SPLITS": 0 if packed else splits, "HELD": held, "MOST": most, "REST": rest}
-    numbers["SMS"] = target.sms
+    numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
     parts = rows * s.heads * splits if splits > 1 else 0
     scratch = (
         Scratch(parts * TILE * s.dim * 4),
@@ -198,16 +174,6 @@ def cost_prefill(
     return 4 * pairs * s.heads * s.dim / rate + (12e-6 if splits > 1 else 8e-6)
 
 
-def cost_packed(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """That of the best number of parts."""
-    most = most_parts(attrs, specs, target)
-    costs = (
-        cost_prefill(attrs, specs, target, share=0.8, heads=PAIR, resident=1, splits=n)
-        for n in range(1, most + 1)
-    )
-    return min(costs) + 1e-6
-
-
 TILES = Tactic(
     "tiles",
     "attention/paged_prefill.cu",
@@ -228,13 +194,4 @@ def _pairs(splits: int) -> Tactic:
     )
 
 
-# Its parts, and so a token's bits, depend on the other rows of the launch.
-PACKED = Tactic(
-    "packed",
-    "attention/paged_pairs.cu",
-    refuse_packed,
-    plan_packed,
-    cost_packed,
-    reduction=lambda *_: None,
-)
-CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, *(_pairs(n) for n in (1, *SPLITS)), PACKED))
+CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, *(_pairs(n) for n in (1, *SPLITS))))

@@ -5,24 +5,18 @@
 // same keys and values in tiles of 64 tokens, two of each in shared memory. A third warpgroup fills
 // them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
 // its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
-// bits do not depend on where its tile of queries begins. Figures: log/paged_pairs.md.
+// bits do not depend on where its tile of queries begins.
+// Figures: log/paged_pairs.md.
 // Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
 // last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
-// SPLITS 0 is PACKED, below.
 // Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
-// those in registers), MOST, REST (registers of a consumer's and a producer's thread), SMS
-// (multiprocessors).
+// those in registers), MOST, REST (registers of a consumer's and a producer's thread).
 #include "attention/paged_rings.cuh"
 #include "common/wgmma16.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STEPS = D / 16;
 static_assert(GQA_GROUP % CONSUMERS == 0, "both heads of a block have one kv head");
-constexpr int LEAST = 8;  // tiles of keys that are worth a block
-// A block has 128 of the rows (token, head of the group) of a tile and kv head, by token, so that a
-// short tile has fewer blocks; and into how many parts they divide the keys, up to the grid's, is
-// found at the launch, by what fills the multiprocessors evenly.
-constexpr bool PACKED = SPLITS == 0;
-constexpr int BEGUN = 4;          // tiles that take as long as a block's beginning and end
+constexpr int LEAST = 8;          // tiles of keys that are worth a block
 constexpr float LOWEST = -1e30f;  // below any score; a row that sees no key of a part keeps it
 // Shared memory: the queries of two heads, then the rings of paged_rings.cuh.
 constexpr int KEYS_AT = CONSUMERS * HALF_TILE, VALUES_AT = KEYS_AT + STAGES * HALF_TILE;
@@ -34,25 +28,8 @@ struct Consumer {
   u32 p[KEYS / 16][4];
   u32 held[HELD ? HELD : 1][4];
   float scale;  // of a score, to base 2
-  int first;    // position of row g; PACKED: of the tile's first token
-  int row;      // PACKED: row g's place in the tile
+  int first;    // position of row g
   Barriers& b;
-
-  DEVICE int position(int j) const {  // of row g + 8 * j
-    if constexpr (PACKED) return first + (row + 8 * j) / GQA_GROUP;
-    else return first + 8 * j;
-  }
-};
-
-// The rows of one warpgroup: where each lies behind its first, and how many are there.
-struct Rows {
-  int first, live;  // PACKED: the first one's place in its tile
-
-  DEVICE i64 offset(int r) const {
-    if constexpr (!PACKED) return (i64)r * HEADS * D;
-    const int place = first + r;
-    return (i64)(place + place / GQA_GROUP * (HEADS - GQA_GROUP)) * D;
-  }
 };
 
 // Where k-step `step` of a tile begins, in a descriptor's units.
@@ -101,13 +78,12 @@ DEVICE void release(Consumer& x, int which, int tile) {
 template <bool MASKED>
 DEVICE void soften(Consumer& x, int tile) {
   float higher[2] = {x.top[0], x.top[1]};
-  const int ahead = x.position(0) - tile * KEYS - 2 * (lane_id() & 3);
-  const int further = x.position(1) - x.position(0);
+  const int ahead = x.first - tile * KEYS - 2 * (lane_id() & 3);
 #pragma unroll
   for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      if (MASKED && 8 * n + (i & 1) > ahead + (i >> 1) * further) x.s[n][i] = minus_infinity();
+      if (MASKED && 8 * n + (i & 1) > ahead + (i >> 1) * 8) x.s[n][i] = minus_infinity();
       higher[i >> 1] = fmaxf(higher[i >> 1], x.s[n][i]);
     }
   }
@@ -182,12 +158,12 @@ DEVICE void consume(Consumer& x, int tiles, int whole) {
 }
 
 // This head's queries into shared memory, by its warpgroup; those that are not there are zeros.
-DEVICE void load_queries(Consumer& x, const u16* from, const Rows& rows, int group) {
+DEVICE void load_queries(Consumer& x, const u16* from, int count, int group) {
 #pragma unroll 4
   for (int at = threadIdx.x % GROUP; at < QUERIES * (D / 8); at += GROUP) {
     const int r = at / (D / 8), c = at % (D / 8);
     copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8),
-               from + rows.offset(r) + c * 8, r < rows.live ? 16 : 0);
+               from + (i64)r * HEADS * D + c * 8, r < count ? 16 : 0);
   }
   commit_copies();
   wait_copies<0>();
@@ -228,17 +204,17 @@ DEVICE void add_totals(Consumer& x) {
 }
 
 // The rows of a lane to the result.
-DEVICE void store(u16* o, Consumer& x, const Rows& rows, float scale) {
+DEVICE void store(u16* o, Consumer& x, int count, float scale) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int t = 16 * (threadIdx.x % GROUP >> 5) + (lane_id() >> 2) + 8 * j;
-    if (t < rows.live) store_row(o + rows.offset(t), x, j, scale / x.sum[j], lane_id() & 3);
+    if (t < count) store_row(o + (i64)t * HEADS * D, x, j, scale / x.sum[j], lane_id() & 3);
   }
 }
 
-DEVICE void store_zeros(u16* o, const Rows& rows) {
-  for (int at = threadIdx.x % GROUP; at < (QUERIES - rows.live) * (D / 8); at += GROUP) {
-    u16* row = o + rows.offset(rows.live + at / (D / 8));
+DEVICE void store_zeros(u16* o, int from) {
+  for (int at = threadIdx.x % GROUP; at < (QUERIES - from) * (D / 8); at += GROUP) {
+    u16* row = o + (i64)(from + at / (D / 8)) * HEADS * D;
     reinterpret_cast<uint4*>(row)[at % (D / 8)] = make_uint4(0, 0, 0, 0);
   }
 }
@@ -292,25 +268,8 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
-// PACKED: into how many parts this launch divides the keys, up to `most` (32 or fewer): those with
-// which the blocks of all live rows are done first, the one that adds parts up being the last.
-DEVICE int parts_of(const int* slots, const int* starts, const int* counts, int most) {
-  int blocks = 0, longest = 0;
-  for (int row = lane_id(); row < gridDim.x; row += 32) {
-    const int count = slots[row] >= 0 ? counts[row] : 0;
-    blocks += (count * GQA_GROUP + CONSUMERS * QUERIES - 1) / (CONSUMERS * QUERIES) * KV_HEADS;
-    if (count > 0) longest = max(longest, (starts[row] + count + KEYS - 1) / KEYS);
-  }
-  blocks = __reduce_add_sync(~0u, blocks), longest = __reduce_max_sync(~0u, longest);
-  const int parts = lane_id() + 1, each = max(LEAST, (longest + parts - 1) / parts);
-  const int waves = (blocks * parts + SMS - 1) / SMS;
-  const int tiles = waves * (each + BEGUN) + (parts > 1 ? parts : 0);
-  const u32 least = __reduce_min_sync(~0u, parts > most ? ~0u : (u32)tiles << 5 | lane_id());
-  return (least & 31) + 1;
-}
-
 // Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
-// most to read. PACKED: (rows, blocks of each kv head in turn, most parts).
+// most to read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_pairs(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                 const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -320,21 +279,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ int last[CONSUMERS];
   const int row = gridDim.x - 1 - blockIdx.x, group = threadIdx.x / GROUP;
   const int head = blockIdx.y * CONSUMERS + group, slot = slots[row], part = blockIdx.z;
-  const int kv_head = (int)blockIdx.y * CONSUMERS / GQA_GROUP;
-  const int given = slot >= 0 ? counts[row] : 0;
-  // PACKED: this block's first row, of those of its kv head's tile
-  const int place = PACKED ? (blockIdx.y * CONSUMERS - kv_head * GQA_GROUP) * QUERIES : 0;
-  const int count = PACKED && place >= given * GQA_GROUP ? 0 : given;
-  const int start = count > 0 ? starts[row] : 0;
+  const int count = slot >= 0 ? counts[row] : 0, start = count > 0 ? starts[row] : 0;
   const int all = (start + count + KEYS - 1) / KEYS;  // tiles of keys
-  const int parts = PACKED ? parts_of(slots, starts, counts, gridDim.z) : SPLITS;
-  const int each = max(LEAST, (all + parts - 1) / parts), before = part * each;
+  const int each = max(LEAST, (all + SPLITS - 1) / SPLITS), before = part * each;
   const int tiles = min(each, all - before);
-  const int first_head = PACKED ? kv_head * GQA_GROUP : head;
-  const i64 first = ((i64)row * QUERIES * HEADS + first_head) * D;
-  const int begin = place + group * QUERIES, left = count * GQA_GROUP - begin;
-  const Rows rows{begin, PACKED ? min(max(left, 0), QUERIES) : count};
-  if (SPLITS != 1 && part > 0 && tiles <= 0) return wait_for_previous();  // as in paged_append
+  const i64 first = ((i64)row * QUERIES * HEADS + head) * D;
+  if (SPLITS > 1 && part > 0 && tiles <= 0) return wait_for_previous();  // as in paged_append
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * STAGES; i++) {
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);
@@ -348,8 +298,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int thread = threadIdx.x % GROUP, warp = thread >> 5;
   if (group == CONSUMERS) {
     fewer_registers<REST>();
-    const Source source{keys,    values,        page_table + (i64)max(slot, 0) * most_pages,
-                        kv_head, before * KEYS, start + count,
+    const Source source{keys,
+                        values,
+                        page_table + (i64)max(slot, 0) * most_pages,
+                        (int)blockIdx.y * CONSUMERS / GQA_GROUP,
+                        before * KEYS,
+                        start + count,
                         tiles};
     const Producer p{source, base + KEYS_AT, barriers, warp, (int)lane_id()};
     if (count > 0) {
@@ -360,25 +314,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     more_registers<MOST>();
     bool mine = true;  // to store
     if (count > 0) {
-      // clang-format off: it would take a line for each
-      Consumer x = {uniform(base + group * HALF_TILE), uniform(base + KEYS_AT),
-                    uniform(base + VALUES_AT), {}, {}, {}, {}, {}, {}, {}, 0.0f, 0, 0, barriers};
-      // clang-format on
+      Consumer x = {uniform(base + group * HALF_TILE),
+                    uniform(base + KEYS_AT),
+                    uniform(base + VALUES_AT),
+                    {},
+                    {},
+                    {},
+                    {},
+                    {},
+                    {},
+                    {},
+                    0.0f,
+                    0,
+                    barriers};
       x.top[0] = x.top[1] = LOWEST;
       x.scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-      x.row = rows.first + 16 * warp + (lane_id() >> 2);
-      x.first = start + (PACKED ? 0 : 16 * warp + (lane_id() >> 2)) - before * KEYS;
-      load_queries(x, queries + first, rows, group);
+      x.first = start + 16 * warp + (lane_id() >> 2) - before * KEYS;
+      load_queries(x, queries + first, count, group);
       consume(x, tiles, min(tiles, start / KEYS - before));
       add_totals(x);
-      if (SPLITS != 1 && all > each) {
-        const i64 at = ((i64)row * HEADS + head) * (PACKED ? (int)gridDim.z : SPLITS);
-        const Meeting m{sums + at * (D / 8) * GROUP, tallies + at * GROUP,
+      if (SPLITS > 1 && all > each) {
+        const i64 place = ((i64)row * HEADS + head) * SPLITS;
+        const Meeting m{sums + place * (D / 8) * GROUP, tallies + place * GROUP,
                         arrivals + row * HEADS + head, (all + each - 1) / each};
         mine = meet_parts(x, m, part, forget(threadIdx.x) % GROUP, group, last);
       }
-      if (mine) store(o + first, x, rows, KV_FP8 ? kv_scale[1] : 1.0f);
+      if (mine) store(o + first, x, count, KV_FP8 ? kv_scale[1] : 1.0f);
     }
-    if (mine) store_zeros(o + first, rows);
+    if (mine) store_zeros(o + first, count);
   }
 }

@@ -7,12 +7,11 @@
 // BLOCK_M 64 the order of every sum is moe_grouped.cu's; with 128 all of k is one sum and parts are
 // bf16, as in moe_wide.cu. benchmarks/log/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
-#define WARP_TILES 4
 #include "moe/moe_tiles.cuh"
 
 struct Slab {
   static constexpr float REST = ::REST;
-  static constexpr int OWN_BYTES = 2 * M16_BYTES;  // that a warp copies of a stage's weights
+  static constexpr int OWN_BYTES = 2 * M16_BYTES;  // a warp's weights of a stage
   static constexpr int WEIGHTS_AT = BLOCK_M * 128, SCALES_AT = WEIGHTS_AT + WARPS * OWN_BYTES;
   static constexpr int LIST_AT = SCALES_AT + WARPS * 2 * M16_SCALES;
   static constexpr int STAGE = LIST_AT + BLOCK_M * 4;
@@ -42,13 +41,13 @@ struct Slab {
         if (UP) source = __ldcg(pairs + row), source = BY_PAIR ? source : source / K1;
         from[i] = (u32)source * (S::K * 2) + (threadIdx.x & 7) * 16;
       }
-      const u64 at =
-          ((u64)tile.x * S::PANELS + Item<UP>::panel(item)) * S::SLABS * 4 + warp_half() * 2;
+      const u64 at = ((u64)tile.x * S::PANELS + Item<UP>::panel(item)) * S::SLABS * 4 +
+                     (Item<UP>::warp() & 1) * 2;
       w = o.w + at * M16_BYTES + lane_id() * 16;
       scales = o.scales + at * M16_SCALES + lane_id() * 16;
     }
     DEVICE void copy(const Operands& o, u8* stage, int slab) const {
-      const int row0 = threadIdx.x >> 3, chunk = threadIdx.x & 7;
+      const int row0 = threadIdx.x >> 3, chunk = threadIdx.x & 7, warp = Item<UP>::warp();
       const bool inside = S::K % 64 == 0 || slab * 64 + chunk * 8 < S::K;
       u8* const to = stage + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
 #pragma unroll
@@ -56,12 +55,12 @@ struct Slab {
         if (row0 + 32 * i < count)
           copy_async(to + i * 4096, o.rows + from[i] + slab * 128, inside ? 16 : 0);
       if (there) {
-        u8* const own = stage + WEIGHTS_AT + Item<UP>::own() * OWN_BYTES + lane_id() * 16;
+        u8* const own = stage + WEIGHTS_AT + warp * OWN_BYTES + lane_id() * 16;
 #pragma unroll
         for (int i = 0; i < OWN_BYTES; i += 512)
           copy_async(own + i, w + (u64)slab * 4 * M16_BYTES + i);
         if (M16_SCALES && lane_id() < 2 * M16_SCALES / 16)
-          copy_async(stage + SCALES_AT + Item<UP>::own() * 2 * M16_SCALES + lane_id() * 16,
+          copy_async(stage + SCALES_AT + warp * 2 * M16_SCALES + lane_id() * 16,
                      scales + (u64)slab * 4 * M16_SCALES);
       }
       if (!UP && slab == S::SLABS - 1 && (int)threadIdx.x < count)
@@ -69,83 +68,39 @@ struct Slab {
     }
   };
 
-  // Half a k-slab, two steps of k, of an m16 tile's fragments a[step][register].
-  DEVICE static void half_fragments(const u8* m16, u32 scales, int tile, int half, u32 (&a)[2][4]) {
-#if WEIGHTS == 1
-    const uint2 words = load_shared8(m16 + lane_id() * 16 + half * 8);
-    fp4_pairs(words.x, fp4_scale(scales, 2 * tile), a[0][0], a[0][2], a[1][0], a[1][2]);
-    fp4_pairs(words.y, fp4_scale(scales, 2 * tile + 1), a[0][1], a[0][3], a[1][1], a[1][3]);
-#elif WEIGHTS == 0
+  // A k-slab of 32 weight rows times the tile's tokens, sixteen at a time, the next under way.
+  template <bool UP>
+  DEVICE static void multiply(const u8* stage, int count, int, Sums& sums) {
+    const int warp = threadIdx.x >> 5, g = lane_id() >> 2, t = lane_id() & 3;
+    const u8* const w = stage + WEIGHTS_AT + warp * OWN_BYTES;
+    const u8* const scales = stage + SCALES_AT + warp * 2 * M16_SCALES;
+    u32 a[2][4][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 v = load_shared16(m16 + (half * 2 + i) * 512 + lane_id() * 16);
-      a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
-    }
-#else
-    const uint4 v = load_shared16(m16 + half * 512 + lane_id() * 16);
-    fp8_pairs(v.x, a[0][0], a[0][2]), fp8_pairs(v.y, a[1][0], a[1][2]);
-    fp8_pairs(v.z, a[0][1], a[0][3]), fp8_pairs(v.w, a[1][1], a[1][3]);
-#endif
-  }
-
-  // A k-slab of a panel times the warp's tokens, half of k after the other, sixteen tokens at a
-  // time, so that a sum's next product is eight products away. Weights are unpacked and the ring is
-  // filled between products, lest the two warps of a scheduler do so at once while none multiplies.
-  template <bool UP, class Fetch>
-  DEVICE static void multiply(const u8* stage, int count, int, Sums& sums, const Fetch& fetch) {
-    constexpr int PAIRS = COLUMNS / 2;
-    const int g = lane_id() >> 2, t = lane_id() & 3;
-    const int mine = (count - token_of(0) + 15) / 16;  // eights that are there
-    if (mine <= 0) return fetch();
-    const u8* const w = stage + WEIGHTS_AT + warp_panel() * 4 * M16_BYTES;
-    const u8* const scales = stage + SCALES_AT + warp_panel() * 4 * M16_SCALES + lane_id() * 4;
-    u32 scale[2] = {};
-    if (M16_SCALES)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) scale[i] = load_shared4(scales + i * 2 * M16_SCALES);
-    const u32 row = shared_address(stage) + (token_of(0) + g) * 128;
+    for (int i = 0; i < 2; ++i) fragments(load_raw(w + i * M16_BYTES, scales), i, a[i]);
+    const u32 row = shared_address(stage) + g * 128;
     const u32 chunk[2] = {row + ((2 * t ^ g) << 4), row + (((2 * t + 1) ^ g) << 4)};
-    u32 a[2][4][2][4];
-    uint4 ahead[2];
-    const auto unpack = [&](int half, int i) {
-      half_fragments(w + i * M16_BYTES, scale[i / 2], i & 1, half, a[half][i]);
-    };
-    const auto load = [&](int half, int p) {
+    uint4 ahead[2][2];
 #pragma unroll
-      for (int c = 0; c < 2; ++c) ahead[c] = load_shared16(chunk[half] + (2 * p + c) * 2048);
-    };
-    load(0, 0);
+    for (int i = 0; i < 4; ++i) ahead[i / 2][i % 2] = load_shared16(chunk[i % 2] + i / 2 * 1024);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int p = 0; p < COLUMNS / 2; ++p) {
+      if (p * 16 >= count) break;
+      uint4 x[2][2];
 #pragma unroll
-      for (int p = 0; p < PAIRS; ++p) {
-        const uint4 x[2] = {ahead[0], ahead[1]};
-        if (p + 1 < PAIRS) load(half, p + 1);
-        else if (half == 0) load(1, 0);
-        const auto product = [&](int i, int c, int step) {
-          mma_bf16(sums[i][2 * p + c], a[half][i][step], step ? x[c].z : x[c].x,
-                   step ? x[c].w : x[c].y);
-        };
-        const auto products = [&](int many) {
-#pragma unroll
-          for (int n = 0; n < 4 * many * 2; ++n) product(n / many % 4, n % many, n / many / 4);
-        };
-        if (half == 0 && p == 0) {  // of an eight that is not there the sums are never used
-#pragma unroll
-          for (int n = 0; n < 16; ++n) {
-            if (n % 4 == 0) unpack(0, n / 4);
-            product(n / 4, n % 2, n / 2 % 2);
-          }
-          fetch();
-        } else if (2 * p + 1 < mine) {
-          products(2);
-        } else if (2 * p < mine) {
-          products(1);
-        }
-        if (half == 0)
-#pragma unroll
-          for (int i = p * 4 / PAIRS; i < (p + 1) * 4 / PAIRS; ++i) unpack(1, i);
+      for (int i = 0; i < 4; ++i) {
+        x[i / 2][i % 2] = ahead[i / 2][i % 2];
+        if (p + 1 < COLUMNS / 2)
+          ahead[i / 2][i % 2] = load_shared16(chunk[i % 2] + (2 * p + 2 + i / 2) * 1024);
       }
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint4& v = x[i / 2][step / 2];
+          mma_bf16(sums[i % 2][2 * p + i / 2], a[i % 2][step], step % 2 ? v.z : v.x,
+                   step % 2 ? v.w : v.y);
+        }
+    }
   }
 
   // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, turned in `room`.
@@ -157,39 +112,34 @@ struct Slab {
     const u8* const whole = room + (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
 #pragma unroll
     for (int p = 0; p < COLUMNS / 2; ++p) {
-      if (token_of(2 * p) >= tile.z) break;
+      if (p * 16 >= tile.z) break;
+      float v[4][2];
 #pragma unroll
-      for (int two = 0; two < 4; two += 2) {
-        float v[4][2];
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          v[i / 2][i % 2] =
-              inner_of(sums[two + i / 2 % 2][2 * p + i / 4], i % 2, f, two + i / 2 % 2);
+      for (int i = 0; i < 8; ++i)
+        v[i / 2][i % 2] = inner_of(sums[i / 2 % 2][2 * p + i / 4], i % 2, f, i / 2 % 2);
 #if QUANT == 1
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = e4m3_of(v[i / 2][i % 2], f.next);
+      for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = e4m3_of(v[i / 2][i % 2], f.next);
 #elif QUANT == 3
-        const float gain = 1.0f / f.next;
+      const float gain = 1.0f / f.next;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float &first = v[i / 2 * 2][i % 2], &second = v[i / 2 * 2 + 1][i % 2];
-          const float scale = from_e4m3(scale_code(most_of_block(first, second), gain));
-          first = from_e2m1(value_code(first, gain, scale)) * scale;
-          second = from_e2m1(value_code(second, gain, scale)) * scale;
-        }
-#endif
-        u32 turned[4];
-#pragma unroll
-        for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
-        store_matrix_transposed(mine, turned);
-        __syncwarp();
-        const uint4 values = load_shared16(whole);
-        const int column = token_of(2 * p + (lane >> 4)) + (lane >> 1 & 7);
-        const int first = row + two * 8;
-        if (column < tile.z && first < INNER)
-          *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + first + (lane & 1) * 8) = values;
-        __syncwarp();
+      for (int i = 0; i < 4; ++i) {
+        float &first = v[i / 2 * 2][i % 2], &second = v[i / 2 * 2 + 1][i % 2];
+        const float scale = from_e4m3(scale_code(most_of_block(first, second), gain));
+        first = from_e2m1(value_code(first, gain, scale)) * scale;
+        second = from_e2m1(value_code(second, gain, scale)) * scale;
       }
+#endif
+      u32 turned[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
+      store_matrix_transposed(mine, turned);
+      __syncwarp();
+      const uint4 values = load_shared16(whole);
+      const int column = p * 16 + (lane >> 1);
+      if (column < tile.z && row < INNER)
+        *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;
+      __syncwarp();
     }
   }
 };

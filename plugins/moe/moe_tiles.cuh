@@ -1,28 +1,20 @@
 // Grouped GEMM of experts by mma.sync, many tokens: what moe_tiles.cu and moe_tiles_fp4.cu share.
 //
 // Work: a tile of up to BLOCK_M tokens of one expert (moe_sort.cuh) times four panels of 64 weight
-// rows. Persistent blocks of eight warps; a warp has WARP_TILES m16 tiles of weight rows (the m of
-// mma.sync, in registers): half a panel and all tokens (its n), or a panel and every other eight. A
-// ring of DEPTH stages is filled by cp.async across the bounds of tiles; one block barrier a stage.
-// The place of a warp's copies of weights serves to turn its results before they are stored.
+// rows. Persistent blocks of eight warps; a warp has 32 weight rows (mma.sync's m, in registers)
+// and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is
+// filled by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its
+// weights in a stage: their place serves to turn its results before they are stored.
 // The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
 // LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST
-// (left of the weights' scale), multiply<UP>, which calls `fetch` once, and write_inner.
-// Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT; WARP_TILES, of the form.
+// (left of the weights' scale), multiply<UP> and write_inner.
+// Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"
 #include "moe/moe_sort.cuh"
 
-constexpr int SHARE = WARP_TILES / 2;         // warps of the same rows
-constexpr int COLUMNS = BLOCK_M / 8 / SHARE;  // eights of tokens of a warp
-typedef float Sums[WARP_TILES][COLUMNS][4];   // of a lane, by m16 tile and eight tokens
-
-// Of a warp: the panel among a block's four, its share of the panel's copies, and where warps share
-// rows of the eights of tokens. Warps of the same rows are on the same scheduler.
-DEVICE int warp_panel() { return SHARE > 1 ? threadIdx.x >> 5 & 3 : threadIdx.x >> 6; }
-DEVICE int warp_half() { return SHARE > 1 ? threadIdx.x >> 7 : threadIdx.x >> 5 & 1; }
-// The first token of the warp's j-th eight.
-DEVICE int token_of(int j) { return (SHARE > 1 ? 2 * j + warp_half() : j) * 8; }
+constexpr int COLUMNS = BLOCK_M / 8;
+typedef float Sums[2][COLUMNS][4];  // of a lane, by m16 tile and eight tokens
 
 struct Operands {
   const u8 *rows, *row_scales;  // activations; their block scales where they are codes
@@ -34,28 +26,26 @@ struct Operands {
   u8* to_scales;
 };
 
-// A block of work: a tile of tokens by four panels.
+// A block of work: a tile of tokens by four panels, of which a warp has half a panel.
 template <bool UP>
 struct Item {
   using S = Side<UP>;
   static constexpr int BLOCKS = (S::PANELS + 3) / 4;
-  DEVICE static int panel(int item) { return item % BLOCKS * 4 + warp_panel(); }
+  DEVICE static int warp() { return threadIdx.x >> 5; }
+  DEVICE static int panel(int item) { return item % BLOCKS * 4 + warp() / 2; }
   DEVICE static bool there(int item) { return S::PANELS % 4 == 0 || panel(item) < S::PANELS; }
   // The first row of the warp: of h, or of y.
   DEVICE static int row(int item) {
-    const int half = SHARE > 1 ? 0 : warp_half();
-    return UP ? panel(item) * 32 + half * 16 : panel(item) * 64 + half * 32;
+    return UP ? panel(item) * 32 + (warp() & 1) * 16 : panel(item) * 64 + (warp() & 1) * 32;
   }
-  // Where the warp's copies of weights lie among those of a stage, in halves of panels.
-  DEVICE static int own() { return warp_panel() * 2 + warp_half(); }
   DEVICE static int4 tile(const Operands& o, int item) {
     return __ldcg(o.tiles + 1 + item / BLOCKS);
   }
 };
 
-// Factors of a lane's rows g and g + 8 of each m16 tile: for `up` a gate row's and an up row's.
+// Factors of a lane's rows g and g + 8 of two m16 tiles: for `up` a gate row's and an up row's.
 struct Factors {
-  float low[WARP_TILES], high[WARP_TILES], next;
+  float low[2], high[2], next;
 
   template <bool UP>
   DEVICE void load(const Operands& o, int expert, int item, float rest) {
@@ -63,7 +53,7 @@ struct Factors {
     const float input = BY_PAIR ? o.given[expert] : 1.0f;
     next = BY_PAIR && UP ? o.next[expert] : 1.0f;
 #pragma unroll
-    for (int i = 0; i < WARP_TILES; ++i) {
+    for (int i = 0; i < 2; ++i) {
       low[i] = high[i] = 1.0f;
       if (WEIGHTS == 0) continue;
       const int row = Item<UP>::row(item) + (UP ? i * 8 : i * 16) + g;
@@ -102,34 +92,30 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
       room + (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
 #pragma unroll
   for (int j = 0; j < COLUMNS; ++j) {
-    if (token_of(j) >= tile.z) break;
+    if (j * 8 >= tile.z) break;
 #ifdef PARTS_BF16
+    u32 turned[4];
 #pragma unroll
-    for (int two = 0; two < WARP_TILES; two += 2) {
-      u32 turned[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int i = two + (q >> 1);
-        const float (&v)[4] = sums[i][j];
-        const float by = q & 1 ? f.high[i] : f.low[i];
-        turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
-      }
-      store_matrix_transposed(mine, turned);
-      __syncwarp();
-      const uint4 values = load_shared16(whole);
-      const int column = token_of(j) + (lane >> 2), first = row + two * 16 + (lane & 3) * 8;
-      if (column < tile.z && first < HIDDEN)
-        *(uint4*)((u16*)o.to + (u64)list[column] * HIDDEN + first) = values;
-      __syncwarp();
+    for (int q = 0; q < 4; ++q) {
+      const float (&v)[4] = sums[q >> 1][j];
+      const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
+      turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
     }
+    store_matrix_transposed(mine, turned);
+    __syncwarp();
+    const uint4 values = load_shared16(whole);
+    const int column = j * 8 + (lane >> 2), first = row + (lane & 3) * 8;
+    if (column < tile.z && first < HIDDEN)
+      *(uint4*)((u16*)o.to + (u64)list[column] * HIDDEN + first) = values;
+    __syncwarp();
 #else
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int column = token_of(j) + (lane & 3) * 2 + c;
+      const int column = j * 8 + (lane & 3) * 2 + c;
       if (column >= tile.z) continue;
       float* const y = (float*)o.to + (u64)list[column] * HIDDEN + row + (lane >> 2);
 #pragma unroll
-      for (int i = 0; i < WARP_TILES; ++i) {
+      for (int i = 0; i < 2; ++i) {
         if (row + i * 16 >= HIDDEN) continue;
         y[i * 16] = __fmul_rn(sums[i][j][c], f.low[i]);
         y[i * 16 + 8] = __fmul_rn(sums[i][j][2 + c], f.high[i]);
@@ -185,7 +171,7 @@ DEVICE void multiply_tiles(const Operands& o) {
       [[maybe_unused]] Sums before;
       if (S::WK > 1)
 #pragma unroll
-        for (int i = 0; i < WARP_TILES * COLUMNS * 4; ++i) {
+        for (int i = 0; i < COLUMNS * 8; ++i) {
           float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
           before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] = sum, sum = 0.0f;
         }
@@ -193,23 +179,21 @@ DEVICE void multiply_tiles(const Operands& o) {
       for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
         wait_copies<DEPTH - 2>();
         __syncthreads();
-        const auto fetch = [&] { feeder.fetch(o, memory); };
+        feeder.fetch(o, memory);
         stage = memory + slot * F::STAGE;
-        if (Item<UP>::there(item)) F::template multiply<UP>(stage, tile.z, run, sums, fetch);
-        else fetch();
+        if (Item<UP>::there(item)) F::template multiply<UP>(stage, tile.z, run, sums);
         if (++slot == DEPTH) slot = 0;
       }
       if (S::WK > 1)
 #pragma unroll
-        for (int i = 0; i < WARP_TILES * COLUMNS * 4; ++i) {
+        for (int i = 0; i < COLUMNS * 8; ++i) {
           float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
           sum = before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] + sum;
         }
     }
+    __syncwarp();
+    u8* const room = stage + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
     if (!Item<UP>::there(item)) continue;
-    if (SHARE > 1) meet(1 + warp_panel(), 32 * SHARE);  // both have read their weights
-    else __syncwarp();
-    u8* const room = stage + F::WEIGHTS_AT + Item<UP>::own() * F::OWN_BYTES;
     if constexpr (UP) F::write_inner(o, tile, item, factors, sums, room);
     else write_outer(o, tile, item, factors, sums, room, (const int*)(stage + F::LIST_AT));
   }

@@ -10,7 +10,6 @@
 // scales: four bytes a slab, in the instruction's order. benchmarks/log/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
 #include "common/fp4_mma.cuh"
-#define WARP_TILES 2
 #include "moe/moe_tiles.cuh"
 
 constexpr int SPAN = Side<true>::SLABS % 2 || Side<false>::SLABS % 2 ? 1 : 2;  // k-slabs a stage
@@ -119,8 +118,8 @@ struct Codes {
       count = tile.z, pairs = o.order + tile.y, there = Item<UP>::there(item);
       codes = o.rows + (u64)tile.y * (S::SLABS * 32);
       row_scales = o.row_scales + (u64)tile.y * (S::SLABS * 4);
-      const u64 at =
-          ((u64)tile.x * S::PANELS + Item<UP>::panel(item)) * S::SLABS * 4 + warp_half() * 2;
+      const u64 at = ((u64)tile.x * S::PANELS + Item<UP>::panel(item)) * S::SLABS * 4 +
+                     (Item<UP>::warp() & 1) * 2;
       w = o.w + at * M16_BYTES + lane_id() * 16;
       scales = o.scales + at * M16_SCALES + lane_id() * 16;
     }
@@ -139,7 +138,7 @@ struct Codes {
           copy_async_few<4>(stage + LIST_AT + thread * 4, pairs + thread);
       }
       if (!there) return;
-      u8* const own = stage + WEIGHTS_AT + Item<UP>::own() * OWN_BYTES + lane_id() * 16;
+      u8* const own = stage + WEIGHTS_AT + Item<UP>::warp() * OWN_BYTES + lane_id() * 16;
 #pragma unroll
       for (int s = 0; s < SPAN; ++s) {
         const u64 slab = (u64)(run * SPAN + s) * 4;
@@ -148,7 +147,7 @@ struct Codes {
           copy_async(own + (s * 2 + i) * M16_BYTES, w + (slab + i) * M16_BYTES);
         if (lane_id() < 2 * M16_SCALES / 16)
           copy_async(
-              stage + SCALES_AT + (Item<UP>::own() * SPAN + s) * 2 * M16_SCALES + lane_id() * 16,
+              stage + SCALES_AT + (Item<UP>::warp() * SPAN + s) * 2 * M16_SCALES + lane_id() * 16,
               scales + slab * M16_SCALES);
       }
     }
@@ -171,10 +170,9 @@ struct Codes {
     }
   };
 
-  template <bool UP, class Fetch>
-  DEVICE static void multiply(const u8* stage, int count, int run, Sums& sums, const Fetch& fetch) {
+  template <bool UP>
+  DEVICE static void multiply(const u8* stage, int count, int run, Sums& sums) {
     using S = Side<UP>;
-    fetch();
     constexpr u32 PART = S::K % 64 == 16 ? 0xff : S::K % 64 == 32 ? 0xff00ff : 0xffffff;
     const int warp = threadIdx.x >> 5, g = lane_id() >> 2, t = lane_id() & 3;
     Weights weights[SPAN];
