@@ -107,7 +107,7 @@ def _parted(found: Found) -> str:
     runs, texts = found["runs"], found["texts"]
     parted = sum(texts - run["same"] for run in runs)
     agreed = min(run["agreement"] for run in runs)
-    return f"{parted} of {texts * len(runs)} texts part, agreement {agreed:.3f} and more"
+    return f"{parted} of {texts * len(runs)} texts diverge, in the worst run after {agreed:.1%} of a text (mean)"
 
 
 def _staggered(found: Found) -> str:

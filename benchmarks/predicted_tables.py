@@ -17,10 +17,10 @@ GOALS = {  # tokens a second without drafts, by sequences: set before anything w
 }
 SHOWN = (1, 32, 128)  # sequences whose slowest parts are named
 TOKENS = 64  # of a tile of prefill
-REPLACED = {  # by what a law is of: how a kernel that has none of its own was reckoned
-    "op": "other tactics of its op",
-    "part": "other ops of its part",
-    "": "**nothing timed**: its bytes, and what the builder chose it by",
+REPLACED = {  # by what a fit is of: how a kernel without one of its own is predicted
+    "op": "other tactics of the op",
+    "part": "other ops of the same kind",
+    "": "**no measurement**: its bytes, and the builder's cost model",
 }
 Row = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
 
 
 def held(whole: Row, names: Mapping[str, str]) -> str:
-    """How far the same reckoning is from what was measured on the machine that it learnt from."""
+    """How far predictions are from what was measured on the machine that they were fitted on."""
     cells = [
         [
             f"{names.get(row['model'], row['model'])}, {row['family']}",
@@ -61,8 +61,14 @@ def held(whole: Row, names: Mapping[str, str]) -> str:
         ]
         for row in whole["held"]
     ]
-    columns = ["", "rows or tokens", "measured", "predicted", "from other rows alone"]
-    said = f"Held to the machine that the kernels' costs were learnt from, {whole['machine']}, ms:"
+    columns = [
+        "",
+        "rows or tokens",
+        "measured",
+        "predicted",
+        "fitted without any launch of as many rows",
+    ]
+    said = f"Predicted beside measured, on the machine that kernel costs were fitted on ({whole['machine']}), ms:"
     return f"{said}\n\n{table(columns, cells)}"
 
 
@@ -84,7 +90,7 @@ def decode(model: str, rows: Sequence[Row]) -> str:
                 f"{other['ms']:.1f}, {rate(n, other['ms'])}" if other else "–",
             ]
         )
-    columns = ["sequences", "byte floor", "floor", "predicted (nothing overlapped)"]
+    columns = ["sequences", "byte floor", "floor", "predicted (without overlap)"]
     columns += ["tokens/s", "goal", "with bf16 states: ms, tokens/s"]
     return table(columns, cells)
 
@@ -102,7 +108,7 @@ def slowest(rows: Sequence[Row]) -> str:
 
 
 def untimed(rows: Sequence[Row]) -> str:
-    """The kinds of kernel whose very tactic nobody timed, each where it takes most of a bucket."""
+    """The kinds of kernel whose own tactic was not timed, each where it takes most of a bucket."""
     buckets = [row for row in rows if "untimed" in row]
     found: dict[tuple[str, str, str], list[tuple[Row, Row]]] = {}
     for bucket in buckets:
@@ -110,7 +116,7 @@ def untimed(rows: Sequence[Row]) -> str:
             key = (kind["op"], kind["tactic"], kind["fitted_by"])
             found.setdefault(key, []).append((kind, bucket))
     if not found:
-        return f"Every kernel of these {len(buckets)} buckets was timed."
+        return f"All kernels of these {len(buckets)} buckets were timed."
     cells = []
     for (op, tactic, by), pairs in found.items():
         kind, bucket = max(pairs, key=lambda pair: pair[0]["ms_share"])
@@ -119,9 +125,9 @@ def untimed(rows: Sequence[Row]) -> str:
         kept = REPLACED[by]
         cells.append([f"{op}, {tactic}", kept, len(pairs), where, *shares])
     cells.sort(key=lambda cell: -float(str(cell[-1]).rstrip("%")))
-    columns = ["kernel", "reckoned by", "buckets", "where it is most", "of its launches"]
-    columns += ["of its bytes", "of its predicted time"]
-    said = f"Its kernels that nobody timed, of {len(buckets)} buckets:"
+    columns = ["kernel", "predicted by", "buckets", "largest in", "share of launches"]
+    columns += ["share of bytes", "share of predicted time"]
+    said = f"Kernels without a time of their own, of {len(buckets)} buckets:"
     return f"{said}\n\n{table(columns, cells)}"
 
 
@@ -155,7 +161,7 @@ def prefill(rows: Sequence[Row]) -> str:
         cells.append([f"{tokens:,}", f"{row['floor_ms']:,.0f}"])
         cells[-1] += [f"{row['ms']:,.0f} ({row['apart_ms']:,.0f})"]
         cells[-1] += [f"{rate(tokens, row['ms'])} ({rate(tokens, row['apart_ms'])})", slow]
-    columns = ["tokens", "floor, ms", "predicted, ms (nothing overlapped)", "tokens/s"]
+    columns = ["tokens", "floor, ms", "predicted, ms (without overlap)", "tokens/s"]
     columns += ["slowest part, ms (floor)"]
     return table(columns, cells)
 

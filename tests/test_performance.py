@@ -110,7 +110,7 @@ def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told[8] == "35B: 2.10 / 3.00 ms a step with / without at 8"
     assert told[22] == "35B: 0.60 ms a step at 8" and told[24] == "35B: 0.100 ms, 4.8% of a step"
     assert told[35] == "35B: at 8: schedule 60, fill 100, wait 1500 us"
-    assert told[37] == "35B: 2 of 32 texts part, agreement 0.900 and more"
+    assert told[37] == "35B: 2 of 32 texts diverge, in the worst run after 90.0% of a text (mean)"
     assert told[42] == "35B: 2.10 ms of 8 rows, 1.05 times that of 4"
     assert told[20] == "35B: 95 tokens/s, 95.0% of lockstep"
     assert told[29] == "35B: 6,144 tokens computed"

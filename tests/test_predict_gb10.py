@@ -423,10 +423,10 @@ def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
     )
     assert "\n| 1 | `n` (o, t) | 3 | 2.0 | 1.0 | issue |" in text
     assert "\n| 4,096 | 75 | 4,096 (100) | 1,000 (40,960) | `n` (o, t) 2 (1) |" in text
-    assert "Its kernels that nobody timed, of 2 buckets:" in text
-    strange = "**nothing timed**: its bytes, and what the builder chose it by"
+    assert "Kernels without a time of their own, of 2 buckets:" in text
+    strange = "**no measurement**: its bytes, and the builder's cost model"
     assert f"\n| new, v | {strange} | 2 | decode 1, bf16 states | 50.0% | 12.5% | 25.0% |" in text
-    other = "other tactics of its op | 1 | prefill 4096, f32 states | 50.0% | 12.5% | 30.0% |"
+    other = "other tactics of the op | 1 | prefill 4096, f32 states | 50.0% | 12.5% | 30.0% |"
     assert text.index(f"\n| old, v | {other}") < text.index("\n| new, v |")
     assert "\n| 1 | 31.5 (1) |" in text and "O," not in text
     assert "\n| Q, prefill | 128 | 10.00 | 11.00 (+10.0%) | – |" in text
