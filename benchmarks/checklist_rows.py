@@ -107,7 +107,8 @@ def _parted(found: Found) -> str:
     runs, texts = found["runs"], found["texts"]
     parted = sum(texts - run["same"] for run in runs)
     agreed = min(run["agreement"] for run in runs)
-    return f"{parted} of {texts * len(runs)} texts diverge, in the worst run after {agreed:.1%} of a text (mean)"
+    after = f"in the worst run after {agreed:.1%} of a text (mean)"
+    return f"{parted} of {texts * len(runs)} texts diverge, {after}"
 
 
 def _staggered(found: Found) -> str:
