@@ -61,14 +61,10 @@ def held(whole: Row, names: Mapping[str, str]) -> str:
         ]
         for row in whole["held"]
     ]
-    columns = [
-        "",
-        "rows or tokens",
-        "measured",
-        "predicted",
-        "fitted without any launch of as many rows",
-    ]
-    said = f"Predicted beside measured, on the machine that kernel costs were fitted on ({whole['machine']}), ms:"
+    columns = ["", "rows or tokens", "measured", "predicted"]
+    columns += ["fitted without any launch of as many rows"]
+    said = "Predicted beside measured, ms, on the machine that kernel costs were fitted on"
+    said += f" ({whole['machine']}):"
     return f"{said}\n\n{table(columns, cells)}"
 
 
