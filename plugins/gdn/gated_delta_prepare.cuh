@@ -14,6 +14,9 @@
 #ifndef SWIZZLED
 #define SWIZZLED 0
 #endif
+#ifndef PACKED
+#define PACKED 0
+#endif
 
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
@@ -29,23 +32,33 @@ constexpr int HALF = TILE / 2;
 typedef float Square[TILE][TILE + 4];  // rows of f32, padded against bank conflicts
 
 struct Prepare {
-  alignas(128) char q[TILE * KD * 2];
-  char k[TILE * KD * 2];
-  alignas(16) Square a[R];
+  union {
+    struct {
+      alignas(128) char q[TILE * KD * 2], k[TILE * KD * 2];
+    };
+    Square a[R];  // once their products are made
+  };
   float high[R][TILE], low[R][TILE];  // G / ln 2 in two floats: small differences of large sums
   float beta[R][TILE];
   float q_norm[TILE], k_norm[TILE];
 };
 
+// Numbers of T's or P's high or low part. PACKED: of the blocks of 16 x 16 that are not zeros, one
+// after another by rows, each as the fragments of mma.sync's right operand, 16 bytes a lane.
+constexpr int PART = PACKED ? 10 * 256 : TILE * TILE;
 // Where an element of T or P lies. SWIZZLED: as wgmma reads it (common/wgmma16.cuh).
 DEVICE int element(int i, int column) {
-  return i * TILE + (SWIZZLED ? column ^ (i & 7) * 8 : column);
+  if (!PACKED) return i * TILE + (SWIZZLED ? column ^ (i & 7) * 8 : column);
+  const int row = i / 16, block = row * (row + 1) / 2 + column / 16;
+  const int lane = i % 8 * 4 + column % 8 / 2, word = i / 8 % 2 * 2 + column / 8 % 2;
+  return block * 256 + lane * 8 + word * 2 + column % 2;
 }
 // One element of T as high and low bf16 parts.
 DEVICE void store_split(u16* t, int i, int column, float x) {
+  if (PACKED && column / 16 > i / 16) return;
   u16 high = to_bf16(x);
   t[element(i, column)] = high;
-  t[TILE * TILE + element(i, column)] = to_bf16(x - from_bf16(high));
+  t[PART + element(i, column)] = to_bf16(x - from_bf16(high));
 }
 // sum[i] = rows first.. of a block of `a` (from column `left`) times column `c` of another block
 // (rows from `top`): 16 rows by HALF.
@@ -182,8 +195,8 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
       if (warp < 4) {
         u32 upper, lower;
         split(v[half][0], v[half][1], upper, lower);
-        u16* to = p_out + tile_head * 2 * TILE * TILE + element(i, j);
-        *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
+        u16* to = p_out + tile_head * 2 * PART + element(i, j);
+        if (!PACKED || n * 8 < first + 16) *(u32*)to = upper, *(u32*)(to + PART) = lower;
       } else {
         *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
       }
@@ -254,5 +267,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   for (int r = threadIdx.x / TILE; r < R; r += 4)
-    invert(s.a[r], t_out + ((i64)row * HV + head * R + r) * 2 * TILE * TILE);
+    invert(s.a[r], t_out + ((i64)row * HV + head * R + r) * 2 * PART);
 }
