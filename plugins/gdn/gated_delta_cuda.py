@@ -42,8 +42,9 @@ def columns(h: Heads) -> int:
 
 def prepare_bytes(h: Heads) -> int:
     """Shared memory of `Prepare`."""
-    tokens, squares = 2 * TILE * h.key_dim * 2, 4 * h.repeat * TILE * (TILE + 4)
-    return max(tokens, squares) + 4 * (3 * h.repeat + 2) * TILE + 2 * ALIGNMENT
+    triangle = 6 * 2 * 512 + 4 * (2 * 512 + 16)  # A's blocks below the diagonal, and those on it
+    later = h.repeat * triangle + 4 * (3 * h.repeat + 2) * TILE
+    return max(2 * TILE * h.key_dim * 2, later) + 2 * ALIGNMENT
 
 
 def scan_bytes(h: Heads, buffers: int) -> int:

@@ -14,7 +14,6 @@
 
 static_assert(KD == 128 && DS % 64 == 0 && TILE == 64 && PACKED, "unsupported sizes");
 constexpr int THREADS = DS * 2;
-constexpr int BLOCKS = TILE / 16;  // of 16 tokens
 
 struct Scan {  // what was fetched of a tile; keys are read to its end
   alignas(128) char k[2][TILE * KD * 2];
@@ -29,8 +28,7 @@ typedef u32 Operand[BLOCKS][4];      // of 64 tokens: a left operand
 
 // A block of T or P.
 DEVICE void load_block(u32 (&b)[4], const char* part, int row, int column, int lane) {
-  const uint4 v = load_shared16(part + (row * (row + 1) / 2 + column) * 512 + lane * 16);
-  b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+  load_block(b, part + (row * (row + 1) / 2 + column) * BLOCK, lane);
 }
 // d = S K^T, o = S Q^T; S in two parts.
 DEVICE void multiply_state(Tokens& d, Tokens& o, const State& s, const char* keys,
