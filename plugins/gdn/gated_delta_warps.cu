@@ -8,7 +8,8 @@
 // so that every left operand (S, R^T, V'^T, tail V'^T) is what the same lanes hold of the product
 // before. Only what was fetched is in shared memory; T and P without the blocks that are zeros, as
 // fragments (PACKED of gated_delta_prepare.cuh). The block meets twice a tile, for the copies.
-// Precision: the parts of gated_delta.cu. Not run yet; reckoned: benchmarks/log/gated_delta.md.
+// Precision: S, R, T, P, V' and tail V' in two bf16 parts each. Not run yet; reckoned:
+// benchmarks/log/gated_delta.md.
 // Macros besides those of gated_delta.cu: PACKED (1).
 #include "gdn/gated_delta_state.cuh"
 
@@ -24,36 +25,32 @@ struct Scan {  // what was fetched of a tile; keys are read to its end
 };
 typedef float Tokens[BLOCKS][2][4];  // accumulators of a warp's 16 values by 64 tokens
 typedef float State[KD / 16][2][4];  // by 128 keys
-typedef u32 Operand[BLOCKS][4];      // of 64 tokens: a left operand
 
 // A block of T or P.
 DEVICE void load_block(u32 (&b)[4], const char* part, int row, int column, int lane) {
   load_block(b, part + (row * (row + 1) / 2 + column) * BLOCK, lane);
 }
-// d = S K^T, o = S Q^T; S in two parts.
+// d = S K^T, o = S Q^T; S in two parts. `beside` is called when the first products are on their way.
+template <class Beside>
 DEVICE void multiply_state(Tokens& d, Tokens& o, const State& s, const char* keys,
-                           const char* queries, int lane) {
-  u32 b[2][2][BLOCKS][4];
-  auto load = [&](int i) {
+                           const char* queries, int lane, Beside beside) {
+  u32 b[2][BLOCKS][4], high[4], low[4];
+  auto load = [&](int step) {  // by turns of keys and queries, a step ahead
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) load_b<KP>(b[i % 2][0][n], keys, i * 16, n * 16, lane);
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) load_b<KP>(b[i % 2][1][n], queries, i * 16, n * 16, lane);
+    for (int n = 0; n < BLOCKS; n++)
+      load_b<KP>(b[step % 2][n], step % 2 ? queries : keys, step / 2 * 16, n * 16, lane);
   };
   load(0);
 #pragma unroll
-  for (int i = 0; i < KD / 16; i++) {
-    if (i + 1 < KD / 16) load(i + 1);
-    u32 high[4], low[4];
-    split_pair(high, low, s[i][0], s[i][1]);
+  for (int step = 0; step < KD / 8; step++) {
+    if (step + 1 < KD / 8) load(step + 1);
+    if (step % 2 == 0) split_pair(high, low, s[step / 2][0], s[step / 2][1]);
+    Tokens& to = step % 2 ? o : d;
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) mma_pair(d[n], high, b[i % 2][0][n]);
+    for (int n = 0; n < BLOCKS; n++) mma_pair(to[n], high, b[step % 2][n]);
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++) mma_pair(o[n], high, b[i % 2][1][n]);
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) mma_pair(d[n], low, b[i % 2][0][n]);
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) mma_pair(o[n], low, b[i % 2][1][n]);
+    for (int n = 0; n < BLOCKS; n++) mma_pair(to[n], low, b[step % 2][n]);
+    if (step == 1) beside();
   }
 }
 // R^T's tokens 16 i … of d = S K^T, in two parts.
@@ -87,8 +84,6 @@ DEVICE void solve(Tokens& v, const Tokens& d, const Scan& s, const float* f, int
     for (int i = j; i < BLOCKS; i++)
       load_block(b[0][i], s.t[0], i, j, lane), load_block(b[1][i], s.t[1], i, j, lane);
 #pragma unroll
-    for (int i = j; i < BLOCKS; i++) mma_pair(v[i], low, b[1][i]);
-#pragma unroll
     for (int i = j; i < BLOCKS; i++) mma_pair(v[i], low, b[0][i]);
 #pragma unroll
     for (int i = j; i < BLOCKS; i++) mma_pair(v[i], high, b[1][i]);
@@ -96,30 +91,27 @@ DEVICE void solve(Tokens& v, const Tokens& d, const Scan& s, const float* f, int
     for (int i = j; i < BLOCKS; i++) mma_pair(v[i], high, b[0][i]);
   }
 }
-// x += (tail V')^T K, in three parts; o += V'^T P^T.
+// x += (tail V')^T K; o += V'^T P^T; V' and tail V' in two parts.
+template <class Beside>
 DEVICE void advance(State& x, Tokens& o, const Tokens& v, const Scan& s, const char* keys,
-                    const float* f, int lane) {
+                    const float* f, int lane, Beside beside) {
 #pragma unroll
   for (int j = 0; j < BLOCKS; j++) {
-    u32 b[KD / 16][4], part[3][4];
+    u32 b[KD / 16][4], high[4], low[4];
 #pragma unroll
     for (int n = 0; n < KD / 16; n++) load_b_inner<KP>(b[n], keys, j * 16, n * 16, lane);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const float2 tail = *(const float2*)&f[TAIL * TILE + j * 16 + half * 8 + lane % 4 * 2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int word = half * 2 + e;
-        const float y = v[j][half][e * 2] * tail.x, z = v[j][half][e * 2 + 1] * tail.y;
-        const u32 top = part[0][word] = pack_bf16(y, z);
-        split(y - low_bf16(top), z - high_bf16(top), part[1][word], part[2][word]);
-      }
+    for (int w = 0; w < 4; w++) {
+      const float2 tail = *(const float2*)&f[TAIL * TILE + j * 16 + w / 2 * 8 + lane % 4 * 2];
+      const float* const pair = &v[j][w / 2][w % 2 * 2];
+      split(pair[0] * tail.x, pair[1] * tail.y, high[w], low[w]);
     }
 #pragma unroll
-    for (int i = 2; i >= 0; i--)
+    for (int n = 0; n < KD / 16; n++) mma_pair(x[n], low, b[n]);
 #pragma unroll
-      for (int n = 0; n < KD / 16; n++) mma_pair(x[n], part[i], b[n]);
-    u32 high[4], low[4], p[2][BLOCKS][4];
+    for (int n = 0; n < KD / 16; n++) mma_pair(x[n], high, b[n]);
+    if (j == 0) beside();
+    u32 p[2][BLOCKS][4];
     split_pair(high, low, v[j][0], v[j][1]);
 #pragma unroll
     for (int i = j; i < BLOCKS; i++)
@@ -170,7 +162,11 @@ struct Fetch {
   DEVICE const u16* tokens(int row) const { return m.c + (i64)row * TILE * WIDTH; }
   DEVICE void triangle(char* to, const u16* from, int row) const {
     from += ((i64)row * HV + blockIdx.y) * 2 * PART;
-    for (int i = threadIdx.x; i < 2 * PART / 8; i += THREADS) copy_async(to + i * 16, from + i * 8);
+#pragma unroll
+    for (int u = 0; u < (PART / 4 + THREADS - 1) / THREADS; u++) {
+      const int i = u * THREADS + threadIdx.x;
+      if (PART / 4 % THREADS == 0 || i < PART / 4) copy_async(to + i * 16, from + i * 8);
+    }
   }
   DEVICE void keys(int row) const {
     fetch<KP, THREADS>(s.k[row % 2], tokens(row) + (HK + blockIdx.y / R) * KD, WIDTH, valid(row));
@@ -230,19 +226,19 @@ DEVICE void scan_sequence(Scan& s, const Memory& m, int begin, int end, int last
   for (int row = begin; row < live; row++, out += TILE * HV * VD) {
     wait_copies<0>();
     __syncthreads();  // all have read P and the keys of the tile before
-    fetched.outputs(row);
-    commit_copies();
-    if (row + 1 < live) fetched.keys(row + 1);
-    commit_copies();
+    const int save = slot >= 0 ? m.saves[row] : -1;  // here, for its latency
     const char* keys = s.k[row % 2];
     const float* f = s.f[row % 2];
     Tokens d = {}, o = {}, v = {};
-    multiply_state(d, o, x, keys, s.q, lane);
+    multiply_state(d, o, x, keys, s.q, lane, [&] {
+      fetched.outputs(row);
+      commit_copies();
+      if (row + 1 < live) fetched.keys(row + 1);
+      commit_copies();
+    });
     solve(v, d, s, f, warp, lane);
     wait_copies<1>();
     __syncthreads();  // all have read queries, values and T
-    if (row + 1 < live) fetched.rest(row + 1);
-    commit_copies();
     const float grown = f[LAST * TILE];
 #pragma unroll
     for (int i = 0; i < KD / 2; i++) x[i / 8][i / 4 % 2][i % 4] *= grown;
@@ -252,9 +248,12 @@ DEVICE void scan_sequence(Scan& s, const Memory& m, int begin, int end, int last
       float* const to = o[i / 2][i % 2];
       to[0] *= by.x, to[1] *= by.y, to[2] *= by.x, to[3] *= by.y;
     }
-    advance(x, o, v, s, keys, f, lane);
+    advance(x, o, v, s, keys, f, lane, [&] {
+      if (row + 1 < live) fetched.rest(row + 1);
+      commit_copies();
+    });
     store_outputs(o, out, lane);
-    if (slot >= 0 && m.saves[row] >= 0) leave(m.saves[row], row);
+    if (save >= 0) leave(save, row);
   }
   wait_copies<0>();
   if (live < end) {  // nothing to do, but its outputs are finite
