@@ -172,12 +172,11 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   const float2 norms = reciprocal_norms(s);
   float d[BLOCKS][2][4] = {};  // warps 0-3: Q K^T, 4-7: K K^T
 #pragma unroll
-  for (int i = 0; i < KD; i += 16) {
+  for (int i = 0; i < KD; i += 16) {  // above the diagonal too: warps stay together
     u32 a[4], b[4];
     load_a<KP>(a, warp < 4 ? s.q : s.k, warp % 4 * 16, i, lane);
 #pragma unroll
-    for (int n = 0; n < BLOCKS; n++)
-      if (n <= warp % 4) load_b<KP>(b, s.k, i, n * 16, lane), mma_pair(d[n], a, b);
+    for (int n = 0; n < BLOCKS; n++) load_b<KP>(b, s.k, i, n * 16, lane), mma_pair(d[n], a, b);
   }
   __syncthreads();
   if (warp < R)
