@@ -1,8 +1,8 @@
 // T = (I + A)^-1 of a tile and value head, A strictly lower triangular, by blocks of 16 x 16:
 //   T_ii = (I + A_ii)^-1 by forward substitution in f32, a thread a column;
 //   T_ij = -T_ii (A_ij T_jj + … + A_i,i-1 T_i-1,j) by mma.sync, a warp a column of blocks.
-// It computes transposes, so that T_kj is a left operand as the lanes hold it, and A_ik and T_ii are
-// right operands as prepare and the substitution leave them. Both are in two bf16 parts, as T itself
+// It computes transposes, so that T_kj is a left operand as the lanes hold it; A_ik and T_ii are
+// right operands as prepare and the substitution leave them. All are in two bf16 parts, as T itself
 // is stored.
 #pragma once
 #include "gdn/gated_delta_mma.cuh"

@@ -36,8 +36,8 @@ struct Prepare {
 struct Token {  // of one value head
   float high, low, beta;
 };
-// G of a value head's tokens, summed in f64 by a warp, and beta, two tokens a lane; zeros behind the
-// last valid token.
+// G of a value head's tokens, summed in f64 by a warp, and beta, two tokens a lane; zeros behind
+// the last valid token.
 DEVICE void sum_decays(Token (&tokens)[2], const u16* ba, const float* a_log, const float* dt_bias,
                        int row, int head, int valid, int warp, int lane) {
   const int h = head * R + warp;
