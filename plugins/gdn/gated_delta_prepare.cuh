@@ -171,8 +171,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   __syncthreads();
   const float2 norms = reciprocal_norms(s);
   float d[BLOCKS][2][4] = {};  // warps 0-3: Q K^T, 4-7: K K^T
-#pragma unroll 4  // registers
-  for (int i = 0; i < KD; i += 16) {  // above the diagonal too: warps stay together
+#pragma unroll 4
+  for (int i = 0; i < KD;
+       i += 16) {  // by 4: registers. Above the diagonal too: warps stay together
     u32 a[4], b[4];
     load_a<KP>(a, warp < 4 ? s.q : s.k, warp % 4 * 16, i, lane);
 #pragma unroll
