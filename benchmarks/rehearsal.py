@@ -5,7 +5,8 @@
 over its op's cases; `tests`, the other tests that need a GPU; `check`, the embedded model's engine
 by spark-check and the trial of batches; `layers`, both published models' shapes with drawn weights,
 launch by launch; `steps`, 100,000 steps beside another process; `memcheck` and `racecheck`, the
-cases of `ops` again under compute-sanitizer. `--part ops,check` runs some.
+cases of `ops` again under compute-sanitizer. `--part ops,check` runs some, `--ops linear,sample`
+these three for some ops. Two calls with other parts and another `--work` may run side by side.
 What is found is printed and written as it comes, to `rehearsal_PART.json` under `--out`; docs/
 performance.md is made from these. A part that dies or says nothing for a while is started again
 behind what it died of, which is a row of its own: wrong, or hung. A later call goes on where one
@@ -183,6 +184,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")
     parser.add_argument("--occupy", action="store_true", help="occupy the other multiprocessors")
     parser.add_argument("--models", help="of `layers` and `steps`, a list; default all")
+    parser.add_argument("--ops", help="of `ops` and the sanitizers, a list; default all")
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
@@ -200,7 +202,8 @@ def main() -> int:
     rehearse = args.target + (f":{OCCUPY}" if args.occupy else "")
     options = {"rehearse": rehearse, "work": str(args.work), "steps": args.steps}
     options |= {"out": str(args.out)}
-    options |= {"models": args.models.split(",")} if args.models else {}
+    for name in ("models", "ops"):
+        options |= {name: value.split(",")} if (value := getattr(args, name)) else {}
     right = True
     for part in args.part.split(","):
         options["part"] = part

@@ -5,7 +5,8 @@ one of 1,024 beside 64 requests that decode, for `balanced` and `latency`; the m
 requests, 64 in flight, 512 to 2,048 tokens in, 64 to 256 out) for `balanced` and `throughput`;
 64 requests that come one after another beside 64 in lockstep; ten bursts. Prompts are random ids,
 outputs greedy and of a given length, one step is launched ahead. `--aims 27b` or `35b` puts what is
-asked for beside each line. `--out` keeps all as JSON. `--itl-ms` adds a bound of its own.
+asked for beside each line. `--loads beside,mixed` runs some of them. `--out` keeps all as JSON,
+beside what the file had of other loads. `--itl-ms` adds a bound of its own.
 """
 
 from __future__ import annotations
@@ -87,35 +88,67 @@ def beside(loaded: Loaded, policy: PrefillPolicy, width: int) -> Row:
     return {name: asdict(one) | {"beyond": one.beyond} for name, one in found.items()}
 
 
-def measure(loaded: Loaded, args: argparse.Namespace) -> Row:
-    """Everything; prints as it goes."""
-    itl, rate = AIMS.get(args.aims, (0, 0))
-    found: Row = {"engine": args.engine.name}
-    warm = Live(loaded, BALANCED)
-    loads.mixed(warm, 8, 8)
+def besides(loaded: Loaded, args: argparse.Namespace) -> Row:
+    """Prompts beside those who decode, for each policy."""
+    itl, found = AIMS.get(args.aims, (0, 0))[0], Row()
     bounds = [PrefillPolicy(Pace.BALANCED, ms) for ms in args.itl_ms]
     for policy in (BALANCED, LATENCY, *bounds):
         name = policy.pace.value if policy.itl_ms is None else f"itl {policy.itl_ms:g} ms"
         aim = {BALANCED: f"aim: p99 <= {itl} ms", LATENCY: "aim: <= 2x, or idle + one tile"}
         print(f"{name}, {args.width} decode; {aim.get(policy, 'the bound')}; <= 2 steps beyond")
         found[f"beside, {name}"] = beside(loaded, policy, args.width)
-    rates = {}
+    return found
+
+
+def mixed(loaded: Loaded, args: argparse.Namespace) -> Row:
+    """The mixed load, as it is by default and at most."""
+    rate, rates, found = AIMS.get(args.aims, (0, 0))[1], dict[PrefillPolicy, float](), Row()
     for policy, wanted in ((BALANCED, 0.9 * rate), (THROUGHPUT, rate)):
         server = Live(loaded, policy)
-        mixed = loads.mixed(server, args.width, args.requests)
-        rates[policy] = mixed.rate
+        one = loads.mixed(server, args.width, args.requests)
+        rates[policy] = one.rate
         name = policy.pace.value
-        print(loads.line_of_mixed(f"mixed, {name}", mixed), f"(aim {wanted:,.0f}, 10 %)")
+        print(loads.line_of_mixed(f"mixed, {name}", one), f"(aim {wanted:,.0f}, 10 %)")
         print("  launches", server.engine.stats()["buckets"], flush=True)
-        whole = asdict(mixed)
+        whole = asdict(one)
         whole["gaps"] = [loads.share(whole["gaps"], p) for p in (50, 90, 99)]
         found[f"mixed, {name}"] = whole
     print(f"balanced keeps {rates[BALANCED] / rates[THROUGHPUT]:.1%} (aim 90 %)")
+    return found
+
+
+def staggered(loaded: Loaded, args: argparse.Namespace) -> Row:
+    """Requests that come one after another, beside lockstep."""
     lockstep, apart = loads.staggered(Live(loaded, BALANCED), args.width)
     print(f"one after another {apart:,.0f} tok/s, lockstep {lockstep:,.0f}: {apart / lockstep:.1%}")
-    bursts = loads.bursts(Live(loaded, BALANCED), args.burst)
-    print(f"bursts {', '.join(f'{b:,.0f}' for b in bursts)} tok/s: {bursts[-1] / bursts[0]:.1%}")
-    return found | {"lockstep": lockstep, "apart": apart, "bursts": bursts}
+    return {"lockstep": lockstep, "apart": apart}
+
+
+def bursts(loaded: Loaded, args: argparse.Namespace) -> Row:
+    """Bursts of prompts."""
+    rates = loads.bursts(Live(loaded, BALANCED), args.burst)
+    print(f"bursts {', '.join(f'{b:,.0f}' for b in rates)} tok/s: {rates[-1] / rates[0]:.1%}")
+    return {"bursts": rates}
+
+
+LOADS = {"beside": besides, "mixed": mixed, "staggered": staggered, "bursts": bursts}
+
+
+def measure(loaded: Loaded, args: argparse.Namespace) -> Row:
+    """The loads that are asked for; prints as it goes."""
+    loads.mixed(Live(loaded, BALANCED), 8, 8)  # to warm up
+    found: Row = {"engine": args.engine.name}
+    for name in args.loads:
+        found |= LOADS[name](loaded, args)
+    return found
+
+
+def chosen(text: str) -> list[str]:
+    """A list of loads. Raises ArgumentTypeError for one that is not known."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in LOADS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(LOADS)}")
+    return names
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -127,6 +160,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--burst", type=int, default=loads.BURST, help="requests of one burst")
     parser.add_argument("--itl-ms", type=float, action="append", default=[])
     parser.add_argument("--aims", choices=AIMS)
+    parser.add_argument("--loads", type=chosen, default=[*LOADS], help=f"of {', '.join(LOADS)}")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(words)
     loaded = load(args.engine)
@@ -137,7 +171,8 @@ def main(words: Sequence[str] | None = None) -> None:
     finally:
         loaded.close()
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        kept = json.loads(args.out.read_text()) if args.out.is_file() else {}
+        args.out.write_text(json.dumps(kept | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,8,32,64,128")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    head = {"engine": given.engine.name, "date": date.today().isoformat(), "card": _card()}
     found: list[Row] = []
     for graphs in (True, False):
         shares = Shares(given.engine, graphs)
@@ -90,10 +91,9 @@ def main() -> None:
             row = shares.run(rows)
             found.append(row)
             print(line(row), flush=True)
+            if given.out:  # at once: a run may be cut off
+                given.out.write_text(json.dumps({**head, "rows": found}, indent=1) + "\n")
         shares.engine.close()
-    if given.out:
-        head = {"engine": given.engine.name, "date": date.today().isoformat(), "card": _card()}
-        given.out.write_text(json.dumps({**head, "rows": found}, indent=1) + "\n")
 
 
 def line(row: Row) -> str:

@@ -432,6 +432,10 @@ def test_each_plan_is_in_one_share_of_the_sanitizer() -> None:
     }
     done = {next(iter(cut))}
     assert sanitized.shares(found, done, 3).keys() == cut.keys() - done
+    told = Told([])
+    assert ops.asked(found, told) == found
+    told.options["ops"] = [found[0][0].name]
+    assert {op.name for op, _, _ in ops.asked(found, told)} == {found[0][0].name}
 
 
 @pytest.mark.parametrize(

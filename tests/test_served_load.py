@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +131,8 @@ def test_an_engine_runs_all_loads(capsys: pytest.CaptureFixture[str]) -> None:
     loaded = build_fake(limits, (1, 2, 4, 8), (1, 2, 4))
     loaded = replace(loaded, costs=dict.fromkeys(loaded.executors, 1000.0))
     given = {"engine": Path("x"), "width": 4, "requests": 8, "burst": 4, "itl_ms": [5.0]}
-    found = served_load.measure(loaded, argparse.Namespace(**given, aims="35b"))
+    given |= {"aims": "35b", "loads": [*served_load.LOADS]}
+    found = served_load.measure(loaded, argparse.Namespace(**given))
     assert {"beside, balanced", "beside, latency", "beside, itl 5 ms"} <= found.keys()
     assert found["mixed, balanced"]["rate"] > 0 and len(found["bursts"]) == 2
     out = capsys.readouterr().out
@@ -153,3 +155,21 @@ def test_launches_are_timed_by_bucket_and_context(monkeypatch: pytest.MonkeyPatc
     assert all(("us_at_128" in r) == (r["family"] == PREFILL) for r in found)
     assert not any("us_at_4096" in r for r in found)
     assert "tok/s" in launch_costs.line(found[-1])
+
+
+@pytest.mark.usefixtures("small")
+def test_loads_that_are_not_run_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(8, 4096, 600, VOCAB, bias_slots=8, top_logprobs=3)
+    loaded = build_fake(limits, (1, 2, 4, 8), (1, 2, 4))
+    monkeypatch.setattr(served_load, "load", lambda folder: loaded)
+    path = tmp_path / "loads.json"
+    path.write_text('{"bursts": [1.0], "lockstep": 2.0}')
+    words = ["engine", "--width", "2", "--loads", "staggered", "--out", str(path)]
+    served_load.main(words)
+    found = json.loads(path.read_text())
+    assert found.keys() == {"engine", "bursts", "lockstep", "apart"}
+    assert found["bursts"] == [1.0] and found["lockstep"] != 2.0
+    with pytest.raises(SystemExit):
+        served_load.main(["engine", "--loads", "staggered,most"])

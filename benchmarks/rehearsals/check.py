@@ -41,9 +41,9 @@ def main() -> None:
     with told.trial("spark-check"):
         if "spark-check" not in told.done:
             spark_check(told, base / f"{checkpoint.resolve().parent.name}_plain", checkpoint)
-    for folder in sorted(
-        p for p in base.iterdir() if p.name.rpartition("_")[2] in batch_trial.KINDS
-    ):
+    own = checkpoint.resolve().parent.name  # the embedded model's first
+    engines = [p for p in base.iterdir() if p.name.rpartition("_")[2] in batch_trial.KINDS]
+    for folder in sorted(engines, key=lambda p: (not p.name.startswith(own), p.name)):
         label = f"batches/{folder.name}"
         if label in told.done:
             continue

@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,12 @@ def works(bench_target: cuda_node.Target, names: Collection[str] = ()) -> Iterat
             found = list(cuda_node.planned(op, case, bench_target))
             if found:
                 yield op, case, found
+
+
+def asked(every: Iterable[Work], told: Told) -> list[Work]:
+    """Those of the ops that the command line names; all where it names none."""
+    names = told.options.get("ops")
+    return [work for work in every if names is None or work[0].name in names]
 
 
 def seconds(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array, ...]) -> float:
@@ -107,7 +113,7 @@ def main() -> None:
     told, target = Told(), target_here()
     every = [*works(target)]
     told.hold({label_of(work): of_plan(work) for _, _, found in every for work in found})
-    cases = [w for w in every if not {label_of(x) for x in w[2]} <= told.done]
+    cases = [w for w in asked(every, told) if not {label_of(x) for x in w[2]} <= told.done]
     plans = [(work.tactic.source, work.plan) for _, _, found in cases for work in found]
     jobs = nvrtc.jobs_of(plans)
     told.note(f"{len(cases)} cases, {len(plans)} plans, {len(jobs)} compilations")

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from benchmarks.rehearsals.measured import digest, of_plan
-from benchmarks.rehearsals.ops import CUBINS, Work, label_of, works
+from benchmarks.rehearsals.ops import CUBINS, Work, asked, label_of, works
 from benchmarks.rehearsals.told import Told
 from benchmarks.rehearsals.where import seen
 from spark_engine import device
@@ -117,10 +117,10 @@ def main() -> None:
     digests = {label_of(work): of_plan(work) for _, _, plans in found for work in plans}
     every = shares(found, set())
     told.hold({name: digest(digests[label] for label in labels) for name, labels in every.items()})
-    parts = shares(found, told.done)
-    asked = {label for labels in parts.values() for label in labels}
-    works_asked = (w for _, _, plans in found for w in plans if label_of(w) in asked)
-    plans = [(work.tactic.source, followed(work).plan) for work in works_asked]
+    parts = shares(asked(found, told), told.done)
+    wanted = {label for labels in parts.values() for label in labels}
+    missing = (w for _, _, plans in found for w in plans if label_of(w) in wanted)
+    plans = [(work.tactic.source, followed(work).plan) for work in missing]
     jobs = nvrtc.jobs_of(plans)
     told.note(f"{len(jobs)} compilations")
     nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)

@@ -7,7 +7,7 @@
 // reads through L2. Half of the sums go to the other block (distributed shared memory), which adds
 // its own: two sums in the order of k, whatever stands beside a token. A block then chooses for 64
 // tokens, a warp a token (moe_choose.cuh).
-// 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: reckoned 27 us, not run (floor 11;
+// 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 31 us (floor 11;
 // benchmarks/log/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE, STAGES.
 #include "common/wgmma.cuh"
