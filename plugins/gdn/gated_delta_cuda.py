@@ -27,7 +27,9 @@ FACTORS = 5  # rows of 64 floats a tile and value head
 ALIGNMENT = 128
 SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
+TRIANGLE = 2 * 10 * 256 * 2  # bytes of T or P, packed: two parts of ten blocks of 16 x 16
 WGMMA_COLUMNS = 64  # value columns of a block of gated_delta_wgmma.cu
+WARPS_SHARE = 0.45  # of the time: reckoned (benchmarks/log/gated_delta.md)
 WGMMA_SHARE = 0.64  # of the time: 0.61 to 0.67 (benchmarks/log/gated_delta.md)
 # `Tiles` of gated_delta_fetch.cuh: two tiles of nine panels, outputs, factors, barriers, bounds.
 WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
@@ -40,8 +42,9 @@ def columns(h: Heads) -> int:
 
 def prepare_bytes(h: Heads) -> int:
     """Shared memory of `Prepare`."""
-    floats = h.repeat * TILE * (TILE + 4 + 3) + 2 * TILE
-    return 2 * TILE * h.key_dim * 2 + 4 * floats + 2 * ALIGNMENT
+    triangle = 6 * 2 * 512 + 4 * (2 * 512 + 16)  # A's blocks below the diagonal, and those on it
+    later = h.repeat * triangle + 4 * (3 * h.repeat + 2) * TILE
+    return max(2 * TILE * h.key_dim * 2, later) + 2 * ALIGNMENT
 
 
 def scan_bytes(h: Heads, buffers: int) -> int:
@@ -50,6 +53,18 @@ def scan_bytes(h: Heads, buffers: int) -> int:
     halves = (buffers + 1) * TILE * h.key_dim + 4 * TILE * TILE
     halves += 3 * TILE * ds + max(2 * h.key_dim, 3 * TILE) * ds
     return 2 * halves + 8 * FACTORS * TILE + 2 * ALIGNMENT
+
+
+def warp_columns(h: Heads, target: Target) -> int:
+    """Value columns of one block of gated_delta_warps.cu: half a head where all run at once."""
+    halves = h.values * h.value_dim // 64
+    return 64 if halves <= target.sms or h.value_dim % 128 else 128
+
+
+def warps_bytes(h: Heads, target: Target) -> int:
+    """Shared memory of `Scan` of gated_delta_warps.cu."""
+    tokens = TILE * (3 * h.key_dim + warp_columns(h, target)) * 2
+    return tokens + 2 * TRIANGLE + 2 * FACTORS * TILE * 4
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -75,17 +90,39 @@ def refuse_wgmma(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return refuse(attrs, specs, target)
 
 
+def refuse_warps(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Serves GPUs without wgmma and the keys of served models."""
+    h = heads_of(attrs)
+    if target.wgmma:
+        return f"{target.name} has wgmma"
+    if h.key_dim != 128 or h.value_dim % 64:
+        return f"heads of {h.key_dim} and {h.value_dim}: 128 and a multiple of 64"
+    return refuse(attrs, specs, target)
+
+
 def plan_wgmma(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """The same launches and operands, the scan with 64 value columns a block."""
-    return plan(attrs, specs, target, wgmma=True)
+    return _plan(attrs, specs, WGMMA_COLUMNS, WGMMA_BYTES, "SWIZZLED")
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target, wgmma: bool = False) -> Plan:
-    """Two launches; between them T, P and the factors of every tile and value head."""
+def plan_warps(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """The same launches and operands, T and P packed, a warp of the scan for 16 value columns."""
+    h = heads_of(attrs)
+    return _plan(attrs, specs, warp_columns(h, target), warps_bytes(h, target), "PACKED")
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """Two launches, T and P row-major."""
+    h, buffers = heads_of(attrs), 2 if target.large_shared else 1
+    return _plan(attrs, specs, columns(h), scan_bytes(h, buffers), "", buffers)
+
+
+def _plan(attrs: Attrs, specs: Specs, ds: int, shared: int, layout: str, buffers: int = 1) -> Plan:
+    """Two launches; between them T, P (`layout` says how) and the factors of every tile and value
+    head. `ds`, `shared`: value columns of a block of the scan, and its shared memory."""
     h, ring = heads_of(attrs), int(bool(attrs["ring"]))  # operands behind the state are moved by it
-    rows, ds = specs[-1].dims[0], WGMMA_COLUMNS if wgmma else columns(h)
+    rows, packed = specs[-1].dims[0], layout == "PACKED"
     tile_heads = rows * h.values
-    buffers = 2 if target.large_shared else 1
     defines = tuple(
         (name, str(value))
         for name, value in (
@@ -99,7 +136,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target, wgmma: bool = False) -> Pla
             ("RING", attrs["ring"]),
             ("STATE_BYTES", specs[4].dtype.itemsize),
             ("VD", h.value_dim),
-            *((("SWIZZLED", 1),) if wgmma else ()),
+            *(((layout, 1),) if layout else ()),
         )
     )
     between = tuple(Pointer("scratch", i) for i in range(3))
@@ -120,7 +157,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target, wgmma: bool = False) -> Pla
     scan = Launch(
         symbol="gated_delta_scan",
         grid=(h.value_dim // ds, h.values, min(rows, SEQUENCES)),
-        block=(256, 1, 1),
+        block=(2 * ds if packed else 256, 1, 1),
         args=(
             Pointer("input", 0),
             Pointer("input", 4),
@@ -132,11 +169,12 @@ def plan(attrs: Attrs, specs: Specs, target: Target, wgmma: bool = False) -> Pla
             *(() if ring else [NULL] * 3),
             Scalar("i32", rows),
         ),
-        shared=WGMMA_BYTES if wgmma else scan_bytes(h, buffers),
+        shared=shared,
         defines=defines,
         pdl=True,
     )
-    sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
+    triangle = TRIANGLE if packed else 2 * TILE * TILE * 2
+    sizes = (triangle, triangle, FACTORS * TILE * 4)
     told = 2 if attrs.get("drafts", 0) else 1  # numbers that a ring tells of its slot
     bases = (Scratch(4 * told * rows),) * ring
     return Plan((prepare, scan), (*(Scratch(tile_heads * size) for size in sizes), *bases))
@@ -157,9 +195,15 @@ def cost_wgmma(attrs: Attrs, specs: Specs, target: Target) -> float:
     return WGMMA_SHARE * cost(attrs, specs, target)
 
 
+def cost_warps(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """Reckoned, not measured: at WARPS_SHARE of what the other scan and its prepare take."""
+    return WARPS_SHARE * cost(attrs, specs, target)
+
+
 CUDA = Cuda(
     tactics=(
         Tactic("two launches", "gdn/gated_delta.cu", refuse, plan, cost),
         Tactic("wgmma", "gdn/gated_delta_wgmma.cu", refuse_wgmma, plan_wgmma, cost_wgmma),
+        Tactic("warps", "gdn/gated_delta_warps.cu", refuse_warps, plan_warps, cost_warps),
     )
 )

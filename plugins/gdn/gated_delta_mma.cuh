@@ -14,12 +14,12 @@ DEVICE u32 at(u32 row, u32 piece) {  // byte offset
   return (row * PIECES + (piece ^ turn)) * 16;
 }
 // 64 rows of PIECES pieces from global memory; rows from `valid` on are zeros.
-template <int PIECES>
+template <int PIECES, int THREADS = 256>
 DEVICE void fetch(char* to, const u16* from, int stride, int valid) {
 #pragma unroll
-  for (int u = 0; u < (TILE * PIECES + 255) / 256; u++) {
-    const int i = u * 256 + threadIdx.x, row = i / PIECES, piece = i % PIECES;
-    if (TILE * PIECES % 256 == 0 || i < TILE * PIECES)
+  for (int u = 0; u < (TILE * PIECES + THREADS - 1) / THREADS; u++) {
+    const int i = u * THREADS + threadIdx.x, row = i / PIECES, piece = i % PIECES;
+    if (TILE * PIECES % THREADS == 0 || i < TILE * PIECES)
       copy_async(to + at<PIECES>(row, piece), from + (row < valid ? row * stride : 0) + piece * 8,
                  row < valid ? 16 : 0);
   }

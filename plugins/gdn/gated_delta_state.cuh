@@ -23,6 +23,23 @@ struct Columns {  // mma.sync: rows of keys
   DEVICE int value(int i) const { return pair + i / 4 * 8 + i % 2; }
   DEVICE int key(int i) const { return row + i % 4 / 2 * 8; }
 };
+struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
+  static constexpr int HELD = KD / 2;
+  int row, pair;
+  DEVICE int value(int i) const { return row + i % 4 / 2 * 8; }
+  DEVICE int key(int i) const { return i / 4 * 8 + pair + i % 2; }
+};
+DEVICE float2 load_pair(const float* p) { return *(const float2*)p; }
+DEVICE float2 load_pair(const u16* p) {
+  const u32 pair = *(const u32*)p;
+  return {low_bf16(pair), high_bf16(pair)};
+}
+
+// Two neighbouring blocks of 8 columns of an accumulator as a left operand, in two parts.
+DEVICE void split_pair(u32 (&high)[4], u32 (&low)[4], const float (&x)[4], const float (&y)[4]) {
+  split(x[0], x[1], high[0], low[0]), split(x[2], x[3], high[1], low[1]);
+  split(y[0], y[1], high[2], low[2]), split(y[2], y[3], high[3], low[3]);
+}
 
 #if DRAFTS
 // Brings values first … first + 15, which lag `lag` tokens, up to the recorded position q, as a

@@ -18,13 +18,6 @@
 constexpr int BESIDE = 4;  // k-steps of 16 of S Q^T's second half that run beside R's making
 using Mma = Wgmma16<false>;
 
-struct Rows {  // mma.sync's accumulators of S, values by keys, of one warp's 16 values
-  static constexpr int HELD = KD / 2;
-  int row, pair;
-  DEVICE int value(int i) const { return row + i % 4 / 2 * 8; }
-  DEVICE int key(int i) const { return i / 4 * 8 + pair + i % 2; }
-};
-
 // What a lane holds between two tiles.
 struct State {
   float s[2][KD / 16][4];                 // S, by halves of its keys
@@ -32,11 +25,6 @@ struct State {
   u32 o[TILE / 16][4];                    // O^T, rounded: pairs of values, as stmatrix takes them
 };
 
-// Two neighbouring blocks of 8 columns of an accumulator as a left operand, in two parts.
-DEVICE void split_pair(u32 (&high)[4], u32 (&low)[4], const float (&x)[4], const float (&y)[4]) {
-  split(x[0], x[1], high[0], low[0]), split(x[2], x[3], high[1], low[1]);
-  split(y[0], y[1], high[2], low[2]), split(y[2], y[3], high[3], low[3]);
-}
 DEVICE void split_state(State& x) {
 #pragma unroll
   for (int i = 0; i < KD / 16; i++)
@@ -206,11 +194,6 @@ DEVICE void scan_tile(State& x, Tiles& m, int n, u16* before, Save save) {
   barrier_arrive_warp(&m.empty[n & 1], lane.id);
 }
 
-DEVICE float2 load_pair(const float* p) { return *(const float2*)p; }
-DEVICE float2 load_pair(const u16* p) {
-  const u32 pair = *(const u32*)p;
-  return {low_bf16(pair), high_bf16(pair)};
-}
 // Words 2 i and 2 i + 1 of a lane's rows of S (of row + 8 where `half`), as a state has them: in
 // bf16 they are S's high part.
 DEVICE void store_words(float* p, const State& x, int i, int half) {

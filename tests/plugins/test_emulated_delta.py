@@ -1,4 +1,5 @@
-"""The delta rule's prefill by wgmma on the host, thread by thread, whenever copies arrive.
+"""The delta rule's prefill on the host, thread by thread, whenever copies arrive: by wgmma, and as
+GB10 has it.
 
 One launch holds sequences of several tiles, ragged ends, inert rows, a row without a token, states
 that begin elsewhere and are saved; what is not read is NaN, outputs before the launch too.
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.kernel import GB10, H200
+from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.plugins.gdn import gated_delta
 from spark_engine.plugins.gdn.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
@@ -20,7 +21,9 @@ from tests.plugins import cuda_node, emulated
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP = gated_delta.CHUNK
-WGMMA = next(t for t in OP.cuda.tactics if t.name == "wgmma")
+TACTICS = {t.name: t for t in OP.cuda.tactics}
+WGMMA = TACTICS["wgmma"]
+FEW = replace(GB10, card=replace(GB10.card, sms=1))  # where a block has a whole head
 ROWS = ((3, 3, 3, -1, 1, 0, 0), (40, 104, 168, 1 << 30, 0, 40, 104), (64, 64, 2, 0, 1, 64, 0))
 GIVEN = Launch(
     64, *ROWS, 1, 2, 128, 64, DType.BF16, units=9,
@@ -39,12 +42,23 @@ FORMS = {
 LIMITS = {"nearly equal keys": (1e-2, 2e-5)}
 
 
-def run(given: Launch, arrays: tuple[Array, ...], cache: Path, late: bool) -> list[Array]:
-    """The outputs of the tactic on an H200."""
+TRIED = [("wgmma", H200, form) for form in FORMS] + [("warps", GB10, form) for form in FORMS]
+TRIED += [("warps", FEW, "two blocks a head"), ("two launches", H200, "nearly equal keys")]
+
+
+def run(
+    tactic: Tactic,
+    target: Target,
+    given: Launch,
+    arrays: tuple[Array, ...],
+    cache: Path,
+    late: bool,
+) -> list[Array]:
+    """The outputs of a tactic."""
     specs = cuda_node.specs_of(OP, given.attrs, arrays)
-    assert WGMMA.refuse(given.attrs, specs, H200) is None
-    plan, outs = WGMMA.plan(given.attrs, specs, H200), OP.infer(given.attrs, specs)
-    return emulated.run(plan, WGMMA.source, arrays, outs, cache, late, OP.aliases(given.attrs))
+    assert tactic.refuse(given.attrs, specs, target) is None
+    plan, outs = tactic.plan(given.attrs, specs, target), OP.infer(given.attrs, specs)
+    return emulated.run(plan, tactic.source, arrays, outs, cache, late, OP.aliases(given.attrs))
 
 
 def far(got: Array, want: Array) -> float:
@@ -55,11 +69,15 @@ def far(got: Array, want: Array) -> float:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
-@pytest.mark.parametrize("form", FORMS)
-def test_it_is_the_reference(form: str, late: bool, cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("tactic", "target", "form"), TRIED, ids=[f"{t}-{g.sms}-{f}" for t, g, f in TRIED]
+)
+def test_it_is_the_reference(
+    tactic: str, target: Target, form: str, late: bool, cache: Path
+) -> None:
     given = FORMS[form]
     arrays = given.inputs(np.random.default_rng(5))
-    got = run(given, arrays, cache, late)
+    got = run(TACTICS[tactic], target, given, arrays, cache, late)
     want = list(OP.reference(given.attrs, arrays))
     given.ignore(tuple(got))
     given.ignore(tuple(want))
@@ -69,12 +87,14 @@ def test_it_is_the_reference(form: str, late: bool, cache: Path) -> None:
     assert all(far(g, w) == 0 for g, w in zip(got[2:], want[2:], strict=True))
 
 
-def test_a_sequence_has_its_bits_in_any_company(cache: Path) -> None:
+@pytest.mark.parametrize(("tactic", "target"), [("wgmma", H200), ("warps", GB10)])
+def test_a_sequence_has_its_bits_in_any_company(tactic: str, target: Target, cache: Path) -> None:
     arrays = list(GIVEN.inputs(np.random.default_rng(5)))
-    many = run(GIVEN, tuple(arrays), cache, True)
+    many = run(TACTICS[tactic], target, GIVEN, tuple(arrays), cache, True)
     c, ba, *weights = arrays[:5]
     first = [a[5:] for a in arrays[5:]]  # slot 0 alone, which begins and saves as before
-    alone = run(GIVEN, (c[5 * 64 :], ba[5 * 64 :], *weights, *first), cache, True)
+    own = (c[5 * 64 :], ba[5 * 64 :], *weights, *first)
+    alone = run(TACTICS[tactic], target, GIVEN, own, cache, True)
     assert alone[0].tobytes() == many[0][5 * 64 :].tobytes()
     assert alone[1][[0, 8]].tobytes() == many[1][[0, 8]].tobytes()
 
@@ -83,5 +103,6 @@ def test_what_it_refuses_is_named() -> None:
     arrays = GIVEN.inputs(np.random.default_rng(5))
     specs = cuda_node.specs_of(OP, GIVEN.attrs, arrays)
     assert WGMMA.refuse(GIVEN.attrs, specs, GB10) == "sm_121a has no wgmma"
+    assert TACTICS["warps"].refuse(GIVEN.attrs, specs, H200) == "sm_90a has wgmma"
     small = replace(GIVEN, key_dim=64).attrs
     assert "heads of 64 and 64" in (WGMMA.refuse(small, specs, H200) or "")

@@ -26,7 +26,8 @@ template <class Address>
 void load_matrix_transposed(u32 (&r)[4], Address row) {
   load_matrices(r, row, true);
 }
-inline u32 transpose_matrix(u32 pair) {
+template <bool STAYS = false>
+u32 transpose_matrix(u32 pair) {
   const auto all = gathered({pair});
   const int row = lane_id() / 4, column = lane_id() % 4 * 2;
   u32 found = 0;
