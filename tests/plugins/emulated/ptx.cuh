@@ -347,6 +347,12 @@ void wait_copies() {
   for (; groups.size() > PENDING + 1; groups.erase(groups.begin()))
     for (const auto& copy : groups.front()) copy();
 }
+inline std::vector<std::function<void()>> all_copies() {  // of this thread, taken from its groups
+  std::vector<std::function<void()>> found;
+  for (auto& group : self().groups) found.insert(found.end(), group.begin(), group.end());
+  self().groups.assign(1, {});
+  return found;
+}
 inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
 inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   const uint4 v = {a, b, c, d};
