@@ -39,10 +39,20 @@ struct Source {
   }
 };
 
+// Once all warps have done with those of the tile before.
+DEVICE void ask_values(const Source& from, int tile, int page) {
+  if (tile > 0) barrier_wait(&from.b.empty[1], ~tile & 1);
+  from.fill(1, tile, page);
+}
+DEVICE void ask_keys(const Source& from, int tile, int page) {
+  barrier_wait(&from.b.empty[0], ~tile & 1);
+  from.fill(0, tile, page);
+}
+
 // One tile. SEEN: by some query of the pair. Of a scheduler's two warps one is late: it begins amid
 // the other's scores, so that one's softmax runs beside the other's products. The early pairs ask
 // for values amid their scores and for the next keys amid their sums; the late ones, behind whom
-// nobody is, as soon as they have done with those before.
+// nobody is, at about the same time.
 template <bool SEEN>
 DEVICE void attend(Warp& x, const Source& from, int tile, int tiles, int page, int next) {
   Barriers& b = from.b;
@@ -51,34 +61,23 @@ DEVICE void attend(Warp& x, const Source& from, int tile, int tiles, int page, i
   u32 own[OWN / 16][2][4];
   const bool late = x.pair >= PAIRS / 2, more = tile + 1 < tiles;
   barrier_wait(&b.full[0], turn);
-  if (late) {
-    if (tile == 0) barrier_wait(&b.begun, 0);
-    else barrier_wait(&b.empty[1], turn ^ 1);
-    from.fill(1, tile, page);
-  }
-  if constexpr (SEEN) scores<0, ROW / 64>(s, x);
-  if (!late) {
-    if (tile == 0) barrier_arrive_warp(&b.begun, x.lane);
-    else barrier_wait(&b.empty[1], turn ^ 1);
-    from.fill(1, tile, page);
-  }
+  if (tile == 0 && late) barrier_wait(&b.begun, 0);
+  if constexpr (SEEN) scores<0, ROW / 128>(s, x);
+  if (late) ask_values(from, tile, page);
+  if constexpr (SEEN) scores<ROW / 128, ROW / 64>(s, x);
+  if (!late) ask_values(from, tile, page);
+  if (tile == 0 && !late) barrier_arrive_warp(&b.begun, x.lane);
   if constexpr (SEEN) scores<ROW / 64, ROW / 32>(s, x);
   __syncwarp();
   barrier_arrive_warp(&b.empty[0], x.lane);
-  if (late && more) {
-    barrier_wait(&b.empty[0], turn);
-    from.fill(0, tile + 1, next);
-  }
   if constexpr (SEEN) soften(x, s, own, tile);
+  if (late && more) ask_keys(from, tile + 1, next);
   barrier_wait(&b.full[1], turn);
   if constexpr (SEEN) {
 #pragma unroll
     for (int n = 0; n < OWN / 16; n++) weigh(x, own[n], x.values[0] + n * 16 * ROW);
   }
-  if (!late && more) {
-    barrier_wait(&b.empty[0], turn);
-    from.fill(0, tile + 1, next);
-  }
+  if (!late && more) ask_keys(from, tile + 1, next);
   if constexpr (SEEN) {
     meet_pair(x);
 #pragma unroll
@@ -114,8 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(1024) u8 shared[];
   __shared__ Barriers barriers;
   __shared__ float4 tallies[PAIRS][2][8];
-  const int row = gridDim.y - 1 - blockIdx.y, head = blockIdx.x * IN_BLOCK, slot = slots[row];
-  const int count = slot >= 0 ? counts[row] : 0, start = count > 0 ? starts[row] : 0;
+  const int row = gridDim.y - 1 - blockIdx.y, head = blockIdx.x * IN_BLOCK;
+  const int slot = slots[row], valid = counts[row], start = starts[row];  // on their way at once
+  const int count = slot >= 0 ? valid : 0;
   const int warp = threadIdx.x >> 5, lane = lane_id(), pair = warp >> 1, half = warp & 1;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
