@@ -35,64 +35,104 @@ struct Warp {
   float top[4], sum[4];  // of rows g, g + 8, g + 16, g + 24
 };
 
-// s[i] += Q · K^T, twice 16 queries by the warp's keys, over the dimensions of some chunks.
-template <int FROM, int TO>
-DEVICE void scores(float (&s)[2][OWN / 8][4], const Warp& x) {
+// Fragments of a step of 16 dimensions, two steps' at a time: products of one while the next one's
+// arrive and are widened.
+struct Step {
+  u32 a[2][4], b[OWN / 8][2];
+};
+
+DEVICE void load_queries(Step& to, const Warp& x, int step) {
 #pragma unroll
-  for (int c = FROM; c < TO; c++) {
-    constexpr int STEPS = KV_FP8 ? 2 : 1;
-    u32 a[STEPS][2][4];
+  for (int m = 0; m < 2; m++) {
+    if (step < HELD) {
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-      const int step = STEPS * c + i;
-#pragma unroll
-      for (int m = 0; m < 2; m++) {
-        if (step < HELD) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) a[i][m][e] = x.held[step < HELD ? step : 0][m][e];
-        } else {
-          load_matrix(a[i][m], (x.queries ^ step % 4 * 32) + step / 4 * PANEL + m * 16 * LINE);
-        }
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < OWN / 16; n++) {
-      u32 r[4];
-      load_matrix(r, (x.keys ^ c % 4 * 32) + c / 4 * 128 + n * 16 * ROW);
-#pragma unroll
-      for (int i = 0; i < (KV_FP8 ? 4 : 2); i++) {
-        u32 low = r[2 * i % 4], high = r[(2 * i + 1) % 4];
-        if constexpr (KV_FP8) widen(r[i], low, high);  // (step 0, keys 0), (1, 0), (0, 8), (1, 8)
-        const int tile = 2 * n + (KV_FP8 ? i >> 1 : i);
-        mma16(s[0][tile], a[i % STEPS][0], low, high);
-        mma16(s[1][tile], a[i % STEPS][1], low, high);
-      }
+      for (int e = 0; e < 4; e++) to.a[m][e] = x.held[step < HELD ? step : 0][m][e];
+    } else {
+      load_matrix(to.a[m], (x.queries ^ step % 4 * 32) + step / 4 * PANEL + m * 16 * LINE);
     }
   }
 }
 
-// o += P · V of one warp's keys: a[step] are the weights of 16.
-DEVICE void weigh(Warp& x, const u32 (&a)[2][4], u32 values) {
+// 32 bytes of the warp's keys.
+DEVICE void load_keys(u32 (&r)[OWN / 16][4], const Warp& x, int chunk) {
 #pragma unroll
-  for (int c = 0; c < ROW / 64; c++) {
-    u32 r[4];
-    load_matrix_transposed(r, (values ^ c % 4 * 32) + c / 4 * 128);
-    if constexpr (KV_FP8) {
+  for (int n = 0; n < OWN / 16; n++) {
+    load_matrix(r[n], (x.keys ^ chunk % 4 * 32) + chunk / 4 * 128 + n * 16 * ROW);
+  }
+}
+
+// The step's operand of eight keys.
+DEVICE void take_keys(Step& to, const u32 (&r)[OWN / 16][4], int step, int n) {
+  if constexpr (KV_FP8) {  // (step 0, keys 0), (1, 0), (0, 8), (1, 8)
+    widen(r[n / 2][n % 2 * 2 + step % 2], to.b[n][0], to.b[n][1]);
+  } else {
+    to.b[n][0] = r[0][n * 2], to.b[n][1] = r[0][n * 2 + 1];
+  }
+}
+
+// s[i] += Q · K^T, twice 16 queries by the warp's keys.
+DEVICE void scores(float (&s)[2][OWN / 8][4], const Warp& x) {
+  constexpr int STEPS = D / 16, IN_CHUNK = KV_FP8 ? 2 : 1;
+  Step step[2];
+  u32 codes[2][OWN / 16][4];
+  load_keys(codes[0], x, 0);
+  load_queries(step[0], x, 0), load_queries(step[1], x, 1);
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
+  for (int n = 0; n < OWN / 8; n++) take_keys(step[0], codes[0], 0, n);
+#pragma unroll
+  for (int i = 0; i < STEPS; i++) {
+    const int chunk = i / IN_CHUNK + 1;
+    if (i % IN_CHUNK == 0 && i + IN_CHUNK < STEPS) load_keys(codes[chunk % 2], x, chunk);
+#pragma unroll
+    for (int n = 0; n < OWN / 8; n++) {
+      if (KV_FP8 && i + 1 < STEPS) {
+        take_keys(step[(i + 1) % 2], codes[(i + 1) / IN_CHUNK % 2], i + 1, n);
+      }
+      mma16(s[0][n], step[i % 2].a[0], step[i % 2].b[n][0], step[i % 2].b[n][1]);
+      mma16(s[1][n], step[i % 2].a[1], step[i % 2].b[n][0], step[i % 2].b[n][1]);
+    }
+    if (i + 2 < STEPS) load_queries(step[i % 2], x, i + 2);
+    if (!KV_FP8 && i + 1 < STEPS) {
+#pragma unroll
+      for (int n = 0; n < OWN / 8; n++) take_keys(step[(i + 1) % 2], codes[(i + 1) % 2], i + 1, n);
+    }
+  }
+}
+
+// The warp's dimensions of a tile's values: 16 of its own keys after the other, then of the other
+// warp's. 32 bytes are in use, 32 on their way.
+struct Values {
+  static constexpr int CHUNKS = ROW / 64, ALL = KEYS / 16 * CHUNKS;
+  u32 r[2][4];
+
+  DEVICE void load(const Warp& x, int i) {
+    const int n = i / CHUNKS, c = i % CHUNKS, other = n / (OWN / 16);
+    const u32 from = (x.values[other] ^ c % 4 * 32) + c / 4 * 128;
+    if (i < ALL) load_matrix_transposed(r[i % 2], from + n % (OWN / 16) * 16 * ROW);
+  }
+};
+
+// o += P · V over 16 keys, the n-th of `Values`; `a`: their weights.
+template <int N>
+DEVICE void weigh(Warp& x, const u32 (&a)[2][4], Values& v) {
+#pragma unroll
+  for (int c = 0; c < Values::CHUNKS; c++) {
+    const int i = N * Values::CHUNKS + c;
+    const u32(&r)[4] = v.r[i % 2];
+    v.load(x, i + 1);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      if constexpr (KV_FP8) {
         u32 e0, e1, o0, o1;
-        widen_trans(r[2 * i], e0, o0), widen_trans(r[2 * i + 1], e1, o1);
+        widen_trans(r[2 * j], e0, o0), widen_trans(r[2 * j + 1], e1, o1);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-          mma16(x.o[m][4 * c + 2 * i], a[m], e0, e1);
-          mma16(x.o[m][4 * c + 2 * i + 1], a[m], o0, o1);
+          mma16(x.o[m][4 * c + 2 * j], a[m], e0, e1);
+          mma16(x.o[m][4 * c + 2 * j + 1], a[m], o0, o1);
         }
-      }
-    } else {
+      } else {
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int m = 0; m < 2; m++) mma16(x.o[m][2 * c + i], a[m], r[2 * i], r[2 * i + 1]);
+        for (int m = 0; m < 2; m++) mma16(x.o[m][2 * c + j], a[m], r[2 * j], r[2 * j + 1]);
       }
     }
   }
@@ -109,10 +149,9 @@ DEVICE void exchange(const Warp& x, const float (&mine)[4], float (&others)[4]) 
   others[0] = v.x, others[1] = v.y, others[2] = v.z, others[3] = v.w;
 }
 
-// The warp's scores become weights, relative to the maximum of both warps' keys, or to an older one
-// that it is little above: then no sum has to shrink. `own`: the weights as operands, also left for
-// the other warp.
-DEVICE void soften(Warp& x, float (&s)[2][OWN / 8][4], u32 (&own)[OWN / 16][2][4], int tile) {
+// The maxima that weights are relative to: of both warps' keys, or older ones that those are little
+// above. Sums shrink where one rose. Scores that no query sees become minus infinity.
+DEVICE void settle(Warp& x, float (&s)[2][OWN / 8][4], int tile) {
   const int ahead = x.first - tile * KEYS, g = x.lane >> 2;
   if (ahead - g + 2 * (x.lane & 3) < OWN - 1) {  // the same for the whole warp
 #pragma unroll
@@ -126,7 +165,7 @@ DEVICE void soften(Warp& x, float (&s)[2][OWN / 8][4], u32 (&own)[OWN / 16][2][4
       }
     }
   }
-  float higher[4];
+  float higher[4], others[4], shrink[4];
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     higher[k] = minus_infinity();
@@ -138,37 +177,16 @@ DEVICE void soften(Warp& x, float (&s)[2][OWN / 8][4], u32 (&own)[OWN / 16][2][4
     higher[k] = fmaxf(higher[k], __shfl_xor_sync(~0u, higher[k], 1));
     higher[k] = fmaxf(higher[k], __shfl_xor_sync(~0u, higher[k], 2));
   }
-  float others[4], shrink[4], base[4];
   exchange(x, higher, others);
   bool rose = false;
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     const float to = fmaxf(higher[k], others[k]), by = (x.top[k] - to) * x.scale;
-    const bool far = by < -FAR;  // never for a maximum that is kept: the same in both warps
+    const bool far = by < -FAR;  // the same in both warps
     rose |= far;
     shrink[k] = far ? exp2_fast(by) : 1.0f;
     x.top[k] = far ? to : x.top[k];
-    base[k] = x.top[k] * x.scale;
     x.sum[k] *= shrink[k];
-  }
-#pragma unroll
-  for (int m = 0; m < 2; m++) {
-#pragma unroll
-    for (int n = 0; n < OWN / 8; n++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int k = 2 * m + (i >> 1);
-        s[m][n][i] = exp2_fast(fmaf(s[m][n][i], x.scale, -base[k]));
-        x.sum[k] += s[m][n][i];
-      }
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const u32 pair = pack16(s[m][n][2 * j], s[m][n][2 * j + 1]);
-        own[n >> 1][m][(n & 1) * 2 + j] = pair;
-        const u32 to = (x.mine ^ n << 4) + (16 * m + 8 * j) * LINE;
-        *reinterpret_cast<u32*>(x.shared + to) = pair;
-      }
-    }
   }
   if (__any_sync(~0u, rose)) {
 #pragma unroll
@@ -180,6 +198,44 @@ DEVICE void soften(Warp& x, float (&s)[2][OWN / 8][4], u32 (&own)[OWN / 16][2][4
       }
     }
   }
+}
+
+// Weights of 16 of the warp's keys, as operands; also left for the other warp.
+DEVICE void soften(Warp& x, const float (&s)[2][OWN / 8][4], u32 (&own)[2][4], int step) {
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int k = 2 * m + (i & 1), n = 2 * step + (i >> 1);
+      const float base = x.top[k] * x.scale, *pair = &s[m][n][2 * (i & 1)];
+      const float low = exp2_fast(fmaf(pair[0], x.scale, -base));
+      const float high = exp2_fast(fmaf(pair[1], x.scale, -base));
+      x.sum[k] += low, x.sum[k] += high;
+      own[m][i] = pack16(low, high);
+      const u32 to = (x.mine ^ n << 4) + (16 * m + 8 * (i & 1)) * LINE;
+      *reinterpret_cast<u32*>(x.shared + to) = own[m][i];
+    }
+  }
+}
+
+// o += P · V of a tile whose values are there.
+DEVICE void sums(Warp& x, const float (&s)[2][OWN / 8][4]) {
+  constexpr int STEPS = OWN / 16;
+  Values v;
+  u32 own[STEPS][2][4], others[STEPS][2][4];
+  v.load(x, 0);
+  soften(x, s, own[0], 0);
+  if constexpr (STEPS > 1) soften(x, s, own[1], 1);
+  weigh<0>(x, own[0], v);
+  meet_pair(x);
+#pragma unroll
+  for (int n = 0; n < STEPS; n++) {
+    load_matrix(others[n][0], x.weights ^ n * 32);
+    load_matrix(others[n][1], (x.weights ^ n * 32) + 16 * LINE);
+  }
+  if constexpr (STEPS > 1) weigh<1>(x, own[1], v);
+  weigh<STEPS>(x, others[0], v);
+  if constexpr (STEPS > 1) weigh<STEPS + 1>(x, others[1], v);
 }
 
 // A row's total from those of its lanes and of both warps.

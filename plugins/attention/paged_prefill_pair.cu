@@ -11,89 +11,71 @@
 // Macros: those of paged_kv.cuh.
 #include "attention/paged_pair_warp.cuh"
 
-constexpr int PASS = THREADS * 16, PASS_ROWS = PASS / ROW;  // what a copy by each thread brings
-static_assert(PASS_ROWS % 8 == 0, "a pass keeps the swizzle");
+constexpr int LATE = THREADS / 2,
+              PASS = LATE * 16;  // threads that copy, what a copy by each brings
 
 struct Barriers {
   u64 full[2], empty[2];  // of keys, of values
-  u64 begun;              // the first pairs are amid their first scores
+  u64 begun;              // the early pairs have their first scores
 };
 
-// The pages of one sequence and kv head; all threads bring a tile. `which`: 0 keys, 1 values.
+// The pages of one sequence and kv head; the late half of the threads brings tiles of them. `which`:
+// 0 keys, 1 values.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
   int head, end;
-  u32 to;  // this thread's place in the tile of keys
+  u32 to;  // of the tile of keys
   Barriers& b;
 
   DEVICE int page(int tile) const { return tile * KEYS < end ? pages[tile * KEYS / PAGE] : 0; }
   DEVICE void fill(int which, int tile, int page) const {
-    const int thread = threadIdx.x, left = end - tile * KEYS - thread / (ROW / 16);
+    constexpr int ROWS = PASS / ROW;  // 8, or 4
+    const int thread = threadIdx.x % LATE, row = thread / (ROW / 16);
+    const int left = end - tile * KEYS - row;
     const u8* from = (which ? values : keys) + page_offset(page, head, tile * KEYS) + thread * 16;
+    const u32 place = to + which * TILE + (thread * 16 ^ row << 4);
 #pragma unroll
     for (int n = 0; n < TILE / PASS; n++) {
-      copy_async(to + which * TILE + n * PASS, from + n * PASS, n * PASS_ROWS < left ? 16 : 0);
+      copy_async((place ^ n * ROWS % 8 * 16) + n * PASS, from + n * PASS, n * ROWS < left ? 16 : 0);
     }
     barrier_arrive_after_copies(&b.full[which]);
   }
+  // Once all warps have done with the one before.
+  DEVICE void refill(int which, int tile, int page) const {
+    barrier_wait(&b.empty[which], ~tile & 1);
+    fill(which, tile, page);
+  }
 };
 
-// Once all warps have done with those of the tile before.
-DEVICE void ask_values(const Source& from, int tile, int page) {
-  if (tile > 0) barrier_wait(&from.b.empty[1], ~tile & 1);
-  from.fill(1, tile, page);
-}
-DEVICE void ask_keys(const Source& from, int tile, int page) {
-  barrier_wait(&from.b.empty[0], ~tile & 1);
-  from.fill(0, tile, page);
-}
-
-// One tile. SEEN: by some query of the pair. Of a scheduler's two warps one is late: it begins amid
-// the other's scores, so that one's softmax runs beside the other's products. The early pairs ask
-// for values amid their scores and for the next keys amid their sums; the late ones, behind whom
-// nobody is, at about the same time.
+// One tile. SEEN: by some query of the pair. Of a scheduler's two warps one is late: it begins
+// behind the other's first scores, so that one's softmax runs beside the other's products. Late
+// warps copy: nobody is behind them.
 template <bool SEEN>
-DEVICE void attend(Warp& x, const Source& from, int tile, int tiles, int page, int next) {
+DEVICE void attend(Warp& x, const Source& from, int tile, int& page) {
   Barriers& b = from.b;
   const u32 turn = tile & 1;
+  const bool late = x.pair >= PAIRS / 2;
   float s[2][OWN / 8][4] = {};
-  u32 own[OWN / 16][2][4];
-  const bool late = x.pair >= PAIRS / 2, more = tile + 1 < tiles;
+  if (late) {
+    if (tile > 0) from.refill(1, tile, page);
+    page = from.page(tile + 1);
+  }
   barrier_wait(&b.full[0], turn);
-  if (tile == 0 && late) barrier_wait(&b.begun, 0);
-  if constexpr (SEEN) scores<0, ROW / 128>(s, x);
-  if (late) ask_values(from, tile, page);
-  if constexpr (SEEN) scores<ROW / 128, ROW / 64>(s, x);
-  if (!late) ask_values(from, tile, page);
-  if (tile == 0 && !late) barrier_arrive_warp(&b.begun, x.lane);
-  if constexpr (SEEN) scores<ROW / 64, ROW / 32>(s, x);
+  if constexpr (SEEN) scores(s, x);
   __syncwarp();
+  if (tile == 0 && !late) barrier_arrive_warp(&b.begun, x.lane);
   barrier_arrive_warp(&b.empty[0], x.lane);
-  if constexpr (SEEN) soften(x, s, own, tile);
-  if (late && more) ask_keys(from, tile + 1, next);
+  if constexpr (SEEN) settle(x, s, tile);
+  if (late && (tile + 1) * KEYS < from.end) from.refill(0, tile + 1, page);
   barrier_wait(&b.full[1], turn);
-  if constexpr (SEEN) {
-#pragma unroll
-    for (int n = 0; n < OWN / 16; n++) weigh(x, own[n], x.values[0] + n * 16 * ROW);
-  }
-  if (!late && more) ask_keys(from, tile + 1, next);
-  if constexpr (SEEN) {
-    meet_pair(x);
-#pragma unroll
-    for (int n = 0; n < OWN / 16; n++) {
-      u32 a[2][4];
-      load_matrix(a[0], x.weights ^ n * 32);
-      load_matrix(a[1], (x.weights ^ n * 32) + 16 * LINE);
-      weigh(x, a, x.values[1] + n * 16 * ROW);
-    }
-  }
+  if constexpr (SEEN) sums(x, s);
   __syncwarp();
   barrier_arrive_warp(&b.empty[1], x.lane);
 }
 
 // The queries of both heads into the panels; those that are not there are zeros.
-DEVICE void load_queries(u32 to, const u16* from, int count) {
+DEVICE void copy_queries(u32 to, const u16* from, int count) {
   const int warp = threadIdx.x >> 5, c = lane_id();
   const u32 place = to + c / 8 * PANEL + swizzled<LINE>(warp, c % 8);
 #pragma unroll 4
@@ -119,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warp = threadIdx.x >> 5, lane = lane_id(), pair = warp >> 1, half = warp & 1;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
-      barrier_init(&barriers.full[i], THREADS);
+      barrier_init(&barriers.full[i], LATE);
       barrier_init(&barriers.empty[i], WARPS * WARP_ARRIVALS);
     }
     barrier_init(&barriers.begun, WARPS / 2 * WARP_ARRIVALS);
@@ -130,24 +112,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   u16* const to = o + (((i64)row * QUERIES + t) * HEADS + head + pair / 2) * D + half * (D / 2);
   if (count > 0) {
     const u32 base = shared_address(shared);
-    const u32 here = threadIdx.x / (ROW / 16) % 8;  // of eight rows
     const Source from{keys,
                       values,
                       page_table + (i64)slot * most_pages,
                       head / GQA_GROUP,
                       start + count,
-                      base + KEYS_AT + ((threadIdx.x * 16) ^ (here << 4)),
+                      base + KEYS_AT,
                       barriers};
     const int tiles = (from.end + KEYS - 1) / KEYS;
     const int seen = min(tiles, (start + t + 31) / KEYS + 1);
     int page = from.page(0);
-    load_queries(base, queries + ((i64)row * QUERIES * HEADS + head) * D, count);
-    from.fill(0, 0, page);
+    copy_queries(base, queries + ((i64)row * QUERIES * HEADS + head) * D, count);
+    if (pair >= PAIRS / 2) from.fill(0, 0, page), from.fill(1, 0, page);
     Warp x;
     x.shared = shared, x.tallies = &tallies[pair][0][0].x;
     x.lane = lane, x.half = half, x.pair = pair;
     set_up(x, base, start + t, KV_FP8 ? kv_scale[0] : 1.0f);
-    barrier_wait(&barriers.full[0], 0);  // also of the queries: they were asked for before
+    commit_copies(), wait_copies<0>();
+    __syncthreads();
 #pragma unroll
     for (int step = 0; step < HELD; step++) {
 #pragma unroll
@@ -155,19 +137,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_matrix(x.held[step][m], (x.queries ^ step * 32) + m * 16 * LINE);
       }
     }
+    if (pair >= PAIRS / 2) barrier_wait(&barriers.begun, 0);
     int i = 0;
 #pragma unroll 1
-    for (; i < seen; i++) {
-      const int next = from.page(i + 1);
-      attend<true>(x, from, i, tiles, page, next);
-      page = next;
-    }
+    for (; i < seen; i++) attend<true>(x, from, i, page);
 #pragma unroll 1
-    for (; i < tiles; i++) {
-      const int next = from.page(i + 1);
-      attend<false>(x, from, i, tiles, page, next);
-      page = next;
-    }
+    for (; i < tiles; i++) attend<false>(x, from, i, page);
     add_totals(x);
 #pragma unroll
     for (int k = 0; k < 4; k++) {

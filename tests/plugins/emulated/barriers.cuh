@@ -37,13 +37,13 @@ inline void barrier_wait(u64* bar, u32 parity) {
     bulk_copies.clear();
     for (auto& [of, copy] : copies)
       if (of == bar) copy();
-      else bulk_copies.emplace_back(of, copy);
+      else bulk_copies.emplace_back(of, std::move(copy));
     swapcontext(&self().place, &scheduler);
   }
 }
 // An arrival that copies (cp.async) of this thread come before.
 inline void barrier_arrive_after_copies(u64* bar) {
-  const auto arrive = [bar, copies = all_copies()] {
+  const auto arrive = [bar, copies = copies_so_far()] {
     for (const auto& copy : copies) copy();
     change_phase(bar, 1, 0);
   };
