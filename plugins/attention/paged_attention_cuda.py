@@ -53,9 +53,21 @@ def refuse_prefill(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 def refuse_pairs(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses what `paged_pairs` is not made for."""
-    s = sizes(attrs, specs)
     if not target.wgmma:
         return f"{target.name} has no warpgroup matrix instructions"
+    return refuse_group_of_two(attrs, specs, target)
+
+
+def refuse_tiles_pair(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses what `paged_prefill_pair` is not made for, and targets that have `paged_pairs`."""
+    if target.wgmma:
+        return f"{target.name} has warpgroup matrix instructions"
+    return refuse_group_of_two(attrs, specs, target)
+
+
+def refuse_group_of_two(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses what no block of two heads does."""
+    s = sizes(attrs, specs)
     if s.dim != PAIR_DIM:
         return f"heads of {s.dim} are not of {PAIR_DIM}"
     if s.group % PAIR:
@@ -113,6 +125,23 @@ def plan_pairs(attrs: Attrs, specs: Specs, target: Target, splits: int) -> Plan:
         source="attention/paged_pairs.cu",
     )
     return behind_append(attrs, specs, target, attend, *(scratch if splits > 1 else ()))
+
+
+def plan_tiles_pair(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """`paged_append`, then `paged_prefill_pair` over pairs of heads and rows."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    keys = 64 if s.storage is DType.U8 else 32
+    attend = Launch(
+        "paged_prefill_pair",
+        (s.heads // PAIR, rows, 1),
+        (256, 1, 1),
+        attend_arguments(specs),
+        shared=PAIR * TILE * 2 * s.dim + 2 * keys * token_bytes(s),
+        defines=defines(attrs, specs),
+        pdl=True,
+        source="attention/paged_prefill_pair.cu",
+    )
+    return behind_append(attrs, specs, target, attend)
 
 
 def tiles_shared(s: Sizes) -> int:
@@ -182,6 +211,14 @@ TILES = Tactic(
     partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1),
 )
 
+TILES_PAIR = Tactic(
+    "tiles_pair",
+    "attention/paged_prefill_pair.cu",
+    refuse_tiles_pair,
+    plan_tiles_pair,
+    partial(cost_prefill, share=0.6, heads=PAIR, resident=1, splits=1),
+)
+
 
 def _pairs(splits: int) -> Tactic:
     """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
@@ -194,4 +231,4 @@ def _pairs(splits: int) -> Tactic:
     )
 
 
-CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, *(_pairs(n) for n in (1, *SPLITS))))
+CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, TILES_PAIR, *(_pairs(n) for n in (1, *SPLITS))))

@@ -37,9 +37,18 @@ inline void barrier_wait(u64* bar, u32 parity) {
     bulk_copies.clear();
     for (auto& [of, copy] : copies)
       if (of == bar) copy();
-      else bulk_copies.emplace_back(of, copy);
+      else bulk_copies.emplace_back(of, std::move(copy));
     swapcontext(&self().place, &scheduler);
   }
+}
+// An arrival that copies (cp.async) of this thread come before.
+inline void barrier_arrive_after_copies(u64* bar) {
+  const auto arrive = [bar, copies = copies_so_far()] {
+    for (const auto& copy : copies) copy();
+    change_phase(bar, 1, 0);
+  };
+  if (late) bulk_copies.emplace_back(bar, arrive);
+  else arrive();
 }
 inline void bulk_load(u8* to, const void* from, u32 bytes, u64* bar) {
   check((u64)from % 16 == 0 && bytes % 16 == 0, "a bulk copy is misaligned");

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 typedef unsigned char u8;
@@ -327,7 +328,11 @@ void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
     memset(place, 0, BYTES);
     memcpy(place, from, bytes);
   };
-  if (late) self().groups.back().push_back(copy);
+  const auto once = [copy, left = std::make_shared<bool>(true)] {  // whoever waits for it first
+    if (*left) copy();
+    *left = false;
+  };
+  if (late) self().groups.back().push_back(once);
   else copy();
 }
 template <class Address>
@@ -346,6 +351,11 @@ void wait_copies() {
   auto& groups = self().groups;
   for (; groups.size() > PENDING + 1; groups.erase(groups.begin()))
     for (const auto& copy : groups.front()) copy();
+}
+inline std::vector<std::function<void()>> copies_so_far() {  // of this thread
+  std::vector<std::function<void()>> found;
+  for (const auto& group : self().groups) found.insert(found.end(), group.begin(), group.end());
+  return found;
 }
 inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
 inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
