@@ -6,8 +6,10 @@
 // filled by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its
 // weights in a stage: their place serves to turn its results before they are stored.
 // The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
-// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST
-// (left of the weights' scale), multiply<UP> and write_inner.
+// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, close, copy,
+// copy_list), REST (left of the weights' scale), FEWEST_EIGHTS (of tokens that multiply has code
+// for), Held (what a thread holds from a stage to the next), arrive, multiply<UP, EIGHTS>, depart
+// and write_inner.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"
@@ -83,13 +85,18 @@ DEVICE u32 most_of_block(float first, float second) {
   return most;
 }
 
+// The stage behind one, of the ring that begins at `first`.
+template <class F>
+DEVICE u32 following(u32 stage, u32 first) {
+  return stage == first + (DEPTH - 1) * F::STAGE ? first : stage + F::STAGE;
+}
+
 // An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time.
 DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Factors& f,
-                        const Sums& sums, u8* room, const int* list) {
+                        const Sums& sums, u32 room, u32 list) {
   const int lane = lane_id(), row = Item<false>::row(item);
-  [[maybe_unused]] u8* const mine = room + (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
-  [[maybe_unused]] const u8* const whole =
-      room + (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
+  [[maybe_unused]] const u32 mine = room + (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
+  [[maybe_unused]] const u32 whole = room + (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
 #pragma unroll
   for (int j = 0; j < COLUMNS; ++j) {
     if (j * 8 >= tile.z) break;
@@ -106,14 +113,15 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
     const uint4 values = load_shared16(whole);
     const int column = j * 8 + (lane >> 2), first = row + (lane & 3) * 8;
     if (column < tile.z && first < HIDDEN)
-      *(uint4*)((u16*)o.to + (u64)list[column] * HIDDEN + first) = values;
+      *(uint4*)((u16*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + first) = values;
     __syncwarp();
 #else
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int column = j * 8 + (lane & 3) * 2 + c;
       if (column >= tile.z) continue;
-      float* const y = (float*)o.to + (u64)list[column] * HIDDEN + row + (lane >> 2);
+      float* const y =
+          (float*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + row + (lane >> 2);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (row + i * 16 >= HIDDEN) continue;
@@ -125,38 +133,99 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
   }
 }
 
-// The copies of a ring, DEPTH - 1 stages ahead of its products.
+// The copies of a ring, DEPTH - 1 stages ahead of its products. Behind the last item nothing is
+// copied: a source that is closed has no rows and no weights, so that `copy` needs no branch.
 template <class F, bool UP>
 struct Feeder {
-  int item, items, run, slot;
+  int item, items, run;
+  u32 first, to;  // of the ring, and of the stage that is filled, in shared memory
   typename F::template Source<UP> source;
 
   DEVICE void open(const Operands& o) {
     run = 0;
     if (item < items) source.open(o, Item<UP>::tile(o, item), item);
+    else source.close();
   }
-  DEVICE void fetch(const Operands& o, u8* memory) {
-    if (item < items) {
-      source.copy(o, memory + slot * F::STAGE, run);
-      if (++run == F::template runs<UP>()) item += gridDim.x, open(o);
+  DEVICE void copy(const Operands& o) { source.copy(o, to, run); }
+  // After the copies of a stage: they are a group, and the next stage is on.
+  DEVICE void turn(const Operands& o) {
+    if (++run == F::template runs<UP>()) {
+      source.copy_list(o, to);
+      item += gridDim.x, open(o);
     }
     commit_copies();
-    if (++slot == DEPTH) slot = 0;
+    to = following<F>(to, first);
+  }
+};
+
+// The stages of a ring and the products of tiles.
+template <class F, bool UP>
+struct Products {
+  using S = Side<UP>;
+  const Operands& o;
+  u32 ring, stage, last;  // its begin; the stage that is next, and the one before
+  Feeder<F, UP> feeder;
+  typename F::Held held;
+
+  DEVICE void open(int items) {
+    feeder.item = blockIdx.x, feeder.items = items;
+    feeder.first = feeder.to = ring;
+    feeder.open(o);
+#pragma unroll
+    for (int i = 0; i < DEPTH - 1; ++i) feeder.copy(o), feeder.turn(o);
+    held.open(ring);
+  }
+  // A tile of EIGHTS eights of tokens: as a constant, so that a stage is code without branches.
+  template <int EIGHTS>
+  DEVICE void multiply_eights(int count, Sums& sums) {
+#pragma unroll 1
+    for (int part = 0; part < S::WK; ++part) {
+      [[maybe_unused]] Sums before;
+      if (S::WK > 1)
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 8; ++i) {
+          float& sum = sums[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4];
+          before[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4] = sum, sum = 0.0f;
+        }
+#pragma unroll 1
+      for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
+        F::arrive();
+        __syncthreads();
+        last = stage, stage = following<F>(stage, ring);
+        F::template multiply<UP, EIGHTS>(held, feeder, o, last, stage, count, run, sums);
+        feeder.turn(o);
+        F::depart(held, stage);
+      }
+      if (S::WK > 1)
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 8; ++i) {
+          float& sum = sums[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4];
+          sum = before[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4] + sum;
+        }
+    }
+  }
+  // As many eights of [FROM, TO] as `count` tokens take.
+  template <int FROM, int TO>
+  DEVICE void multiply(int count, Sums& sums) {
+    if constexpr (FROM == TO) {
+      multiply_eights<TO>(count, sums);
+    } else {
+      constexpr int MIDDLE = (FROM + TO) / 2;
+      if (count <= MIDDLE * 8) multiply<FROM, MIDDLE>(count, sums);
+      else multiply<MIDDLE + 1, TO>(count, sums);
+    }
   }
 };
 
 template <class F, bool UP>
 DEVICE void multiply_tiles(const Operands& o) {
   extern __shared__ __align__(1024) u8 memory[];
-  using S = Side<UP>;
   wait_for_previous();
   launch_dependents();
   const int items = __ldcg(&o.tiles[0].x) * Item<UP>::BLOCKS;
-  Feeder<F, UP> feeder = {(int)blockIdx.x, items, 0, 0};
-  feeder.open(o);
-#pragma unroll
-  for (int i = 0; i < DEPTH - 1; ++i) feeder.fetch(o, memory);
-  int slot = 0;
+  const u32 ring = forget(shared_address(memory));  // or it is asked for at each use
+  Products<F, UP> products = {o, ring, ring, ring};
+  products.open(items);
   int4 next = Item<UP>::tile(o, min((int)blockIdx.x, items - 1));
 #pragma unroll 1
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
@@ -165,36 +234,11 @@ DEVICE void multiply_tiles(const Operands& o) {
     Factors factors;
     factors.load<UP>(o, tile.x, item, F::REST);
     Sums sums = {};
-    u8* stage = memory;
-#pragma unroll 1
-    for (int part = 0; part < S::WK; ++part) {
-      [[maybe_unused]] Sums before;
-      if (S::WK > 1)
-#pragma unroll
-        for (int i = 0; i < COLUMNS * 8; ++i) {
-          float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
-          before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] = sum, sum = 0.0f;
-        }
-#pragma unroll 1
-      for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
-        wait_copies<DEPTH - 2>();
-        __syncthreads();
-        feeder.fetch(o, memory);
-        stage = memory + slot * F::STAGE;
-        if (Item<UP>::there(item)) F::template multiply<UP>(stage, tile.z, run, sums);
-        if (++slot == DEPTH) slot = 0;
-      }
-      if (S::WK > 1)
-#pragma unroll
-        for (int i = 0; i < COLUMNS * 8; ++i) {
-          float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
-          sum = before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] + sum;
-        }
-    }
+    products.template multiply<F::FEWEST_EIGHTS, COLUMNS>(tile.z, sums);
     __syncwarp();
-    u8* const room = stage + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
     if (!Item<UP>::there(item)) continue;
+    const u32 last = products.last, room = last + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
     if constexpr (UP) F::write_inner(o, tile, item, factors, sums, room);
-    else write_outer(o, tile, item, factors, sums, room, (const int*)(stage + F::LIST_AT));
+    else write_outer(o, tile, item, factors, sums, room, last + F::LIST_AT);
   }
 }

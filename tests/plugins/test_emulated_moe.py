@@ -51,7 +51,12 @@ def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path, la
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
 @pytest.mark.parametrize(
     ("tactic", "kind"),
-    [(TILES, "nvfp4"), (TILES_128, "fp8"), (TILES_FP4, "nvfp4_a4")],
+    [
+        (TILES, "nvfp4"),
+        (TILES_128, "fp8"),
+        (TILES_128, "dense"),
+        (TILES_FP4, "nvfp4_a4"),
+    ],
     ids=lambda v: getattr(v, "name", v),
 )
 def test_tiles_equal_the_reference(tactic: Tactic, kind: str, late: bool, cache: Path) -> None:
