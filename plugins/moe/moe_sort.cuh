@@ -23,9 +23,20 @@ DEVICE void for_pairs(int pairs, const Each& each) {
   for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
 }
 
+// Tiles of so many tokens of an expert, and what the largest has: they are nearly equal.
+DEVICE int tiles_of(int tokens) { return (tokens + BLOCK_M - 1) / BLOCK_M; }
+DEVICE int tile_size(int tokens) {
+  const int n = tiles_of(tokens);
+  return n ? ((tokens + n - 1) / n + 7) / 8 * 8 : 0;
+}
+
 // The first SORT_BLOCKS blocks, a cluster. `ranks`: a pair's place among its expert's of its block.
 DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* tiles) {
   __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+  // One block's kernels have persistent blocks in turns: longest tiles first, so that these end
+  // together. An expert's tiles stay neighbours: they share weights.
+  constexpr bool LONGEST = SORT_BLOCKS == 1;
+  __shared__ int turn[LONGEST ? EXPERTS : 1], cuts[LONGEST ? EXPERTS : 1];
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
   for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
@@ -39,15 +50,26 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
       sum += SORT_BLOCKS > 1 ? load_of_block(count + e, block) : count[e];
     }
     all[e] = sum, begin[e] = before;
+    if (LONGEST) tile[e] = tile_size(sum);
   }
   if (SORT_BLOCKS > 1) cluster_meet();  // nobody reads here any more
   else __syncthreads();
+  if (LONGEST) {
+    for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+      const int size = tile[e];
+      int before = 0;
+#pragma unroll 8
+      for (int i = 0; i < EXPERTS; ++i) before += tile[i] > size || (tile[i] == size && i < e);
+      turn[e] = before, cuts[before] = tiles_of(all[e]);
+    }
+    __syncthreads();
+  }
   if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
     int own = 0, cut = 0;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e)
-      own += all[e], cut += (all[e] + BLOCK_M - 1) / BLOCK_M;
+      own += all[e], cut += LONGEST ? cuts[e] : tiles_of(all[e]);
     int before = own, tiles_before = cut;
     for (int d = 1; d < 32; d *= 2) {
       const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
@@ -57,7 +79,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     before -= own, tiles_before -= cut;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
       count[e] = before, tile[e] = tiles_before;
-      before += all[e], tiles_before += (all[e] + BLOCK_M - 1) / BLOCK_M;
+      before += all[e], tiles_before += LONGEST ? cuts[e] : tiles_of(all[e]);
     }
   }
   __syncthreads();
@@ -66,11 +88,10 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     order[count[e] + begin[e] + ranks[i]] = i;
   });
   if (blockIdx.x) return;
-  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
-    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M,
-              size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    const int n = tiles_of(all[e]), size = tile_size(all[e]), first = tile[LONGEST ? turn[e] : e];
     for (int i = 0; i < n; ++i)
-      tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
+      tiles[1 + first + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
   }
 }
 

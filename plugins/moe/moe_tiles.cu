@@ -12,9 +12,10 @@
 struct Slab {
   static constexpr float REST = ::REST;
   static constexpr int OWN_BYTES = 2 * M16_BYTES;  // a warp's weights of a stage
-  static constexpr int WEIGHTS_AT = BLOCK_M * 128, SCALES_AT = WEIGHTS_AT + WARPS * OWN_BYTES;
-  static constexpr int LIST_AT = SCALES_AT + WARPS * 2 * M16_SCALES;
-  static constexpr int STAGE = LIST_AT + BLOCK_M * 4;
+  static constexpr int LIST_AT = BLOCK_M * 128, ROW_STAGE = LIST_AT + BLOCK_M * 4;
+  static constexpr int SCALES_AT = WARPS * OWN_BYTES;
+  static constexpr int OWN_STAGE = SCALES_AT + WARPS * 2 * M16_SCALES;
+  static constexpr int ROW_SLOTS = DEPTH + SLACK, TURNS = 4;
   static constexpr int ROUNDS = BLOCK_M / 32;         // rows that a thread copies
   static constexpr int RAW = WEIGHTS == 0 ? 2 : 1;    // words of an m16 tile held at once, by four
   static constexpr int GROUP = WEIGHTS == 0 ? 2 : 4;  // eights of tokens in registers at once
@@ -55,24 +56,24 @@ struct Slab {
       scales = o.scales + at * M16_SCALES + lane_id() * 4;
     }
     DEVICE void close() { count = 0, there = false; }
-    DEVICE void copy(const Operands&, u32 stage, int slab) {
+    DEVICE void copy(const Place<Slab>& stage, int slab) {
       const int row0 = threadIdx.x >> 3, chunk = threadIdx.x & 7;
       const bool inside = S::K % 64 == 0 || slab * 64 + chunk * 8 < S::K;
-      const u32 to = stage + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
+      const u32 to = stage.rows + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
 #pragma unroll
       for (int i = 0; i < ROUNDS; ++i)
         if (row0 + 32 * i < count) copy_async(to + i * 4096, rows + from[i], inside ? 16 : 0);
       if (there) {
-        const u32 own = stage + WEIGHTS_AT + Item<UP>::warp() * OWN_BYTES + lane_id() * 16;
+        const u32 own = stage.own + Item<UP>::warp() * OWN_BYTES + lane_id() * 16;
 #pragma unroll
         for (int i = 0; i < OWN_BYTES; i += 512) copy_async(own + i, w + i);
-        if (M16_SCALES) copy_async_few<4>(stage + SCALES_AT + threadIdx.x * 4, scales);
+        if (M16_SCALES) copy_async_few<4>(stage.own + SCALES_AT + threadIdx.x * 4, scales);
       }
       rows += 128, w += 4 * M16_BYTES, scales += 4 * M16_SCALES;
     }
-    DEVICE void copy_list(const Operands& o, u32 stage) const {
+    DEVICE void copy_list(const Operands& o, const Place<Slab>& stage) const {
       if (!UP && (int)threadIdx.x < count)
-        copy_async_few<4>(stage + LIST_AT + threadIdx.x * 4, o.order + place + threadIdx.x);
+        copy_async_few<4>(stage.rows + LIST_AT + threadIdx.x * 4, o.order + place + threadIdx.x);
     }
   };
 
@@ -83,14 +84,14 @@ struct Slab {
     [[maybe_unused]] u32 scales;
 
     template <int HALF>
-    DEVICE void load(u32 stage) {
+    DEVICE void load(const Place<Slab>& stage) {
       if (WEIGHTS == 1 && HALF == 1) return;
-      const u32 own = stage + WEIGHTS_AT + (threadIdx.x >> 5) * OWN_BYTES + lane_id() * 16;
+      const u32 own = stage.own + (threadIdx.x >> 5) * OWN_BYTES + lane_id() * 16;
 #pragma unroll
       for (int i = 0; i < 2 * RAW; ++i)
         words[i / RAW][i % RAW] =
             load_shared16(own + i / RAW * M16_BYTES + (HALF * RAW + i % RAW) * 512);
-      if (M16_SCALES) scales = load_shared4(stage + SCALES_AT + threadIdx.x * 4);
+      if (M16_SCALES) scales = load_shared4(stage.own + SCALES_AT + threadIdx.x * 4);
     }
     template <int HALF>
     DEVICE void unpack(u32 (&to)[2][2][4]) const {
@@ -115,25 +116,24 @@ struct Slab {
       }
     }
     // The first half of a slab, once this thread's copies of it are there.
-    DEVICE void open(u32 stage) {
+    DEVICE void open(const Place<Slab>& stage) {
       wait_copies<DEPTH - 2>();
       load<0>(stage), unpack<0>(a);
     }
   };
   DEVICE static void arrive() {}
-  DEVICE static void depart(Held& held, u32 next) {
+  DEVICE static void depart(Held& held, const Place<Slab>& next) {
     if (!EARLY) held.open(next);
   }
 
   // A k-slab of 32 weight rows times EIGHTS eights of tokens: by halves, GROUP eights at a time,
   // the next under way. In the second half what this thread copied of the next slab must be there;
   // of two stages it cannot be before the end.
-  template <bool UP, int EIGHTS, class Feed>
-  DEVICE static void multiply(Held& held, Feed& feeder, const Operands& o, u32 stage, u32 next,
-                              int count, int, Sums& sums) {
+  template <bool UP, int EIGHTS>
+  DEVICE static void multiply(Products<Slab, UP>& all, int count, int, Sums& sums) {
     constexpr int GROUPS = (EIGHTS + GROUP - 1) / GROUP;
     const int g = lane_id() >> 2, t = lane_id() & 3;
-    const u32 row = stage + g * 128;
+    const u32 row = all.last.rows + g * 128;
     const u32 chunk[2] = {row + ((2 * t ^ g) << 4), row + (((2 * t + 1) ^ g) << 4)};
     uint4 x[2][GROUP];
     const auto load = [&](int n) {
@@ -143,7 +143,7 @@ struct Slab {
           x[n % 2][i] = load_shared16(chunk[n / GROUPS] + (n % GROUPS * GROUP + i) * 1024);
     };
     load(0);
-    feeder.copy(o);
+    all.feeder.copy();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       u32 later[2][2][4];
@@ -153,10 +153,11 @@ struct Slab {
         if (!WIDTHS && part * GROUP * 8 >= count) break;
         if (!WIDTHS && n == GROUPS) load(n);
         if (n + 1 < 2 * GROUPS) load(n + 1);
-        if (n == 0) held.template load<1>(stage), held.template unpack<1>(later);
+        if (n == 0) all.held.template load<1>(all.last), all.held.template unpack<1>(later);
         if (n == GROUPS && EARLY) {
           wait_copies<LEFT>();
-          held.template load<0>(next), held.template unpack<0>(later);
+          if (SLACK) all.announce(all.met);
+          all.held.template load<0>(all.stage), all.held.template unpack<0>(later);
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step)
@@ -164,52 +165,66 @@ struct Slab {
           for (int i = 0; i < 2 * GROUP; ++i) {
             const uint4& v = x[n % 2][i / 2];
             if (part * GROUP + i / 2 < EIGHTS)
-              mma_bf16(sums[i % 2][part * GROUP + i / 2], held.a[i % 2][step], step ? v.z : v.x,
+              mma_bf16(sums[i % 2][part * GROUP + i / 2], all.held.a[i % 2][step], step ? v.z : v.x,
                        step ? v.w : v.y);
           }
       }
       if (!EARLY && half == 1) continue;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) held.a[i / 8][i / 4 % 2][i % 4] = later[i / 8][i / 4 % 2][i % 4];
+      for (int i = 0; i < 16; ++i)
+        all.held.a[i / 8][i / 4 % 2][i % 4] = later[i / 8][i / 4 % 2][i % 4];
     }
   }
 
-  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, turned in `room`.
+  // A warp's weights of the stage that was multiplied; of the next one too where they are held.
+  DEVICE static Rooms rooms(u32 last, u32 next) {
+    const u32 own = Item<true>::warp() * OWN_BYTES;
+    return {{last + own, WEIGHTS == 1 ? next + own : last + own + 1024}};
+  }
+
+  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, TURNS times before the
+  // lanes wait for each other.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
-                                 const Sums& sums, u32 room) {
+                                 const Sums& sums, const Rooms& rooms) {
     const int lane = lane_id(), row = Item<true>::row(item);
     const int token = (lane >> 4) * 8 + (lane & 7);  // whose address a lane gives
-    const u32 mine = room + token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
-    const u32 whole = room + (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
+    const u32 mine = token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
+    const u32 whole = (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
 #pragma unroll
-    for (int p = 0; p < COLUMNS / 2; ++p) {
+    for (int p = 0; p < COLUMNS / 2; p += TURNS) {
       if (p * 16 >= tile.z) break;
-      float v[4][2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        v[i / 2][i % 2] = inner_of(sums[i / 2 % 2][2 * p + i / 4], i % 2, f, i / 2 % 2);
+      for (int turn = 0; turn < TURNS; ++turn) {
+        float v[4][2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          v[i / 2][i % 2] = inner_of(sums[i / 2 % 2][2 * (p + turn) + i / 4], i % 2, f, i / 2 % 2);
 #if QUANT == 1
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = e4m3_of(v[i / 2][i % 2], f.next);
+        for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = e4m3_of(v[i / 2][i % 2], f.next);
 #elif QUANT == 3
-      const float gain = 1.0f / f.next;
+        const float gain = 1.0f / f.next;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float &first = v[i / 2 * 2][i % 2], &second = v[i / 2 * 2 + 1][i % 2];
-        const float scale = from_e4m3(scale_code(most_of_block(first, second), gain));
-        first = from_e2m1(value_code(first, gain, scale)) * scale;
-        second = from_e2m1(value_code(second, gain, scale)) * scale;
-      }
+        for (int i = 0; i < 4; ++i) {
+          float &first = v[i / 2 * 2][i % 2], &second = v[i / 2 * 2 + 1][i % 2];
+          const float scale = from_e4m3(scale_code(most_of_block(first, second), gain));
+          first = from_e2m1(value_code(first, gain, scale)) * scale;
+          second = from_e2m1(value_code(second, gain, scale)) * scale;
+        }
 #endif
-      u32 turned[4];
+        u32 turned[4];
 #pragma unroll
-      for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
-      store_matrix_transposed(mine, turned);
+        for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
+        store_matrix_transposed(rooms.at<TURNS>(turn) + mine, turned);
+      }
       __syncwarp();
-      const uint4 values = load_shared16(whole);
-      const int column = p * 16 + (lane >> 1);
-      if (column < tile.z && row < INNER)
-        *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const uint4 values = load_shared16(rooms.at<TURNS>(turn) + whole);
+        const int column = (p + turn) * 16 + (lane >> 1);
+        if (column < tile.z && row < INNER)
+          *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;
+      }
       __syncwarp();
     }
   }

@@ -3,13 +3,13 @@
 // Work: a tile of up to BLOCK_M tokens of one expert (moe_sort.cuh) times four panels of 64 weight
 // rows. Persistent blocks of eight warps; a warp has 32 weight rows (mma.sync's m, in registers)
 // and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is
-// filled by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its
-// weights in a stage: their place serves to turn its results before they are stored.
-// The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
-// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, close, copy,
-// copy_list), REST (left of the weights' scale), FEWEST_EIGHTS (of tokens that multiply has code
-// for), Held (what a thread holds from a stage to the next), arrive, multiply<UP, EIGHTS>, depart
-// and write_inner.
+// filled by cp.async across the bounds of tiles. A warp alone reads its weights in a stage: their
+// place serves to turn its results before they are stored.
+// The including file defines a form F: ROW_STAGE, OWN_STAGE (bytes of a stage: tokens' rows, and
+// weights), ROW_SLOTS, runs<UP>() stages a dot product, LIST_AT (pairs of the tile's tokens, there
+// with the last run), Source<UP> (open, close, copy, copy_list), REST (left of the weights' scale),
+// FEWEST_EIGHTS (of tokens that multiply has code for), Held (what a thread holds from a stage to
+// the next), arrive, multiply<UP, EIGHTS>, depart, rooms, TURNS and write_inner.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"
@@ -85,37 +85,65 @@ DEVICE u32 most_of_block(float first, float second) {
   return most;
 }
 
-// The stage behind one, of the ring that begins at `first`.
+// Where a stage lies in shared memory: the tokens' rows, in ROW_SLOTS slots, and behind them the
+// warps' weights, in DEPTH slots.
 template <class F>
-DEVICE u32 following(u32 stage, u32 first) {
-  return stage == first + (DEPTH - 1) * F::STAGE ? first : stage + F::STAGE;
-}
+struct Place {
+  u32 rows, own;
+  DEVICE static Place first(u32 ring) { return {ring, ring + F::ROW_SLOTS * F::ROW_STAGE}; }
+  DEVICE Place following(u32 ring) const {
+    const Place from = first(ring);
+    return {rows == ring + (F::ROW_SLOTS - 1) * F::ROW_STAGE ? from.rows : rows + F::ROW_STAGE,
+            own == from.own + (DEPTH - 1) * F::OWN_STAGE ? from.own : own + F::OWN_STAGE};
+  }
+};
 
-// An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time.
+// Where a warp turns results, 512 bytes at a time: half of the places from either address.
+struct Rooms {
+  u32 from[2];
+  template <int COUNT>
+  DEVICE u32 at(int i) const {
+    return from[i * 2 / COUNT] + i % (COUNT / 2) * 512;
+  }
+};
+
+// An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time, TURNS
+// times before the lanes wait for each other.
+template <int TURNS>
 DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Factors& f,
-                        const Sums& sums, u32 room, u32 list) {
+                        const Sums& sums, const Rooms& rooms, u32 list) {
   const int lane = lane_id(), row = Item<false>::row(item);
-  [[maybe_unused]] const u32 mine = room + (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
-  [[maybe_unused]] const u32 whole = room + (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j) {
-    if (j * 8 >= tile.z) break;
 #ifdef PARTS_BF16
-    u32 turned[4];
+  const u32 mine = (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
+  const u32 whole = (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
+  const int first = row + (lane & 3) * 8;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const float (&v)[4] = sums[q >> 1][j];
-      const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
-      turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
+  for (int j = 0; j < COLUMNS; j += TURNS) {
+    if (j * 8 >= tile.z) break;
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      u32 turned[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const float (&v)[4] = sums[q >> 1][j + i];
+        const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
+        turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
+      }
+      store_matrix_transposed(rooms.at<TURNS>(i) + mine, turned);
     }
-    store_matrix_transposed(mine, turned);
     __syncwarp();
-    const uint4 values = load_shared16(whole);
-    const int column = j * 8 + (lane >> 2), first = row + (lane & 3) * 8;
-    if (column < tile.z && first < HIDDEN)
-      *(uint4*)((u16*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + first) = values;
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const int column = (j + i) * 8 + (lane >> 2);
+      const uint4 values = load_shared16(rooms.at<TURNS>(i) + whole);
+      if (column < tile.z && first < HIDDEN)
+        *(uint4*)((u16*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + first) = values;
+    }
     __syncwarp();
+  }
 #else
+#pragma unroll
+  for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int column = j * 8 + (lane & 3) * 2 + c;
@@ -130,7 +158,6 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
       }
     }
 #endif
-  }
 }
 
 // The copies of a ring, DEPTH - 1 stages ahead of its products. Behind the last item nothing is
@@ -138,42 +165,62 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
 template <class F, bool UP>
 struct Feeder {
   int item, items, run;
-  u32 first, to;  // of the ring, and of the stage that is filled, in shared memory
+  u32 ring;
+  Place<F> to;
   typename F::template Source<UP> source;
 
-  DEVICE void open(const Operands& o) {
+  DEVICE void open(const Operands& o, const int4& tile) {
     run = 0;
-    if (item < items) source.open(o, Item<UP>::tile(o, item), item);
+    if (item < items) source.open(o, tile, item);
     else source.close();
   }
-  DEVICE void copy(const Operands& o) { source.copy(o, to, run); }
-  // After the copies of a stage: they are a group, and the next stage is on.
-  DEVICE void turn(const Operands& o) {
+  DEVICE void copy() { source.copy(to, run); }
+  // After the copies of a stage: they are a group, and the next stage is on. `next`: the tile after
+  // the one that is multiplied; where an item has few stages, copies are further on.
+  DEVICE void turn(const Operands& o, const int4& next) {
     if (++run == F::template runs<UP>()) {
       source.copy_list(o, to);
-      item += gridDim.x, open(o);
+      item += gridDim.x;
+      if (F::template runs<UP>() >= DEPTH) open(o, next);
+      else open(o, Item<UP>::tile(o, min(item, items - 1)));
     }
     commit_copies();
-    to = following<F>(to, first);
+    to = to.following(ring);
   }
 };
 
-// The stages of a ring and the products of tiles.
+// The stages of a ring and the products of tiles. Where there is a slot of rows more than stages
+// on their way, a warp may be half a stage ahead of another: in the middle of each it says that its
+// copies of the next are there and those before this are read (`met`), and waits for the others at
+// the next one's begin. Else the block meets there.
 template <class F, bool UP>
 struct Products {
   using S = Side<UP>;
+  static constexpr bool APART = F::ROW_SLOTS > DEPTH;
   const Operands& o;
-  u32 ring, stage, last;  // its begin; the stage that is next, and the one before
+  u32 ring, met;
+  Place<F> last, stage;  // the stage that was multiplied, and the next
+  u32 parity;
+  int4 next;
   Feeder<F, UP> feeder;
   typename F::Held held;
 
   DEVICE void open(int items) {
-    feeder.item = blockIdx.x, feeder.items = items;
-    feeder.first = feeder.to = ring;
-    feeder.open(o);
+    met = ring + F::ROW_SLOTS * F::ROW_STAGE + DEPTH * F::OWN_STAGE;
+    feeder.item = blockIdx.x, feeder.items = items, feeder.ring = ring;
+    stage = last = feeder.to = Place<F>::first(ring), parity = 0;
+    next = Item<UP>::tile(o, min((int)blockIdx.x, items - 1));
+    if (APART && threadIdx.x == 0) barrier_init(met, WARPS * WARP_ARRIVALS);
+    feeder.open(o, next);
 #pragma unroll
-    for (int i = 0; i < DEPTH - 1; ++i) feeder.copy(o), feeder.turn(o);
-    held.open(ring);
+    for (int i = 0; i < DEPTH - 1; ++i) feeder.copy(), feeder.turn(o, next);
+    __syncthreads();
+    held.open(stage);
+    if (APART) announce(met);
+  }
+  DEVICE static void announce(u32 met) {
+    __syncwarp();
+    barrier_arrive_warp(met, lane_id());
   }
   // A tile of EIGHTS eights of tokens: as a constant, so that a stage is code without branches.
   template <int EIGHTS>
@@ -190,10 +237,11 @@ struct Products {
 #pragma unroll 1
       for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
         F::arrive();
-        __syncthreads();
-        last = stage, stage = following<F>(stage, ring);
-        F::template multiply<UP, EIGHTS>(held, feeder, o, last, stage, count, run, sums);
-        feeder.turn(o);
+        if (APART) barrier_wait(met, parity), parity ^= 1;
+        else __syncthreads();
+        last = stage, stage = stage.following(ring);
+        F::template multiply<UP, EIGHTS>(*this, count, run, sums);
+        feeder.turn(o, next);
         F::depart(held, stage);
       }
       if (S::WK > 1)
@@ -223,22 +271,22 @@ DEVICE void multiply_tiles(const Operands& o) {
   wait_for_previous();
   launch_dependents();
   const int items = __ldcg(&o.tiles[0].x) * Item<UP>::BLOCKS;
-  const u32 ring = forget(shared_address(memory));  // or it is asked for at each use
-  Products<F, UP> products = {o, ring, ring, ring};
+  // forget: or the address is asked for at each use
+  Products<F, UP> products = {o, forget(shared_address(memory))};
   products.open(items);
-  int4 next = Item<UP>::tile(o, min((int)blockIdx.x, items - 1));
 #pragma unroll 1
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int4 tile = next;
-    next = Item<UP>::tile(o, min(item + (int)gridDim.x, items - 1));
+    const int4 tile = products.next;
+    products.next = Item<UP>::tile(o, min(item + (int)gridDim.x, items - 1));
     Factors factors;
     factors.load<UP>(o, tile.x, item, F::REST);
     Sums sums = {};
     products.template multiply<F::FEWEST_EIGHTS, COLUMNS>(tile.z, sums);
     __syncwarp();
     if (!Item<UP>::there(item)) continue;
-    const u32 last = products.last, room = last + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
-    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, room);
-    else write_outer(o, tile, item, factors, sums, room, last + F::LIST_AT);
+    const Rooms rooms = F::rooms(products.last.own, products.stage.own);
+    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, rooms);
+    else
+      write_outer<F::TURNS>(o, tile, item, factors, sums, rooms, products.last.rows + F::LIST_AT);
   }
 }

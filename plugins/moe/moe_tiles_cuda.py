@@ -49,6 +49,7 @@ from spark_engine.plugins.moe.moe_wide_cuda import (
 
 MOST_STAGES = 6
 RESERVED = 1024  # bytes of shared memory that the driver takes
+BARRIER = 16  # bytes
 SORT_THREADS = 1024
 ONE_BLOCK = {"SORT_BLOCKS": 1}
 # Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
@@ -57,17 +58,36 @@ HOPPER_RATE, OTHER_RATE = 0.45, 0.75
 
 @dataclass(frozen=True)
 class Stage:
-    """Bytes of a ring's stage, and the stages that fit in shared memory."""
+    """Bytes of a ring's stage, and the stages that fit in shared memory.
 
-    nbytes: int
+    Attributes:
+        rows: of the tokens' rows. A slot more of them lets warps be half a stage apart.
+        own: of the rest.
+    """
+
+    rows: int
+    own: int
+
+    def slack(self, target: Target) -> int:
+        """Slots of rows beside those of stages: 1 where three stages fit beside it."""
+        return int(self._stages(target, self.rows + BARRIER) > 2)
 
     def depth(self, target: Target) -> int:
         """How many; fewer than 2 serve no one."""
-        return min(MOST_STAGES, (target.shared_bytes - RESERVED) // self.nbytes)
+        return self._stages(target, self.slack(target) * (self.rows + BARRIER))
+
+    def nbytes(self, target: Target) -> int:
+        """Of the whole ring."""
+        slack = self.slack(target) * (self.rows + BARRIER)
+        return self._stages(target, slack) * (self.rows + self.own) + slack
+
+    def _stages(self, target: Target, beside: int) -> int:
+        free = target.shared_bytes - RESERVED - beside
+        return min(MOST_STAGES, free // (self.rows + self.own))
 
 
 def _stage(p: Problem, tiling: Tiling) -> Stage:
-    return Stage(tiling.block_m * (128 + 4) + 16 * M16_BYTES[p.weights])
+    return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
 
 
 def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> str | None:
@@ -98,9 +118,8 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
     """sort, [quantise], up, down, combine."""
     p = problem(attrs, specs)
     stage = _stage(p, tiling)
-    depth = stage.depth(target)
-    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": depth, "QUANT": p.quant, **ONE_BLOCK}
-    defines = macros(p, **tiling.tuning, **tuning)
+    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": stage.depth(target), "QUANT": p.quant}
+    defines = macros(p, **tiling.tuning, **tuning, SLACK=stage.slack(target), **ONE_BLOCK)
     order, tiles, h, parts, codes = scratch(0, 1, 3, 4, 5)
     most = most_tiles(p, tiling.block_m)
     given = [operand(p, n, "w2") if p.quant else NULL for n in ("x_scale", "h_scale")]
@@ -108,7 +127,7 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
     def product(symbol: str, rows: Arg, weight: str, rest: tuple[Arg, ...], panels: int) -> Launch:
         blocks = min(target.sms, most * -(-panels // 4))
         args = (rows, order, tiles, *weights(p, weight), *rest)
-        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, depth * stage.nbytes,
+        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, stage.nbytes(target),
                       defines=defines, pdl=True)  # fmt: skip
 
     launches = [sort(p, defines)]
