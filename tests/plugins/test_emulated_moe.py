@@ -72,10 +72,11 @@ def test_tiles_equal_the_reference(tactic: Tactic, kind: str, late: bool, cache:
     assert error.max() < (4e-2 if kind != "nvfp4" else 1e-2), error.max()
 
 
-def test_tiles_of_many_slabs_equal_the_reference(cache: Path) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
+def test_tiles_of_many_slabs_equal_the_reference(late: bool, cache: Path) -> None:
     attrs: Attrs = {"format": "nvfp4", "dtype": "bf16"}
-    arrays = drawn("nvfp4", FEW["tiles_128"], LONG)
-    got = run(TILES_128, attrs, arrays, cache, True).astype(np.float64)
+    arrays = drawn("nvfp4", 89, LONG)
+    got = run(TILES_128, attrs, arrays, cache, late).astype(np.float64)
     true = OP.reference(attrs, arrays)[0].astype(np.float64)
     assert np.isnan(got[BROKEN]).all()
     got, true = np.delete(got, BROKEN, 0), np.delete(true, BROKEN, 0)
