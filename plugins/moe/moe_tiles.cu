@@ -1,7 +1,7 @@
 // Grouped GEMM of experts by mma.sync, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
 // up_e(x)), where there is no wgmma. Activations are bf16, or codes as the bf16 they stand for.
 //
-// Launches: moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a k-slab: 128 bytes
+// Launches: moe_count, moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a k-slab: 128 bytes
 // of each token's row, 16-byte chunks swizzled by the row, and the block's weights as they lie; a
 // lane's 16 k of a token are consecutive there (expert_layout.py), so x is read as it is. With
 // BLOCK_M 64 the order of every sum is moe_grouped.cu's; with 128 all of k is one sum and parts are
@@ -15,7 +15,8 @@ struct Slab {
   static constexpr int LIST_AT = BLOCK_M * 128, ROW_STAGE = LIST_AT + BLOCK_M * 4;
   static constexpr int SCALES_AT = WARPS * OWN_BYTES;
   static constexpr int OWN_STAGE = SCALES_AT + WARPS * 2 * M16_SCALES;
-  static constexpr int ROW_SLOTS = DEPTH + SLACK, TURNS = 4;
+  static constexpr int ROW_SLOTS = DEPTH + SLACK;
+  static constexpr int TURNS = 4, INNER_TURNS = 2;    // of rooms, before the lanes wait
   static constexpr int ROUNDS = BLOCK_M / 32;         // rows that a thread copies
   static constexpr int RAW = WEIGHTS == 0 ? 2 : 1;    // words of an m16 tile held at once, by four
   static constexpr int GROUP = WEIGHTS == 0 ? 2 : 4;  // eights of tokens in registers at once
@@ -182,8 +183,8 @@ struct Slab {
     return {{last + own, WEIGHTS == 1 ? next + own : last + own + 1024}};
   }
 
-  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, TURNS times before the
-  // lanes wait for each other.
+  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, INNER_TURNS times before
+  // the lanes wait for each other.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
                                  const Sums& sums, const Rooms& rooms) {
     const int lane = lane_id(), row = Item<true>::row(item);
@@ -191,10 +192,10 @@ struct Slab {
     const u32 mine = token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
     const u32 whole = (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
 #pragma unroll
-    for (int p = 0; p < COLUMNS / 2; p += TURNS) {
+    for (int p = 0; p < COLUMNS / 2; p += INNER_TURNS) {
       if (p * 16 >= tile.z) break;
 #pragma unroll
-      for (int turn = 0; turn < TURNS; ++turn) {
+      for (int turn = 0; turn < INNER_TURNS; ++turn) {
         float v[4][2];
 #pragma unroll
         for (int i = 0; i < 8; ++i)
@@ -215,12 +216,12 @@ struct Slab {
         u32 turned[4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
-        store_matrix_transposed(rooms.at<TURNS>(turn) + mine, turned);
+        store_matrix_transposed(rooms.at<INNER_TURNS>(turn) + mine, turned);
       }
       __syncwarp();
 #pragma unroll
-      for (int turn = 0; turn < TURNS; ++turn) {
-        const uint4 values = load_shared16(rooms.at<TURNS>(turn) + whole);
+      for (int turn = 0; turn < INNER_TURNS; ++turn) {
+        const uint4 values = load_shared16(rooms.at<INNER_TURNS>(turn) + whole);
         const int column = (p + turn) * 16 + (lane >> 1);
         if (column < tile.z && row < INNER)
           *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;

@@ -1,7 +1,7 @@
 // Grouped GEMM of experts with NVFP4 activations (W4A4), many tokens, by the FP4 instruction:
 // native on sm_121a, emulated on sm_90a (fp4_mma.cuh: correct, not fast).
 //
-// Launches: moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are packed to be
+// Launches: moe_count, moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are packed to be
 // dequantised (expert_layout.py); here a word's bits become eight codes again, in an order that
 // activations are written in, and two lanes exchange halves, so that a block of 16 is what the
 // instruction takes it to be. Block scales go back to e4m3 and are turned among four lanes. `h` is

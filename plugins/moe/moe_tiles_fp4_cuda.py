@@ -24,10 +24,11 @@ from spark_engine.plugins.moe.moe_problem import (
 )
 from spark_engine.plugins.moe.moe_tiles_cuda import (
     MOST_STAGES,
-    ONE_BLOCK,
     RESERVED,
+    SORT,
     seconds,
     sort,
+    sort_bytes,
 )
 from spark_engine.plugins.moe.moe_wide_cuda import ASCENDING, FEWEST, most_tiles
 
@@ -65,10 +66,10 @@ def refuse_fp4(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 
 def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """sort, quantise, up (which quantises), down, combine."""
+    """count, sort, quantise, up (which quantises), down, combine."""
     p = problem(attrs, specs)
     depth, most = _depth(p, target), most_tiles(p, BLOCK_M)
-    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **ONE_BLOCK}
+    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **SORT}
     defines = macros(p, **ASCENDING.tuning, **tuning)
     order, tiles, h, parts, x, x_scales, h_scales = scratch(0, 1, 3, 4, 5, 6, 7)
     given, following = (operand(p, n, n) for n in ("x_scale", "h_scale"))
@@ -84,7 +85,7 @@ def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
                       defines=defines, pdl=True)  # fmt: skip
 
     launches = (
-        sort(p, defines),
+        *sort(p, defines),
         quantise,
         product(
             "tile_up", (x, x_scales), "w13", (given, following, h, h_scales), -(-p.inner // 32)
@@ -94,9 +95,7 @@ def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     )
     wide, inner = _slabs(p)
     sizes = (
-        p.pairs * 4,
-        (1 + most) * 16,
-        p.pairs * 4,
+        *sort_bytes(p, BLOCK_M),
         p.pairs * inner * 32,
         p.pairs * p.hidden * ASCENDING.part_bytes,
         p.pairs * wide * 32,
