@@ -1,4 +1,4 @@
-// First launches of moe_wide.cu and moe_tiles.cuh: the pairs (token, expert) sorted by expert and cut
+// First launches of moe_wide.cu and moe_tiles.cuh: the pairs (token, expert) by expert, cut
 // into tiles of tokens; for wide also the activations with k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,

@@ -1,11 +1,11 @@
 // Grouped GEMM of experts by mma.sync, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
 // up_e(x)), where there is no wgmma. Activations are bf16, or codes as the bf16 they stand for.
 //
-// Launches: moe_count, moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a k-slab: 128 bytes
-// of each token's row, 16-byte chunks swizzled by the row, and the block's weights as they lie; a
-// lane's 16 k of a token are consecutive there (expert_layout.py), so x is read as it is. With
-// BLOCK_M 64 the order of every sum is moe_grouped.cu's; with 128 all of k is one sum and parts are
-// bf16, as in moe_wide.cu. benchmarks/log/moe_tiles.md.
+// Launches: moe_count, moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a
+// k-slab: 128 bytes of each token's row, 16-byte chunks swizzled by the row, and the block's
+// weights as they lie; a lane's 16 k of a token are consecutive there (expert_layout.py), so x is
+// read as it is. With BLOCK_M 64 the order of every sum is moe_grouped.cu's; with 128 all of k is
+// one sum and parts are bf16, as in moe_wide.cu. benchmarks/log/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
 #include "moe/moe_tiles.cuh"
 

@@ -1,11 +1,12 @@
 // Grouped GEMM of experts with NVFP4 activations (W4A4), many tokens, by the FP4 instruction:
 // native on sm_121a, emulated on sm_90a (fp4_mma.cuh: correct, not fast).
 //
-// Launches: moe_count, moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are packed to be
-// dequantised (expert_layout.py); here a word's bits become eight codes again, in an order that
-// activations are written in, and two lanes exchange halves, so that a block of 16 is what the
-// instruction takes it to be. Block scales go back to e4m3 and are turned among four lanes. `h` is
-// quantised where it is made: a warp's 32 rows of `up` are one block of 16 inner columns.
+// Launches: moe_count, moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are
+// packed to be dequantised (expert_layout.py); here a word's bits become eight codes again, in an
+// order that activations are written in, and two lanes exchange halves, so that a block of 16 is
+// what the instruction takes it to be. Block scales go back to e4m3 and are turned among four
+// lanes. `h` is quantised where it is made: a warp's 32 rows of `up` are one block of 16 inner
+// columns.
 // A row of codes, by runs of SPAN k-slabs: lane t's words of each slab, 8 SPAN bytes; a row of
 // scales: four bytes a slab, in the instruction's order. benchmarks/log/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
