@@ -183,8 +183,8 @@ struct Slab {
     return {{last + own, WEIGHTS == 1 ? next + own : last + own + 1024}};
   }
 
-  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, INNER_TURNS times before
-  // the lanes wait for each other.
+  // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, INNER_TURNS times
+  // before the lanes wait for each other.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
                                  const Sums& sums, const Rooms& rooms) {
     const int lane = lane_id(), row = Item<true>::row(item);
