@@ -132,13 +132,17 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
       store_matrix_transposed(rooms.at<TURNS>(i) + mine, turned);
     }
     __syncwarp();
+    uint4 values[TURNS];
+    u32 pair[TURNS];  // behind the tile's end anything, and not stored
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-      const int column = (j + i) * 8 + (lane >> 2);
-      const uint4 values = load_shared16(rooms.at<TURNS>(i) + whole);
-      if (column < tile.z && first < HIDDEN)
-        *(uint4*)((u16*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + first) = values;
+      values[i] = load_shared16(rooms.at<TURNS>(i) + whole);
+      pair[i] = load_shared4(list + ((j + i) * 8 + (lane >> 2)) * 4);
     }
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+      if ((j + i) * 8 + (lane >> 2) < tile.z && first < HIDDEN)
+        *(uint4*)((u16*)o.to + (u64)pair[i] * HIDDEN + first) = values[i];
     __syncwarp();
   }
 #else
