@@ -16,6 +16,7 @@
 #include "moe/moe_sort.cuh"
 
 constexpr int COLUMNS = BLOCK_M / 8;
+constexpr u32 HALF_STAGE = 400;     // ns, about
 typedef float Sums[2][COLUMNS][4];  // of a lane, by m16 tile and eight tokens
 
 struct Operands {
@@ -221,6 +222,9 @@ struct Products {
     __syncthreads();
     held.open(stage);
     if (APART) announce(met);
+    // A scheduler's two warps begin half a stage apart: what one does beside products runs beside
+    // the other's.
+    if (APART) __nanosleep(Item<UP>::warp() / (WARPS / 2) * HALF_STAGE);  // no branch
   }
   DEVICE static void announce(u32 met) {
     __syncwarp();
