@@ -3,17 +3,20 @@
 // Work: a tile of up to BLOCK_M tokens of one expert (moe_sort.cuh) times four panels of 64 weight
 // rows. Persistent blocks of eight warps; a warp has 32 weight rows (mma.sync's m, in registers)
 // and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is
-// filled by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its
-// weights in a stage: their place serves to turn its results before they are stored.
-// The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
-// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST
-// (left of the weights' scale), multiply<UP> and write_inner.
+// filled by cp.async across the bounds of tiles. A warp alone reads its weights in a stage: their
+// place serves to turn its results before they are stored.
+// The including file defines a form F: ROW_STAGE, OWN_STAGE (bytes of a stage: tokens' rows, and
+// weights), ROW_SLOTS, runs<UP>() stages a dot product, LIST_AT (pairs of the tile's tokens, there
+// with the last run), Source<UP> (open, close, copy, copy_list), REST (left of the weights' scale),
+// FEWEST_EIGHTS (of tokens that multiply has code for), Held (what a thread holds from a stage to
+// the next), arrive, multiply<UP, EIGHTS>, depart, rooms, TURNS and write_inner.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"
 #include "moe/moe_sort.cuh"
 
 constexpr int COLUMNS = BLOCK_M / 8;
+constexpr u32 HALF_STAGE = 400;     // ns, about
 typedef float Sums[2][COLUMNS][4];  // of a lane, by m16 tile and eight tokens
 
 struct Operands {
@@ -83,37 +86,75 @@ DEVICE u32 most_of_block(float first, float second) {
   return most;
 }
 
-// An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time.
+// Where a stage lies in shared memory: the tokens' rows, in ROW_SLOTS slots, and behind them the
+// warps' weights, in DEPTH slots.
+template <class F>
+struct Place {
+  u32 rows, own;
+  DEVICE static Place first(u32 ring) { return {ring, ring + F::ROW_SLOTS * F::ROW_STAGE}; }
+  DEVICE Place following(u32 ring) const {
+    const Place from = first(ring);
+    return {rows == ring + (F::ROW_SLOTS - 1) * F::ROW_STAGE ? from.rows : rows + F::ROW_STAGE,
+            own == from.own + (DEPTH - 1) * F::OWN_STAGE ? from.own : own + F::OWN_STAGE};
+  }
+};
+
+// Where a warp turns results, 512 bytes at a time: half of the places from either address.
+struct Rooms {
+  u32 from[2];
+  template <int COUNT>
+  DEVICE u32 at(int i) const {
+    return from[i * 2 / COUNT] + i % (COUNT / 2) * 512;
+  }
+};
+
+// An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time, TURNS
+// times before the lanes wait for each other.
+template <int TURNS>
 DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Factors& f,
-                        const Sums& sums, u8* room, const int* list) {
+                        const Sums& sums, const Rooms& rooms, u32 list) {
   const int lane = lane_id(), row = Item<false>::row(item);
-  [[maybe_unused]] u8* const mine = room + (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
-  [[maybe_unused]] const u8* const whole =
-      room + (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j) {
-    if (j * 8 >= tile.z) break;
 #ifdef PARTS_BF16
-    u32 turned[4];
+  const u32 mine = (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
+  const u32 whole = (lane >> 2) * 64 + ((lane & 3) ^ (lane >> 3 & 3)) * 16;
+  const int first = row + (lane & 3) * 8;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const float (&v)[4] = sums[q >> 1][j];
-      const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
-      turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
+  for (int j = 0; j < COLUMNS; j += TURNS) {
+    if (j * 8 >= tile.z) break;
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      u32 turned[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const float (&v)[4] = sums[q >> 1][j + i];
+        const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
+        turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
+      }
+      store_matrix_transposed(rooms.at<TURNS>(i) + mine, turned);
     }
-    store_matrix_transposed(mine, turned);
     __syncwarp();
-    const uint4 values = load_shared16(whole);
-    const int column = j * 8 + (lane >> 2), first = row + (lane & 3) * 8;
-    if (column < tile.z && first < HIDDEN)
-      *(uint4*)((u16*)o.to + (u64)list[column] * HIDDEN + first) = values;
+    uint4 values[TURNS];
+    u32 pair[TURNS];  // behind the tile's end anything, and not stored
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      values[i] = load_shared16(rooms.at<TURNS>(i) + whole);
+      pair[i] = load_shared4(list + ((j + i) * 8 + (lane >> 2)) * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+      if ((j + i) * 8 + (lane >> 2) < tile.z && first < HIDDEN)
+        *(uint4*)((u16*)o.to + (u64)pair[i] * HIDDEN + first) = values[i];
     __syncwarp();
+  }
 #else
+#pragma unroll
+  for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int column = j * 8 + (lane & 3) * 2 + c;
       if (column >= tile.z) continue;
-      float* const y = (float*)o.to + (u64)list[column] * HIDDEN + row + (lane >> 2);
+      float* const y =
+          (float*)o.to + (u64)load_shared4(list + column * 4) * HIDDEN + row + (lane >> 2);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (row + i * 16 >= HIDDEN) continue;
@@ -122,79 +163,138 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
       }
     }
 #endif
-  }
 }
 
-// The copies of a ring, DEPTH - 1 stages ahead of its products.
+// The copies of a ring, DEPTH - 1 stages ahead of its products. Behind the last item nothing is
+// copied: a source that is closed has no rows and no weights, so that `copy` needs no branch.
 template <class F, bool UP>
 struct Feeder {
-  int item, items, run, slot;
+  int item, items, run;
+  u32 ring;
+  Place<F> to;
   typename F::template Source<UP> source;
 
-  DEVICE void open(const Operands& o) {
+  DEVICE void open(const Operands& o, const int4& tile) {
     run = 0;
-    if (item < items) source.open(o, Item<UP>::tile(o, item), item);
+    if (item < items) source.open(o, tile, item);
+    else source.close();
   }
-  DEVICE void fetch(const Operands& o, u8* memory) {
-    if (item < items) {
-      source.copy(o, memory + slot * F::STAGE, run);
-      if (++run == F::template runs<UP>()) item += gridDim.x, open(o);
+  DEVICE void copy() { source.copy(to, run); }
+  // After the copies of a stage: they are a group, and the next stage is on. `next`: the tile after
+  // the one that is multiplied; where an item has few stages, copies are further on.
+  DEVICE void turn(const Operands& o, const int4& next) {
+    if (++run == F::template runs<UP>()) {
+      source.copy_list(o, to);
+      item += gridDim.x;
+      if (F::template runs<UP>() >= DEPTH) open(o, next);
+      else open(o, Item<UP>::tile(o, min(item, items - 1)));
     }
     commit_copies();
-    if (++slot == DEPTH) slot = 0;
+    to = to.following(ring);
+  }
+};
+
+// The stages of a ring and the products of tiles. Where there is a slot of rows more than stages
+// on their way, a warp may be half a stage ahead of another: in the middle of each it says that its
+// copies of the next are there and those before this are read (`met`), and waits for the others at
+// the next one's begin. Else the block meets there.
+template <class F, bool UP>
+struct Products {
+  using S = Side<UP>;
+  static constexpr bool APART = F::ROW_SLOTS > DEPTH;
+  const Operands& o;
+  u32 ring, met;
+  Place<F> last, stage;  // the stage that was multiplied, and the next
+  u32 parity;
+  int4 next;
+  Feeder<F, UP> feeder;
+  typename F::Held held;
+
+  DEVICE void open(int items) {
+    met = ring + F::ROW_SLOTS * F::ROW_STAGE + DEPTH * F::OWN_STAGE;
+    feeder.item = blockIdx.x, feeder.items = items, feeder.ring = ring;
+    stage = last = feeder.to = Place<F>::first(ring), parity = 0;
+    next = Item<UP>::tile(o, min((int)blockIdx.x, items - 1));
+    if (APART && threadIdx.x == 0) barrier_init(met, WARPS * WARP_ARRIVALS);
+    feeder.open(o, next);
+#pragma unroll
+    for (int i = 0; i < DEPTH - 1; ++i) feeder.copy(), feeder.turn(o, next);
+    __syncthreads();
+    held.open(stage);
+    if (APART) announce(met);
+    // A scheduler's two warps begin half a stage apart: what one does beside products runs beside
+    // the other's.
+    if (APART) __nanosleep(Item<UP>::warp() / (WARPS / 2) * HALF_STAGE);  // no branch
+  }
+  DEVICE static void announce(u32 met) {
+    __syncwarp();
+    barrier_arrive_warp(met, lane_id());
+  }
+  // A tile of EIGHTS eights of tokens: as a constant, so that a stage is code without branches.
+  template <int EIGHTS>
+  DEVICE void multiply_eights(int count, Sums& sums) {
+#pragma unroll 1
+    for (int part = 0; part < S::WK; ++part) {
+      [[maybe_unused]] Sums before;
+      if (S::WK > 1)
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 8; ++i) {
+          float& sum = sums[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4];
+          before[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4] = sum, sum = 0.0f;
+        }
+#pragma unroll 1
+      for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
+        F::arrive();
+        if (APART) barrier_wait(met, parity), parity ^= 1;
+        else __syncthreads();
+        last = stage, stage = stage.following(ring);
+        F::template multiply<UP, EIGHTS>(*this, count, run, sums);
+        feeder.turn(o, next);
+        F::depart(held, stage);
+      }
+      if (S::WK > 1)
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 8; ++i) {
+          float& sum = sums[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4];
+          sum = before[i / EIGHTS / 4][i / 4 % EIGHTS][i % 4] + sum;
+        }
+    }
+  }
+  // As many eights of [FROM, TO] as `count` tokens take.
+  template <int FROM, int TO>
+  DEVICE void multiply(int count, Sums& sums) {
+    if constexpr (FROM == TO) {
+      multiply_eights<TO>(count, sums);
+    } else {
+      constexpr int MIDDLE = (FROM + TO) / 2;
+      if (count <= MIDDLE * 8) multiply<FROM, MIDDLE>(count, sums);
+      else multiply<MIDDLE + 1, TO>(count, sums);
+    }
   }
 };
 
 template <class F, bool UP>
 DEVICE void multiply_tiles(const Operands& o) {
   extern __shared__ __align__(1024) u8 memory[];
-  using S = Side<UP>;
   wait_for_previous();
   launch_dependents();
   const int items = __ldcg(&o.tiles[0].x) * Item<UP>::BLOCKS;
-  Feeder<F, UP> feeder = {(int)blockIdx.x, items, 0, 0};
-  feeder.open(o);
-#pragma unroll
-  for (int i = 0; i < DEPTH - 1; ++i) feeder.fetch(o, memory);
-  int slot = 0;
-  int4 next = Item<UP>::tile(o, min((int)blockIdx.x, items - 1));
+  // forget: or the address is asked for at each use
+  Products<F, UP> products = {o, forget(shared_address(memory))};
+  products.open(items);
 #pragma unroll 1
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int4 tile = next;
-    next = Item<UP>::tile(o, min(item + (int)gridDim.x, items - 1));
+    const int4 tile = products.next;
+    products.next = Item<UP>::tile(o, min(item + (int)gridDim.x, items - 1));
     Factors factors;
     factors.load<UP>(o, tile.x, item, F::REST);
     Sums sums = {};
-    u8* stage = memory;
-#pragma unroll 1
-    for (int part = 0; part < S::WK; ++part) {
-      [[maybe_unused]] Sums before;
-      if (S::WK > 1)
-#pragma unroll
-        for (int i = 0; i < COLUMNS * 8; ++i) {
-          float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
-          before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] = sum, sum = 0.0f;
-        }
-#pragma unroll 1
-      for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
-        wait_copies<DEPTH - 2>();
-        __syncthreads();
-        feeder.fetch(o, memory);
-        stage = memory + slot * F::STAGE;
-        if (Item<UP>::there(item)) F::template multiply<UP>(stage, tile.z, run, sums);
-        if (++slot == DEPTH) slot = 0;
-      }
-      if (S::WK > 1)
-#pragma unroll
-        for (int i = 0; i < COLUMNS * 8; ++i) {
-          float& sum = sums[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4];
-          sum = before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] + sum;
-        }
-    }
+    products.template multiply<F::FEWEST_EIGHTS, COLUMNS>(tile.z, sums);
     __syncwarp();
-    u8* const room = stage + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
     if (!Item<UP>::there(item)) continue;
-    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, room);
-    else write_outer(o, tile, item, factors, sums, room, (const int*)(stage + F::LIST_AT));
+    const Rooms rooms = F::rooms(products.last.own, products.stage.own);
+    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, rooms);
+    else
+      write_outer<F::TURNS>(o, tile, item, factors, sums, rooms, products.last.rows + F::LIST_AT);
   }
 }

@@ -49,25 +49,46 @@ from spark_engine.plugins.moe.moe_wide_cuda import (
 
 MOST_STAGES = 6
 RESERVED = 1024  # bytes of shared memory that the driver takes
+BARRIER = 16  # bytes
 SORT_THREADS = 1024
-ONE_BLOCK = {"SORT_BLOCKS": 1}
+SORT_BLOCKS = 32
+SORT = {"SORT_BLOCKS": SORT_BLOCKS}  # a macro
 # Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
 HOPPER_RATE, OTHER_RATE = 0.45, 0.75
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Bytes of a ring's stage, and the stages that fit in shared memory."""
+    """Bytes of a ring's stage, and the stages that fit in shared memory.
 
-    nbytes: int
+    Attributes:
+        rows: of the tokens' rows. A slot more of them lets warps be half a stage apart.
+        own: of the rest.
+    """
+
+    rows: int
+    own: int
+
+    def slack(self, target: Target) -> int:
+        """Slots of rows beside those of stages: 1 where three stages fit beside it."""
+        return int(self._stages(target, self.rows + BARRIER) > 2)
 
     def depth(self, target: Target) -> int:
         """How many; fewer than 2 serve no one."""
-        return min(MOST_STAGES, (target.shared_bytes - RESERVED) // self.nbytes)
+        return self._stages(target, self.slack(target) * (self.rows + BARRIER))
+
+    def nbytes(self, target: Target) -> int:
+        """Of the whole ring."""
+        slack = self.slack(target) * (self.rows + BARRIER)
+        return self._stages(target, slack) * (self.rows + self.own) + slack
+
+    def _stages(self, target: Target, beside: int) -> int:
+        free = target.shared_bytes - RESERVED - beside
+        return min(MOST_STAGES, free // (self.rows + self.own))
 
 
 def _stage(p: Problem, tiling: Tiling) -> Stage:
-    return Stage(tiling.block_m * (128 + 4) + 16 * M16_BYTES[p.weights])
+    return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
 
 
 def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> str | None:
@@ -87,20 +108,29 @@ def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> 
     return None
 
 
-def sort(p: Problem, defines: Defines) -> Launch:
+def sort(p: Problem, defines: Defines) -> list[Launch]:
     """Pairs by expert, cut into tiles: (order, tiles, ranks) are the first scratch buffers."""
     order, tiles, ranks = scratch(0, 1, 2)
-    args = (*inputs(0, 1), order, ranks, order, tiles, Scalar("i32", p.tokens))
-    return Launch("moe_sort", (1, 1, 1), (SORT_THREADS, 1, 1), args, defines=defines, pdl=True)
+    tokens = Scalar("i32", p.tokens)
+    count, place = (*inputs(1), ranks, tokens), (*inputs(1), ranks, order, tiles, tokens)
+    return [
+        Launch(symbol, (SORT_BLOCKS, 1, 1), (SORT_THREADS, 1, 1), args, defines=defines, pdl=True)
+        for symbol, args in (("moe_count", count), ("moe_sort", place))
+    ]
+
+
+def sort_bytes(p: Problem, block_m: int) -> list[int]:
+    """Of the buffers of `sort`; behind the ranks, what each block counts of each expert."""
+    ranks = p.pairs + SORT_BLOCKS * p.experts
+    return [p.pairs * 4, (1 + most_tiles(p, block_m)) * 16, ranks * 4]
 
 
 def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Plan:
-    """sort, [quantise], up, down, combine."""
+    """count, sort, [quantise], up, down, combine."""
     p = problem(attrs, specs)
     stage = _stage(p, tiling)
-    depth = stage.depth(target)
-    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": depth, "QUANT": p.quant, **ONE_BLOCK}
-    defines = macros(p, **tiling.tuning, **tuning)
+    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": stage.depth(target), "QUANT": p.quant}
+    defines = macros(p, **tiling.tuning, **tuning, SLACK=stage.slack(target), **SORT)
     order, tiles, h, parts, codes = scratch(0, 1, 3, 4, 5)
     most = most_tiles(p, tiling.block_m)
     given = [operand(p, n, "w2") if p.quant else NULL for n in ("x_scale", "h_scale")]
@@ -108,10 +138,10 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
     def product(symbol: str, rows: Arg, weight: str, rest: tuple[Arg, ...], panels: int) -> Launch:
         blocks = min(target.sms, most * -(-panels // 4))
         args = (rows, order, tiles, *weights(p, weight), *rest)
-        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, depth * stage.nbytes,
+        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, stage.nbytes(target),
                       defines=defines, pdl=True)  # fmt: skip
 
-    launches = [sort(p, defines)]
+    launches = sort(p, defines)
     x = inputs(0)[0]
     if p.quant:
         x = codes
@@ -123,8 +153,8 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
         product("tile_down", h, "w2", (given[1], parts), -(-p.hidden // 64)),
         combine(p, 4, defines),
     ]
-    sizes = [p.pairs * 4, (1 + most) * 16, p.pairs * 4, p.pairs * p.inner * 2]
-    sizes.append(p.pairs * p.hidden * tiling.part_bytes)
+    sizes = sort_bytes(p, tiling.block_m)
+    sizes += [p.pairs * p.inner * 2, p.pairs * p.hidden * tiling.part_bytes]
     if p.quant:
         sizes.append(p.pairs * p.hidden * 2)
     return Plan(tuple(launches), tuple(Scratch(n) for n in sizes))

@@ -1,11 +1,12 @@
 // Grouped GEMM of experts with NVFP4 activations (W4A4), many tokens, by the FP4 instruction:
 // native on sm_121a, emulated on sm_90a (fp4_mma.cuh: correct, not fast).
 //
-// Launches: moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are packed to be
-// dequantised (expert_layout.py); here a word's bits become eight codes again, in an order that
-// activations are written in, and two lanes exchange halves, so that a block of 16 is what the
-// instruction takes it to be. Block scales go back to e4m3 and are turned among four lanes. `h` is
-// quantised where it is made: a warp's 32 rows of `up` are one block of 16 inner columns.
+// Launches: moe_count, moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are
+// packed to be dequantised (expert_layout.py); here a word's bits become eight codes again, in an
+// order that activations are written in, and two lanes exchange halves, so that a block of 16 is
+// what the instruction takes it to be. Block scales go back to e4m3 and are turned among four
+// lanes. `h` is quantised where it is made: a warp's 32 rows of `up` are one block of 16 inner
+// columns.
 // A row of codes, by runs of SPAN k-slabs: lane t's words of each slab, 8 SPAN bytes; a row of
 // scales: four bytes a slab, in the instruction's order. benchmarks/log/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
@@ -71,7 +72,7 @@ DEVICE u32 e4m3_scales(u32 wide) {
 struct Weights {
   u32 a[2][4], scale[2];
 
-  DEVICE void load(const u8* codes, const u8* scales) {
+  DEVICE void load(u32 codes, u32 scales) {
     const int t = lane_id() & 3;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -83,7 +84,7 @@ struct Weights {
         a[i][row] = t & 1 ? other : first, a[i][2 + row] = t & 1 ? second : other;
       }
     }
-    const u32 own = e4m3_scales(*(const u32*)(scales + lane_id() * 4));
+    const u32 own = e4m3_scales(load_shared4(scales + lane_id() * 4));
     const u32 far = __shfl_xor_sync(~0u, own, 2);
     const u32 two = t < 2 ? __byte_perm(own, far, 0x5410) : __byte_perm(far, own, 0x7632);
     const u32 near = __shfl_xor_sync(~0u, two, 1);
@@ -97,10 +98,12 @@ struct Codes {
   static constexpr int ROW = SPAN * 32, CHUNKS = ROW / 16;  // of a token in a stage
   static constexpr int OWN_BYTES = SPAN * 2 * M16_BYTES;
   static constexpr int X_SCALES_AT = BLOCK_M * ROW;
-  static constexpr int WEIGHTS_AT = X_SCALES_AT + BLOCK_M * SPAN * 4;
-  static constexpr int SCALES_AT = WEIGHTS_AT + WARPS * OWN_BYTES;
-  static constexpr int LIST_AT = SCALES_AT + WARPS * SPAN * 2 * M16_SCALES;
-  static constexpr int STAGE = LIST_AT + BLOCK_M * 4;
+  static constexpr int LIST_AT = X_SCALES_AT + BLOCK_M * SPAN * 4;
+  static constexpr int ROW_STAGE = LIST_AT + BLOCK_M * 4;
+  static constexpr int SCALES_AT = WARPS * OWN_BYTES;
+  static constexpr int OWN_STAGE = SCALES_AT + WARPS * SPAN * 2 * M16_SCALES;
+  static constexpr int ROW_SLOTS = DEPTH, TURNS = SPAN * 2;
+  static constexpr int FEWEST_EIGHTS = COLUMNS;
   template <bool UP>
   DEVICE static constexpr int runs() {
     return Side<UP>::SLABS / SPAN;
@@ -123,22 +126,21 @@ struct Codes {
       w = o.w + at * M16_BYTES + lane_id() * 16;
       scales = o.scales + at * M16_SCALES + lane_id() * 16;
     }
-    DEVICE void copy(const Operands& o, u8* stage, int run) const {
+    DEVICE void close() { count = 0, there = false; }
+    DEVICE void copy(const Place<Codes>& stage, int run) const {
       const int thread = threadIdx.x;
 #pragma unroll
       for (int i = 0; i < BLOCK_M * CHUNKS / THREADS; ++i) {
         const int at = i * THREADS + thread, row = at / CHUNKS, chunk = at % CHUNKS * 16;
         if (row < count)
-          copy_async(stage + row * ROW + chunk, codes + row * (S::SLABS * 32) + run * ROW + chunk);
+          copy_async(stage.rows + row * ROW + chunk,
+                     codes + row * (S::SLABS * 32) + run * ROW + chunk);
       }
-      if (thread < count) {
-        copy_async_few<SPAN * 4>(stage + X_SCALES_AT + thread * SPAN * 4,
+      if (thread < count)
+        copy_async_few<SPAN * 4>(stage.rows + X_SCALES_AT + thread * SPAN * 4,
                                  row_scales + thread * (S::SLABS * 4) + run * SPAN * 4);
-        if (!UP && run == S::SLABS / SPAN - 1)
-          copy_async_few<4>(stage + LIST_AT + thread * 4, pairs + thread);
-      }
       if (!there) return;
-      u8* const own = stage + WEIGHTS_AT + Item<UP>::warp() * OWN_BYTES + lane_id() * 16;
+      const u32 own = stage.own + Item<UP>::warp() * OWN_BYTES + lane_id() * 16;
 #pragma unroll
       for (int s = 0; s < SPAN; ++s) {
         const u64 slab = (u64)(run * SPAN + s) * 4;
@@ -146,10 +148,14 @@ struct Codes {
         for (int i = 0; i < 2; ++i)
           copy_async(own + (s * 2 + i) * M16_BYTES, w + (slab + i) * M16_BYTES);
         if (lane_id() < 2 * M16_SCALES / 16)
-          copy_async(
-              stage + SCALES_AT + (Item<UP>::warp() * SPAN + s) * 2 * M16_SCALES + lane_id() * 16,
-              scales + slab * M16_SCALES);
+          copy_async(stage.own + SCALES_AT + (Item<UP>::warp() * SPAN + s) * 2 * M16_SCALES +
+                         lane_id() * 16,
+                     scales + slab * M16_SCALES);
       }
+    }
+    DEVICE void copy_list(const Operands&, const Place<Codes>& stage) const {
+      if (!UP && (int)threadIdx.x < count)
+        copy_async_few<4>(stage.rows + LIST_AT + threadIdx.x * 4, pairs + threadIdx.x);
     }
   };
 
@@ -170,18 +176,27 @@ struct Codes {
     }
   };
 
-  template <bool UP>
-  DEVICE static void multiply(const u8* stage, int count, int run, Sums& sums) {
+  // Nothing is held from a stage to the next, and any number of tokens takes this one code.
+  struct Held {
+    DEVICE void open(const Place<Codes>&) {}
+  };
+  DEVICE static void arrive() { wait_copies<DEPTH - 2>(); }
+  DEVICE static void depart(Held&, const Place<Codes>&) {}
+
+  template <bool UP, int EIGHTS>
+  DEVICE static void multiply(Products<Codes, UP>& all, int count, int run, Sums& sums) {
+    all.feeder.copy();
+    const Place<Codes>& stage = all.last;
     using S = Side<UP>;
     constexpr u32 PART = S::K % 64 == 16 ? 0xff : S::K % 64 == 32 ? 0xff00ff : 0xffffff;
     const int warp = threadIdx.x >> 5, g = lane_id() >> 2, t = lane_id() & 3;
     Weights weights[SPAN];
 #pragma unroll
     for (int s = 0; s < SPAN; ++s)
-      weights[s].load(stage + WEIGHTS_AT + warp * OWN_BYTES + s * 2 * M16_BYTES,
-                      stage + SCALES_AT + (warp * SPAN + s) * 2 * M16_SCALES);
-    const u32 codes = shared_address(stage) + g * ROW + t * 8 * SPAN;
-    const u32 scale = shared_address(stage) + X_SCALES_AT + g * SPAN * 4;
+      weights[s].load(stage.own + warp * OWN_BYTES + s * 2 * M16_BYTES,
+                      stage.own + SCALES_AT + (warp * SPAN + s) * 2 * M16_SCALES);
+    const u32 codes = stage.rows + g * ROW + t * 8 * SPAN;
+    const u32 scale = stage.rows + X_SCALES_AT + g * SPAN * 4;
     Input ahead[2];
 #pragma unroll
     for (int n = 0; n < 2; ++n) ahead[n].load(codes + n * 8 * ROW, scale + n * 32 * SPAN);
@@ -207,10 +222,15 @@ struct Codes {
     }
   }
 
+  DEVICE static Rooms rooms(u32 last, u32) {
+    const u32 own = last + Item<true>::warp() * OWN_BYTES;
+    return {{own, own + OWN_BYTES / 2}};
+  }
+
   // A block of `h` of each token. Lanes of one t have two tokens' 16 values; the words are gathered
   // by halves, so that lane g ends with the word of token g / 4, half g / 2 % 2.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
-                                 const Sums& sums, u8*) {
+                                 const Sums& sums, const Rooms&) {
     constexpr int SLABS = Side<false>::SLABS;
     const int g = lane_id() >> 2, t = lane_id() & 3, block = Item<true>::row(item) / 16;
     const float gain = 1.0f / f.next;

@@ -22,7 +22,14 @@ from spark_engine.plugins.moe.moe_problem import (
     scratch,
     weights,
 )
-from spark_engine.plugins.moe.moe_tiles_cuda import ONE_BLOCK, Stage, seconds, sort
+from spark_engine.plugins.moe.moe_tiles_cuda import (
+    MOST_STAGES,
+    RESERVED,
+    SORT,
+    seconds,
+    sort,
+    sort_bytes,
+)
 from spark_engine.plugins.moe.moe_wide_cuda import ASCENDING, FEWEST, most_tiles
 
 BLOCK_M = ASCENDING.block_m
@@ -33,9 +40,14 @@ def _slabs(p: Problem) -> tuple[int, int]:
     return -(-p.hidden // et.KSLAB), -(-p.inner // et.KSLAB)
 
 
-def _stage(p: Problem) -> Stage:
+def _stage(p: Problem) -> int:
+    """Bytes."""
     span = 1 if any(n % 2 for n in _slabs(p)) else 2
-    return Stage(span * (BLOCK_M * ROW_BYTES + 16 * M16_BYTES[p.weights]) + BLOCK_M * 4)
+    return span * (BLOCK_M * ROW_BYTES + 16 * M16_BYTES[p.weights]) + BLOCK_M * 4
+
+
+def _depth(p: Problem, target: Target) -> int:
+    return min(MOST_STAGES, (target.shared_bytes - RESERVED) // _stage(p))
 
 
 def refuse_fp4(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -48,17 +60,16 @@ def refuse_fp4(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         return f"format {p.kind} has no NVFP4 activations"
     if p.tokens < FEWEST:
         return f"{p.tokens} tokens; tiles of {BLOCK_M} want {FEWEST}"
-    if _stage(p).depth(target) < 2:
+    if _depth(p, target) < 2:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 
 
 def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """sort, quantise, up (which quantises), down, combine."""
+    """count, sort, quantise, up (which quantises), down, combine."""
     p = problem(attrs, specs)
-    stage, most = _stage(p), most_tiles(p, BLOCK_M)
-    depth = stage.depth(target)
-    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **ONE_BLOCK}
+    depth, most = _depth(p, target), most_tiles(p, BLOCK_M)
+    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **SORT}
     defines = macros(p, **ASCENDING.tuning, **tuning)
     order, tiles, h, parts, x, x_scales, h_scales = scratch(0, 1, 3, 4, 5, 6, 7)
     given, following = (operand(p, n, n) for n in ("x_scale", "h_scale"))
@@ -70,11 +81,11 @@ def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
                 panels: int) -> Launch:  # fmt: skip
         blocks = min(target.sms, most * -(-panels // 4))
         whole = (*rows, order, tiles, *weights(p, weight), *rest)
-        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), whole, depth * stage.nbytes,
+        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), whole, depth * _stage(p),
                       defines=defines, pdl=True)  # fmt: skip
 
     launches = (
-        sort(p, defines),
+        *sort(p, defines),
         quantise,
         product(
             "tile_up", (x, x_scales), "w13", (given, following, h, h_scales), -(-p.inner // 32)
@@ -84,9 +95,7 @@ def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     )
     wide, inner = _slabs(p)
     sizes = (
-        p.pairs * 4,
-        (1 + most) * 16,
-        p.pairs * 4,
+        *sort_bytes(p, BLOCK_M),
         p.pairs * inner * 32,
         p.pairs * p.hidden * ASCENDING.part_bytes,
         p.pairs * wide * 32,

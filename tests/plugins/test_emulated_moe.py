@@ -21,14 +21,15 @@ pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP = grouped_moe.OP
 SMALL = replace(GB10, card=replace(GB10.card, sms=3))  # a block has several tiles
 SIZES = (5, 3, 112, 80)  # experts, chosen, H, I: no whole k-slabs, no whole panels
+LONG = (5, 3, 272, 208)  # more k-slabs than are copied ahead
 BROKEN = 7  # the token that is NaN
 FEW = {"tiles": 41, "tiles_128": 25, "tiles_fp4": 41}  # tokens
 
 
-def drawn(kind: str, tokens: int) -> tuple[Array, ...]:
+def drawn(kind: str, tokens: int, sizes: tuple[int, ...] = SIZES) -> tuple[Array, ...]:
     """A node's operands: one expert has every token, one none, and a token is NaN."""
     rng = np.random.default_rng(3)
-    x, ids, weights, *params = grouped_moe.arrays(rng, kind, tokens, SIZES)
+    x, ids, weights, *params = grouped_moe.arrays(rng, kind, tokens, sizes)
     ids[:, 0] = 2
     ids[:, 1:] = np.where(rng.random((tokens, 1)) < 0.5, (0, 3), (3, 4))
     x[BROKEN] = np.nan
@@ -51,7 +52,12 @@ def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path, la
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
 @pytest.mark.parametrize(
     ("tactic", "kind"),
-    [(TILES, "nvfp4"), (TILES_128, "fp8"), (TILES_FP4, "nvfp4_a4")],
+    [
+        (TILES, "nvfp4"),
+        (TILES_128, "fp8"),
+        (TILES_128, "dense"),
+        (TILES_FP4, "nvfp4_a4"),
+    ],
     ids=lambda v: getattr(v, "name", v),
 )
 def test_tiles_equal_the_reference(tactic: Tactic, kind: str, late: bool, cache: Path) -> None:
@@ -64,6 +70,17 @@ def test_tiles_equal_the_reference(tactic: Tactic, kind: str, late: bool, cache:
     wide, true = np.delete(wide, BROKEN, 0), np.delete(true, BROKEN, 0)
     error = np.linalg.norm(wide - true, axis=1) / np.linalg.norm(true, axis=1)
     assert error.max() < (4e-2 if kind != "nvfp4" else 1e-2), error.max()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
+def test_tiles_of_many_slabs_equal_the_reference(late: bool, cache: Path) -> None:
+    attrs: Attrs = {"format": "nvfp4", "dtype": "bf16"}
+    arrays = drawn("nvfp4", 89, LONG)
+    got = run(TILES_128, attrs, arrays, cache, late).astype(np.float64)
+    true = OP.reference(attrs, arrays)[0].astype(np.float64)
+    assert np.isnan(got[BROKEN]).all()
+    got, true = np.delete(got, BROKEN, 0), np.delete(true, BROKEN, 0)
+    assert (np.linalg.norm(got - true, axis=1) < 1e-2 * np.linalg.norm(true, axis=1)).all()
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "nvfp4_a4"])

@@ -59,3 +59,8 @@ inline void bulk_load(u8* to, const void* from, u32 bytes, u64* bar) {
   if (late) bulk_copies.emplace_back(bar, copy);
   else copy();
 }
+// The same by their addresses in dynamic shared memory.
+inline u64* barrier_at(u32 at) { return (u64*)shared(at, 8); }
+inline void barrier_init(u32 at, u32 arrivals) { barrier_init(barrier_at(at), arrivals); }
+inline void barrier_arrive_warp(u32 at, int lane) { barrier_arrive_warp(barrier_at(at), lane); }
+inline void barrier_wait(u32 at, u32 parity) { barrier_wait(barrier_at(at), parity); }

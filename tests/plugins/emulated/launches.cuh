@@ -36,10 +36,13 @@ inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks)
       if (i % 32 == 0) order.push_back(b * count + i);
     }
   }
+  std::vector<int> asleep(size * count / 32);  // turns that a warp waits: it falls behind others
   for (int left = size * count; left;) {
     for (int i = (int)order.size() - 1; i > 0; --i) std::swap(order[i], order[rand() % (i + 1)]);
+    for (int& turns : asleep) turns = turns ? turns - 1 : rand() % 64 ? 0 : rand() % 256;
     for (int i = 0; i < size * count; ++i) {
       const int thread = order[i / 32] + i % 32;
+      if (asleep[thread / 32]) continue;
       here = &blocks[thread / count], dynamic = here->dynamic, blockIdx = here->index;
       threadIdx.x = thread % count;
       if (self().done) continue;

@@ -112,6 +112,7 @@ inline void meet_at(Assembly& m) {
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() { meet_at(here->all); }
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
+inline void __nanosleep(u32) {}
 inline void meet(u32 name, u32 threads) {
   check(name < 16, "a barrier that no block has");
   Assembly& who = here->named[name];
