@@ -11,16 +11,16 @@
 // Macros: those of paged_kv.cuh.
 #include "attention/paged_pair_warp.cuh"
 
-constexpr int LATE = THREADS / 2,
-              PASS = LATE * 16;  // threads that copy, what a copy by each brings
+constexpr int LATE = THREADS / 2;  // threads that copy
+constexpr int PASS = LATE * 16;    // bytes that a copy by each brings
 
 struct Barriers {
   u64 full[2], empty[2];  // of keys, of values
   u64 begun;              // the early pairs have their first scores
 };
 
-// The pages of one sequence and kv head; the late half of the threads brings tiles of them. `which`:
-// 0 keys, 1 values.
+// The pages of one sequence and kv head; the late half of the threads copies tiles.
+// `which`: 0 keys, 1 values.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
