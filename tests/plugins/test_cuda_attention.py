@@ -45,9 +45,9 @@ LENGTHS = (
     5000,
 )
 B16, F8 = DType.BF16, DType.F8E4M3
-# Bytes: of paged_prefill two registers on sm_121a over bf16; of paged_pairs, where parts meet, what
-# is used before and after the loop over tiles.
-SPARED = {"paged_prefill": 16, "paged_pairs": 128}
+# Bytes: of paged_prefill two registers on sm_121a over bf16; of paged_prefill_pair three there, of
+# the 27B over e4m3; of paged_pairs, where parts meet, what is used before and after the loop.
+SPARED = {"paged_prefill": 16, "paged_prefill_pair": 24, "paged_pairs": 128}
 SERVED = {"27B": (24, 4), "35B": (16, 2), "two": (2, 1), "three": (6, 2), "alone": (2, 2)}
 
 
