@@ -137,13 +137,16 @@ def recorded(folder: Path) -> tuple[Engine, Logits]:
     poison(loaded.executors.values())
 
     def keep(buffers: Mapping[str, Array]) -> None:
-        owner = {seq.slot: seq.id for seq in engine.scheduler.running}
-        for row in np.flatnonzero((buffers["emit"] == 1) & (buffers["counts"] > 0)).tolist():
-            at = int(buffers["starts"][row] + buffers["counts"][row])
-            logits[owner[int(buffers["slots"][row])], at] = buffers["logits"][row].copy()
+        owner = {seq.slot: seq for seq in engine.scheduler.running}
+        live = buffers["counts"] > 0
+        # A decode step of an engine with a draft head is a round: every row of it samples.
+        for row in np.flatnonzero(live & (buffers.get("emit", live) == 1)).tolist():
+            seq = owner[int(buffers["slots"][row])]
+            at = len(seq.tokens)  # nothing runs ahead, so all of them were fed
+            logits[seq.id, at] = buffers["logits"][row].copy()
             if not np.isfinite(buffers["logits"][row]).all():
-                live = int((buffers["counts"] > 0).sum())
-                print(f"NaN in row {row} of {live} in {len(buffers['slots'])}, position {at}")
+                count, rows = int(live.sum()), len(buffers["slots"])
+                print(f"NaN in row {row} of {count} in {rows}, position {at}")
 
     executors = {key: Recording(e, keep) for key, e in loaded.executors.items()}
     engine = Engine(replace(loaded, executors=executors), EngineOptions(depth=0, drafts=0))
