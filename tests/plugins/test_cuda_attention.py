@@ -94,7 +94,7 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
         shapes = {n.tactic.name.split("_")[-1]: n for n in found}  # one of each number of warps
         warps = ("8", "12", "6", "3") if target.large_shared else ("4",)
         prefill = ("tiles", "pairs", "2", "4", "8", "16") if target.wgmma else ("tiles", "pair")
-        assert tuple(shapes) == (warps if launch.tile == 1 else prefill)
+        assert shapes.keys() == {*(warps if launch.tile == 1 else prefill)}
         for name, work in shapes.items():
             if name in ("4", "8", "16"):  # as 2, but for one number
                 continue
