@@ -185,6 +185,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--occupy", action="store_true", help="occupy the other multiprocessors")
     parser.add_argument("--models", help="of `layers` and `steps`, a list; default all")
     parser.add_argument("--ops", help="of `ops` and the sanitizers, a list; default all")
+    parser.add_argument("--jobs", type=int, help="processes of a sanitizer at a time")
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
@@ -201,7 +202,7 @@ def main() -> int:
     args = arguments()
     rehearse = args.target + (f":{OCCUPY}" if args.occupy else "")
     options = {"rehearse": rehearse, "work": str(args.work), "steps": args.steps}
-    options |= {"out": str(args.out)}
+    options |= {"out": str(args.out), "jobs": args.jobs}
     for name in ("models", "ops"):
         options |= {name: value.split(",")} if (value := getattr(args, name)) else {}
     right = True

@@ -464,5 +464,7 @@ def test_a_share_is_right_by_the_sanitizers_own_sum(
     script.write_text(f"#!/bin/sh\n{words}\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found, note = sanitized.sanitize("racecheck", ["embed/rows/one"])
+    kept = tmp_path / "logs" / "one.log"
+    found, note = sanitized.sanitize("racecheck", ["embed/rows/one"], kept)
     assert found is right and note.startswith(says)
+    assert kept.is_file() is ("found" in says)

@@ -70,8 +70,9 @@ def errors_in(log: str) -> int:
     return sum(map(int, found))
 
 
-def sanitize(tool: str, labels: Sequence[str]) -> tuple[bool, str]:
-    """Runs the labels' plans in a process under the tool: whether nothing was found, and a note."""
+def sanitize(tool: str, labels: Sequence[str], kept: Path | None = None) -> tuple[bool, str]:
+    """Runs the labels' plans in a process under the tool: whether nothing was found, and a note.
+    The log of one that found something is `kept`."""
     with tempfile.TemporaryDirectory() as folder:
         asked, log, ran = (Path(folder) / name for name in ("labels.json", "log", RAN))
         asked.write_text(json.dumps(list(labels)))
@@ -88,6 +89,9 @@ def sanitize(tool: str, labels: Sequence[str]) -> tuple[bool, str]:
         done = json.loads(ran.read_text()) if ran.is_file() else []
         if missing := sorted(set(labels) - set(done)):
             return False, f"{len(missing)} of {len(labels)} never ran: {missing[0]}"
+        if count and kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(text)
         lines = [line for line in text.splitlines() if "rror:" in line or "azard" in line]
         return not count, f"{count} found: {'; '.join(lines)[:300]}" if count else ""
 
@@ -126,8 +130,13 @@ def main() -> None:
     nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)
     with closing(Gpu()) as gpu:
         told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
-    with ThreadPoolExecutor(max(LEAST, (os.cpu_count() or 1) // 3)) as pool:
-        going = {pool.submit(sanitize, tool, labels): name for name, labels in parts.items()}
+    together = told.options.get("jobs") or max(LEAST, (os.cpu_count() or 1) // 3)
+    logs = Path(told.options["out"]) / f"{tool}_logs"
+    with ThreadPoolExecutor(together) as pool:
+        going = {
+            pool.submit(sanitize, tool, labels, logs / f"{re.sub('[/ ]', '_', name)}.log"): name
+            for name, labels in parts.items()
+        }
         for job in as_completed(going):
             right, note = job.result()
             name = going[job]
