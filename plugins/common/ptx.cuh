@@ -218,9 +218,10 @@ DEVICE void bulk_load(To to, const void* from, u32 bytes, Address bar, u64 polic
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------
+// The last name is not asked for: no way through the machine code is without a barrier.
 template <int NAME>
 DEVICE void meet_named(u32 name, u32 threads) {
-  if (name == NAME) asm volatile("bar.sync %0, %1;" ::"n"(NAME), "r"(threads) : "memory");
+  if (NAME == 15 || name == NAME) asm volatile("bar.sync %0, %1;" ::"n"(NAME), "r"(threads) : "memory");
   else if constexpr (NAME < 15) meet_named<NAME + 1>(name, threads);
 }
 DEVICE void meet(u32 name, u32 threads) {

@@ -25,14 +25,15 @@ OP, TILE = attention_decode.OP, 4
 # next, and a walker's ring goes round; the third's ends with a chunk; the last is not there.
 SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
 FORMS = [
-    (H200, DType.F8E4M3, "8_round_1024_3_by_4", "8_chunks_1024_3"),
-    (GB10, DType.BF16, "round_128_4_by_2", "chunks_128_4"),
+    (H200, DType.F8E4M3, 128, "8_round_1024_3_by_4", "8_chunks_1024_3"),
+    (GB10, DType.BF16, 128, "round_128_4_by_2", "chunks_128_4"),
+    (GB10, DType.BF16, 256, "round_128_4_by_4", "chunks_128_4"),  # merges one query at a time
 ]
 
 
-def given(kv: DType) -> tuple[Attrs, tuple[Array, ...]]:
+def given(kv: DType, dim: int) -> tuple[Attrs, tuple[Array, ...]]:
     """A node and its operands; what is not there has gates alone."""
-    launch = Launch(TILE, SLOTS, STARTS, COUNTS, 3, 1, 128, 16, kv=kv, dtype=DType.BF16)
+    launch = Launch(TILE, SLOTS, STARTS, COUNTS, 3, 1, dim, 16, kv=kv, dtype=DType.BF16)
     qkv, *rest = launch.inputs(np.random.default_rng(7))
     size = 2 * launch.heads * launch.dim
     pairs = qkv[:, :size].reshape(-1, launch.heads, 2, launch.dim)
@@ -63,11 +64,11 @@ def tokens(arrays: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         yield (token, *rest[:7], *(np.asarray(s, np.int32) for s in steps), *rest[10:])
 
 
-@pytest.mark.parametrize(("target", "kv", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(("target", "kv", "dim", "name", "one"), FORMS, ids=lambda v: str(v)[:20])
 def test_a_team_has_the_bits_of_single_tokens(
-    target: Target, kv: DType, name: str, one: str, cache: Path
+    target: Target, kv: DType, dim: int, name: str, one: str, cache: Path
 ) -> None:
-    attrs, arrays = given(kv)
+    attrs, arrays = given(kv, dim)
     (team,) = [t for t in ROUNDS if t.name == name]
     (alone,) = [t for t in DECODE if t.name == one]
     keys, values, *got = run(team, attrs, arrays, target, cache, late=True)
@@ -91,7 +92,7 @@ def test_a_team_has_the_bits_of_single_tokens(
 
 @pytest.mark.parametrize("kv", [DType.F8E4M3], ids=str)
 def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) -> None:
-    attrs, arrays = given(kv)
-    (team,) = [t for t in ROUNDS if t.name == FORMS[0][2]]
+    attrs, arrays = given(kv, FORMS[0][2])
+    (team,) = [t for t in ROUNDS if t.name == FORMS[0][3]]
     early, late = (run(team, attrs, arrays, H200, cache, late=x) for x in (False, True))
     assert [x.tobytes() for x in early[2:]] == [x.tobytes() for x in late[2:]]
