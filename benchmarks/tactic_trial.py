@@ -5,7 +5,8 @@
 beside all others, or those named. First each runs over all cases of its op that it takes, between
 guards and over poisoned memory, and is held to the reference. Then it is timed beside the others as
 a build times tactics (cold weights, replayed graphs), in `--rounds` that take turns, at the shapes
-that the op has in the published models: `--models`, `--at decode:1,prefill:2048,verify_k3:8`.
+that the op has in the published models: `--models`, `--at decode:1,prefill:2048,verify_k3:8`,
+`--behind` so many tokens of each prompt that were prefilled before.
 A line a tactic: "keep" where it is right and, at some shape, its slowest round is faster by MARGIN
 than the fastest of every other; "drop" where it is not. `--out FILE` keeps all times.
 Rivals are the tactics that are not judged themselves.
@@ -128,8 +129,9 @@ def sizes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def shapes(
-    models: Sequence[str], sizes: Mapping[str, Sequence[int]], target: Target, ops: set[str]
-) -> Iterator[tuple[str, Work]]:
+    models: Sequence[str], sizes: Mapping[str, Sequence[int]], target: Target, ops: set[str],
+    behind: int = 0,
+) -> Iterator[tuple[str, Work]]:  # fmt: skip
     """The different nodes of these ops in the models' buckets, and what they are called."""
     rounds = tuple((n, drafts_of(f)) for f, ns in sizes.items() for n in ns if drafts_of(f))
     decode, prefill = (tuple(sizes.get(f, (n,))) for f, n in (("decode", 1), (PREFILL, 1024)))
@@ -144,7 +146,7 @@ def shapes(
             number = size.rows * (PREFILL_TILE if size.family == PREFILL else 1)
             if number not in sizes.get(size.family, ()):
                 continue
-            context = number if size.family == PREFILL else 1024
+            context = behind + number if size.family == PREFILL else 1024
             for node, _ in decided.nodes:
                 if node.op in ops:
                     work = work_of(node, size, context)
@@ -214,6 +216,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--old", help="their rivals, a list; default: all others of the op")
     parser.add_argument("--models", default=",".join(MODELS), help="folders of benchmarks/configs")
     parser.add_argument("--at", type=sizes_of, default=AT, help="buckets whose shapes are timed")
+    parser.add_argument("--behind", type=int, default=0, help="tokens before those of a prefill")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="an --out of another tree on this machine")
     parser.add_argument("--out", type=Path, help="JSON file")
@@ -248,7 +251,7 @@ def main(words: Sequence[str] | None = None) -> int:
         gpu.close()
         right = [j for j in found if j.cases and not j.wrong]
         ops = {j.op for j in right}
-        for shape, work in shapes(args.models.split(","), args.at, target, ops):
+        for shape, work in shapes(args.models.split(","), args.at, target, ops, args.behind):
             mine = [j for j in right if j.op == work.name]
             old = args.old.split(",") if args.old else None
             every = [t.name for t in work.op.cuda.tactics] if work.op is not None else []

@@ -54,8 +54,11 @@ def test_what_no_result_names_waits(tmp_path: Path) -> None:
 def test_the_shapes_of_a_served_model() -> None:
     sizes = tactic_trial.sizes_of("decode:8,prefill:1024")
     assert sizes == {"decode": (8,), "prefill": (1024,)}
-    found = dict(tactic_trial.shapes(["qwen36-35b-a3b"], sizes, H200, {"moe_router"}))
-    assert {name.split()[1] for name in found} == {"decode:8", "prefill:1024"}
+    found = dict(tactic_trial.shapes(["qwen36-35b-a3b"], sizes, H200, {"moe_router"}, 16_448))
+    assert {name.split()[1]: work.context for name, work in found.items()} == {
+        "decode:8": 1024,
+        "prefill:1024": 17_472,
+    }
     assert sorted(work.ins[0].dims[0] for work in found.values()) == [8, 1024]
     with pytest.raises(SystemExit, match="FAMILY:ROWS"):
         tactic_trial.sizes_of("decode")

@@ -216,7 +216,7 @@ TILES_PAIR = Tactic(
     "attention/paged_prefill_pair.cu",
     refuse_tiles_pair,
     plan_tiles_pair,
-    partial(cost_prefill, share=0.7, heads=PAIR, resident=1, splits=1),
+    partial(cost_prefill, share=0.51, heads=PAIR, resident=1, splits=1),
 )
 
 

@@ -1,7 +1,7 @@
-// What the scans share (gated_delta.cu, gated_delta_wgmma.cu): where sequences begin, how the state
-// is read and stored, and with RING how it is caught up from the replay ring (replay_ring.py).
-// DRAFTS: before that the folds are made that rounds have left, with the sums of a step
-// (gdn_round.cu) in their order.
+// What the three scans share (gated_delta.cu, …_wgmma.cu, …_warps.cu): where sequences begin, how
+// the state is read and stored, and with RING how it is caught up from the replay ring
+// (replay_ring.py). DRAFTS: before that the folds are made that rounds have left, with the sums of
+// a step (gdn_round.cu) in their order.
 #pragma once
 #include "gdn/gated_delta_prepare.cuh"
 
