@@ -23,7 +23,7 @@ struct Walk {
   const u8 *keys, *values;
   const int* pages;
   u32 ring;
-  int first, tiles, stored, head, ids;
+  int first, tiles, most, stored, head, ids;  // most: tiles of the walker that has most
 
   // Of those that go together.
   DEVICE static int thread() { return threadIdx.x % (32 * QUERIES); }
@@ -67,11 +67,15 @@ DEVICE void meet_walker(int walker) {
   if constexpr (QUERIES == 1) __syncwarp();
   else meet(walker + 1, 32 * QUERIES);
 }
+DEVICE void meet_pair(int walker, int mine) {
+  meet(1 + WALKERS + walker * (QUERIES / 2) + mine / 2, 64);
+}
 
 // A walker's way over work item `u`; its first tiles are asked for.
 DEVICE Walk walk_of(Block& b, const Item& u, const u8* keys, const u8* values,
                     const int* page_table, int most_pages, int walker) {
   int first = u.begin + 16 * walker;
+  int most = (u.end - u.begin + 16 * WALKERS - 1) / (16 * WALKERS);
   int tiles = first < u.end ? (u.end - first + 16 * WALKERS - 1) / (16 * WALKERS) : 0;
   Walk walk{keys,
             values,
@@ -79,6 +83,7 @@ DEVICE Walk walk_of(Block& b, const Item& u, const u8* keys, const u8* values,
             shared_address(b.arena[walker]),
             first,
             tiles,
+            most,
             u.start(),
             u.head,
             0};
@@ -214,7 +219,7 @@ DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Pair<ROOMY>& q, 
                              : make_float4(s[1][0], s[1][1], s[1][2], s[1][3]);
 #pragma unroll
     for (int i = 0; i < 4; i++) s[0][i] = odd ? s[1][i] : s[0][i];
-    meet(1 + WALKERS + walker * (QUERIES / 2) + mine / 2, 64);
+    meet_pair(walker, mine);
     const float4 other = w.half(mine ^ 1)[lane];
     s[1][0] = other.x, s[1][1] = other.y, s[1][2] = other.z, s[1][3] = other.w;
     __syncwarp();
@@ -229,6 +234,7 @@ DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Pair<ROOMY>& q, 
     }
   }
   if (lane == 0) *w.state(mine) = state;
+  if (FOLLOWED && pair <= 0) meet_pair(walker, mine);
 }
 
 template <int M, int N>
@@ -278,6 +284,9 @@ DEVICE void add_values(TeamSums& x, u32 values, Weights& w, int lane) {
   }
 }
 
+// FOLLOWED: racecheck reports hazards across barriers where warps of a block have passed unequally
+// many. There all pass as many, by further ones right beside another of theirs, which so order
+// nothing more.
 DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Pair<ROOMY>& q, Block& b, int end, Own own,
                        float log2_scale, int walker, int mine, int lane) {
   Weights* weights = reinterpret_cast<Weights*>(b.arena[walker] + RING);
@@ -293,9 +302,11 @@ DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Pair<ROOMY>& q, Block& b, 
   for (int i = 0; i < walk.tiles; i++) {
     wait_copies<AHEAD - 1>();
     meet_walker(walker);  // the copies of all; nobody needs what the next ones overwrite
+    const bool fresh = position + 16 > walk.stored;
+    if (FOLLOWED && !fresh) meet_walker(walker);
     if (i + AHEAD < walk.tiles) walk.load(i + AHEAD, LAGS ? two : one);
     commit_copies();
-    if (position + 16 > walk.stored) {
+    if (fresh) {
       walk.patch(i, end, b.arena[walker], b.fresh[0]);
       meet_walker(walker);
     }
@@ -314,6 +325,11 @@ DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Pair<ROOMY>& q, Block& b, 
   if (LAGS && walk.tiles > 0) {
     meet_walker(walker);
     add_values(x, one + value, *before, lane);
+  }
+  if (FOLLOWED && LAGS && walk.tiles == 0) meet_walker(walker);
+  for (int i = walk.tiles; FOLLOWED && i < walk.most; i++) {
+    for (int n = LAGS ? 2 : 3; n; n--) meet_walker(walker);
+    meet_pair(walker, mine);
   }
 }
 // Queries base … base + AT_ONCE - 1 into the places of the walker's arena.

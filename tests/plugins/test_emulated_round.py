@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from spark_engine.builder.native.nvrtc import Defines
 from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.attention import attention_decode
@@ -24,6 +25,7 @@ OP, TILE = attention_decode.OP, 4
 # The first row has its first tokens; the second's round begins in a tile of 16 and ends in the
 # next, and a walker's ring goes round; the third's ends with a chunk; the last is not there.
 SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
+FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsals/sanitized.py)
 FORMS = [
     (H200, DType.F8E4M3, 128, "8_round_1024_3_by_4", "8_chunks_1024_3"),
     (GB10, DType.BF16, 128, "round_128_4_by_2", "chunks_128_4"),
@@ -45,12 +47,20 @@ def given(kv: DType, dim: int) -> tuple[Attrs, tuple[Array, ...]]:
 
 
 def run(
-    tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], target: Target, cache: Path, late: bool
+    tactic: Tactic,
+    attrs: Attrs,
+    arrays: tuple[Array, ...],
+    target: Target,
+    cache: Path,
+    late: bool,
+    macros: Defines = (),
 ) -> list[Array]:
     few = replace(target, card=replace(target.card, sms=2))  # a block has several items
     specs = cuda_node.specs_of(OP, attrs, arrays)
     assert tactic.refuse(attrs, specs, few) is None
     plan, outs = tactic.plan(attrs, specs, few), OP.infer(attrs, specs)
+    launches = tuple(replace(n, defines=(*n.defines, *macros)) for n in plan.launches)
+    plan = replace(plan, launches=launches)
     return emulated.run(plan, tactic.source, arrays, outs, cache, late, OP.aliases(attrs))
 
 
@@ -96,3 +106,14 @@ def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) ->
     (team,) = [t for t in ROUNDS if t.name == FORMS[0][3]]
     early, late = (run(team, attrs, arrays, H200, cache, late=x) for x in (False, True))
     assert [x.tobytes() for x in early[2:]] == [x.tobytes() for x in late[2:]]
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-1]], ids=lambda form: form[3])
+def test_in_the_form_for_racecheck_all_warps_pass_as_many_barriers(
+    form: tuple[Target, DType, int, str, str], cache: Path
+) -> None:
+    target, kv, dim, name, _ = form
+    attrs, arrays = given(kv, dim)
+    (team,) = [t for t in ROUNDS if t.name == name]
+    served, followed = (run(team, attrs, arrays, target, cache, True, m) for m in ((), FOLLOWED))
+    assert [x.tobytes() for x in served] == [x.tobytes() for x in followed]

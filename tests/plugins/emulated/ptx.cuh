@@ -24,6 +24,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEVICE inline
+#ifndef FOLLOWED
+#define FOLLOWED 0
+#endif
 #define __device__
 #define __global__
 #define __noinline__
@@ -76,6 +79,7 @@ inline void check(bool fine, const char* what) {
 struct Thread {
   ucontext_t place;
   bool done = false;
+  int met = 0;  // named barriers that it passed
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
 };
 struct Assembly {
@@ -89,6 +93,7 @@ inline ucontext_t scheduler;
 struct BlockOnHost {
   Dim index;
   u8* dynamic;
+  int met = 0;
   Assembly all, named[16];
   std::vector<Thread> threads;
   std::vector<Assembly> warps;
@@ -110,14 +115,18 @@ inline void meet_at(Assembly& m) {
   while (m.turn == turn) swapcontext(&self().place, &scheduler);
 }
 inline u32 lane_id() { return threadIdx.x & 31; }
-inline void __syncthreads() { meet_at(here->all); }
+inline void __syncthreads() {
+  if (!here->all.arrived) here->met = self().met;
+  check(!FOLLOWED || here->met == self().met, "warps passed unequally many barriers");
+  meet_at(here->all);
+}
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
 inline void __nanosleep(u32) {}
 inline void meet(u32 name, u32 threads) {
   check(name < 16, "a barrier that no block has");
   Assembly& who = here->named[name];
   check(!who.arrived || who.threads == threads, "who meets differs");
-  who.threads = threads;
+  who.threads = threads, ++self().met;
   meet_at(who);
 }
 inline Exchange& exchange() { return here->exchanges[threadIdx.x / 32]; }
