@@ -12,7 +12,21 @@ constexpr int X_SCALE_BYTES = 0;
 constexpr bool FP8_MMA = true;
 #include "linear/plain_fragments.cuh"
 
-DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
+// Stream-K where products are widened: as consume_widened adds them, so that a row has the same bits
+// in every tile of tokens. (mma_e4m3 adds both products first, then the sum so far.)
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifndef SKINNY
+  if constexpr (WIDENED) {
+    u32 low[4], high[4], b[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) widen(a[i], low[i], high[i]);
+    widen(b0, b[0][0], b[1][0]), widen(b1, b[0][1], b[1][1]);
+    mma_f16(d, low, b[0][0], b[0][1]);
+    return mma_f16(d, high, b[1][0], b[1][1]);
+  }
+#endif
+  mma_e4m3(d, a, b0, b1);
+}
 
 #ifdef SKINNY
 #include "linear/skinny_gemm.cuh"

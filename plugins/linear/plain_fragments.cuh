@@ -6,7 +6,7 @@
 #define FRAGMENTS 1
 constexpr int UNROLLED_STEPS = FP8_MMA && __CUDA_ARCH__ < 1000 ? 1 : 4;
 // Where mma_e4m3 is two f16 products and the twelve conversions of their operands, a fragment that
-// serves several products is widened once instead; the products and their order are the same.
+// serves several products is widened once instead.
 constexpr bool WIDENED = FP8_MMA && __CUDA_ARCH__ < 1000;
 struct Scales {};
 DEVICE Scales load_scales(u32) { return {}; }

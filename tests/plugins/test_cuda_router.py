@@ -83,8 +83,9 @@ def test_tactics_choose_as_the_reference_does(one: Case, bench: cuda_node.Bench)
     for work in works:
         got_ids, got = cuda_node.run(bench, work, arrays)
         np.testing.assert_array_equal(got_ids, ids, err_msg=work.tactic.name)
-        # The tensor cores cut off what they add, and `wide` adds all of k in one sum.
-        np.testing.assert_allclose(got[finite], weights[finite], 2e-4, 1e-6)
+        # The tensor cores cut off what they add, and `wide` adds all of k in one sum: of 2,048 some
+        # 128 times up to 2^-23 of sums of about 20, and a weight differs as its logits do.
+        np.testing.assert_allclose(got[finite], weights[finite], 5e-4, 1e-6)
 
 
 @pytest.mark.gpu
