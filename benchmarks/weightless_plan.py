@@ -18,7 +18,8 @@ from benchmarks.node_work import Amounts, amounts
 from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
-from spark_engine.builder.native.program import BucketTactics, check, decide
+from spark_engine.builder.native.no_tactic import check
+from spark_engine.builder.native.program import BucketTactics, decide
 from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
@@ -98,7 +99,7 @@ def decided_of(config: Path, options: Options) -> Iterator[BucketTactics]:
     for family, graph in graphs.items():
         for size in plan.buckets.of(family):
             found = decide(graph.graph, size, chooser)
-            check((found,), plan.gpu)  # a node that no tactic takes would cost nothing
+            check((found,), plan.gpu, REGISTRY)  # a node that no tactic takes would cost nothing
             yield found
 
 

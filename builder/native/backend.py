@@ -16,7 +16,7 @@ from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
-from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.native import no_tactic, nvrtc, program
 from spark_engine.builder.native.early import begin_early, move_small_behind
 from spark_engine.builder.native.tactics import Chooser, report
 from spark_engine.builder.plan.bucket_choice import choose
@@ -72,7 +72,7 @@ class NativeBackend(Backend):
             self.notes = (*timer.notes, *_finer_note(added, len(self._plan.finer), taken))
         else:
             self._decided = self._decide(graphs, Chooser(self._ops, self._target))
-        program.check(self._decided.values(), self._target)
+        no_tactic.check(self._decided.values(), self._target, self._ops)
         for size, decided in self._decided.items():
             if meets and size.family != PREFILL:
                 self._decided[size] = begin_early(decided)

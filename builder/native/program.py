@@ -17,7 +17,7 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Choice, Chooser
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.device_buffers import aligned
-from spark_engine.errors import InternalError, OptionError
+from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import NCCL, Arg, Launch, Pointer, Rank, Target
 from spark_engine.manifest import Json, canonical_json
@@ -47,21 +47,6 @@ class BucketTactics:
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
     """Chooses every node's tactic."""
     return BucketTactics(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
-
-
-def check(buckets: Iterable[BucketTactics], target: Target) -> None:
-    """Raises OptionError naming every op that no tactic takes, with the reasons."""
-    missing: dict[str, str] = {}
-    for bucket in buckets:
-        for node, choice in bucket.nodes:
-            if choice.tactic is None:
-                reasons = "; ".join(f"{k}: {v}" for k, v in choice.refused.items())
-                missing.setdefault(node.op, f"{node.op} ({reasons})" if reasons else node.op)
-    if missing:
-        raise OptionError(
-            f"--target {target.name}: no CUDA tactic yet for: "
-            f"{', '.join(missing[op] for op in sorted(missing))}; use --target cpu"
-        )
 
 
 def check_across(buckets: Iterable[BucketTactics]) -> None:

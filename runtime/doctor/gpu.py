@@ -7,14 +7,19 @@ driver or a GPU it says which is missing. Imports nothing of CUDA before it is a
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from spark_engine.errors import SparkError
 from spark_engine.hints import driver_present, extra
-from spark_engine.kernel import KNOWN
+from spark_engine.kernel import KNOWN, Target
 from spark_engine.runtime.executors.cache_size import GpuMemory
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.doctor.probe import Probe
 
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
@@ -70,80 +75,49 @@ class Diagnosis:
     absent: str = NO_DRIVER
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what to do about it, and, where no engine of a GPU opens for it,
+    why."""
+
+    advice: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The GPU when it was opened: its memory, the driver's highest clock in MHz, whether NVIDIA MPS
+    shares it, what was measured, None where it was not tried, and what nvidia-smi tells then."""
+
+    room: GpuMemory
+    max_mhz: float | None
+    mps: bool
+    told: Probe | None
+    after: dict[str, str]
+
+
 def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
     second."""
     if find_spec("cuda") is None:
-        if driver_present():
-            words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
-            return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
-        return Diagnosis(None)
-    from spark_engine.device import Gpu, name_and_driver, present
-    from spark_engine.runtime.doctor.probe import NEEDS, probe
+        return _without_extra()
+    from spark_engine.device import name_and_driver, present
 
     try:
-        name, cuda = name_and_driver()
+        name, version = name_and_driver()
     except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
-        if not driver_present():
-            return Diagnosis(None)
-        says = str(error).partition(";")[0]
-        words = (
-            f"NVIDIA's driver is loaded and does not answer ({says}): `nvidia-smi` should list the "
-            "GPU; where it does not, start the machine again or install driver 580 or later. In a "
-            "container: docker run --gpus all"
-        )
-        return Diagnosis(None, (words,), absent="not to be used: the driver does not answer")
-    advice, why = [], ""
-    if int(cuda) < LEAST_DRIVER:
-        why = f"the driver supports CUDA {release(int(cuda))}, which loads no kernels of ours"
-        advice.append(
-            f"the driver supports CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
-            "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
-        )
-    target, smi = present(), _smi(device)
-    if target is None:
-        known = ", ".join(t.card.product for t in KNOWN)
-        advice.append(
-            f"there are no kernels for {name}, only for {known} and their like: build for the CPU "
-            "(spark-build --target cpu)"
-        )
+        return _without_answer(error)
+    cuda, target, idle = int(version), present(), _smi(device)
+    found = [*_old_driver(cuda), *_no_kernels(name, target)]
     try:
-        with closing(Gpu()) as gpu:
-            mps = gpu.shared_by_mps
-            room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
-            tried = load and room.usable >= NEEDS
-            told = probe(gpu) if tried else None
+        trial = _try(load, device)
     except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
         absent = f"{name}, which cannot be used"
-        words = f"{absent}: {error}"
-        return Diagnosis(None, (*advice, words), why or "it cannot be used", absent)
-    if load and not tried:
-        advice.append(
-            "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
-            "then run the doctor again"
-        )
-    if mps:
-        why = why or "NVIDIA MPS shares the GPU"
-        advice.append(
-            "NVIDIA MPS shares the GPU, beside which no engine opens: stop it with `echo quit | "
-            "nvidia-cuda-mps-control`"
-        )
-    after = _smi(device) if load else {}
-    card = Card(
-        name=name,
-        target=target.name if target else None,
-        card=target.card.name if target else None,
-        cuda=int(cuda),
-        driver=smi.get("driver_version"),
-        room=room,
-        sm_mhz=told.sm_mhz if told else None,
-        max_mhz=_number(smi.get("clocks.max.sm")) or mhz,
-        bandwidth=told.bandwidth if told else None,
-        wanted=target.card.bandwidth if target else None,
-        watts=_number(after.get("power.draw")),
-        celsius=_number(after.get("temperature.gpu")),
-    )
-    return Diagnosis(card, (*advice, *slow_advice(card)), why)
+        found.append(Finding(f"{absent}: {error}", "it cannot be used"))
+        return _diagnosis(None, found, absent)
+    card = _card(name, cuda, target, trial, idle)
+    found += [*_no_room(load, trial), *_shared(trial), *_low_clock(card), *_low_bandwidth(card)]
+    return _diagnosis(card, found)
 
 
 def release(version: int) -> str:
@@ -151,28 +125,120 @@ def release(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def slow_advice(card: Card) -> list[str]:
-    """What a clock or a bandwidth that is too low means, and what mends it."""
-    words = []
+def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER) -> Diagnosis:
+    """Of several reasons why no engine opens the first is said."""
+    why = next((finding.why for finding in found if finding.why), "")
+    return Diagnosis(card, tuple(finding.advice for finding in found), why, absent)
+
+
+def _without_extra() -> Diagnosis:
+    if not driver_present():
+        return Diagnosis(None)
+    words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
+    return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
+
+
+def _without_answer(error: Exception) -> Diagnosis:
+    if not driver_present():
+        return Diagnosis(None)
+    says = str(error).partition(";")[0]
+    words = (
+        f"NVIDIA's driver is loaded and does not answer ({says}): `nvidia-smi` should list the "
+        "GPU; where it does not, start the machine again or install driver 580 or later. In a "
+        "container: docker run --gpus all"
+    )
+    return Diagnosis(None, (words,), absent="not to be used: the driver does not answer")
+
+
+def _try(load: bool, device: str) -> Trial:
+    """Opens the GPU; with `load`, and where there is room, works with it. Raises SparkError or
+    RuntimeError where that fails."""
+    from spark_engine.device import Gpu
+    from spark_engine.runtime.doctor.probe import NEEDS, probe
+
+    with closing(Gpu()) as gpu:
+        mps = gpu.shared_by_mps
+        room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+        told = probe(gpu) if load and room.usable >= NEEDS else None
+    return Trial(room, mhz, mps, told, _smi(device) if load else {})
+
+
+def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]) -> Card:
+    told = trial.told
+    return Card(
+        name=name,
+        target=target.name if target else None,
+        card=target.card.name if target else None,
+        cuda=cuda,
+        driver=idle.get("driver_version"),
+        room=trial.room,
+        sm_mhz=told.sm_mhz if told else None,
+        max_mhz=_number(idle.get("clocks.max.sm")) or trial.max_mhz,
+        bandwidth=told.bandwidth if told else None,
+        wanted=target.card.bandwidth if target else None,
+        watts=_number(trial.after.get("power.draw")),
+        celsius=_number(trial.after.get("temperature.gpu")),
+    )
+
+
+def _old_driver(cuda: int) -> Iterator[Finding]:
+    if cuda < LEAST_DRIVER:
+        supports = f"the driver supports CUDA {release(cuda)}"
+        yield Finding(
+            f"{supports}: install NVIDIA's driver 580 or later (sudo apt install "
+            "nvidia-driver-580-open on Ubuntu), then start the machine again",
+            f"{supports}, which loads no kernels of ours",
+        )
+
+
+def _no_kernels(name: str, target: Target | None) -> Iterator[Finding]:
+    if target is None:
+        known = ", ".join(t.card.product for t in KNOWN)
+        yield Finding(
+            f"there are no kernels for {name}, only for {known} and their like: build for the CPU "
+            "(spark-build --target cpu)"
+        )
+
+
+def _no_room(load: bool, trial: Trial) -> Iterator[Finding]:
+    if load and trial.told is None:
+        yield Finding(
+            "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
+            "then run the doctor again"
+        )
+
+
+def _shared(trial: Trial) -> Iterator[Finding]:
+    if trial.mps:
+        yield Finding(
+            "NVIDIA MPS shares the GPU, beside which no engine opens: stop it with `echo quit | "
+            "nvidia-cuda-mps-control`",
+            "NVIDIA MPS shares the GPU",
+        )
+
+
+def _low_clock(card: Card) -> Iterator[Finding]:
     if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:
         at = f"under load the GPU runs at {card.sm_mhz:.0f} of {card.max_mhz:.0f} MHz"
         if card.room.shared:
-            words.append(
+            yield Finding(
                 f"{at}: this is the low-power state that a DGX Spark falls into, and a restart "
                 "does not end it. Shut it down, take its power adapter out of the wall socket for "
                 "a minute, use the adapter that came with it, start it, and run the doctor again"
             )
         else:
-            words.append(
+            yield Finding(
                 f"{at}: stop other programs on the GPU; `nvidia-smi -q -d PERFORMANCE` says what "
                 "holds it down (heat, power, a fixed clock: nvidia-smi -rgc)"
             )
+
+
+def _low_bandwidth(card: Card) -> Iterator[Finding]:
     if card.bandwidth and card.wanted and card.bandwidth < LOW_BANDWIDTH * card.wanted:
-        words.append(
+        yield Finding(
             f"its memory moves {card.bandwidth / 1e9:.0f} GB/s where {card.wanted / 1e9:.0f} are "
             "usual: stop other programs on the GPU, and see that its clocks are not held down"
         )
-    return words
 
 
 def _smi(device: str = "0") -> dict[str, str]:

@@ -5,9 +5,8 @@ unit "sequence") is kept at some positions only: at a node's end, or behind it t
 tokens in between and the page that begins with them. A prompt goes on from the deepest such state.
 
 Knows pages and rows by number, tokens by value, and no array: who copies what is the engine's
-business. Pages and rows are charged to one budget of bytes. What is given up first is what saves
-least (`prefix_worth`); a heap holds that order. Pages that lead to no state save nothing yet and go
-before.
+business. Pages and rows are charged to one budget of bytes; what is given up first is said by
+`prefix_eviction`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefix_eviction import ByWorth, EvictionOrder
 from spark_engine.runtime.engine.prefix_trie import UNRELATED, CachedState, Hit, Lineage, Node
 from spark_engine.runtime.engine.prefix_worth import STAY, Worth
 
@@ -54,16 +53,13 @@ class PrefixCache:
         self.version = 0  # grows with every node and state that comes or goes
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
-        self._worths = Worth(page_size, page_bytes, row_bytes)
         self._clock = clock
         self.root = Node(b"", None, 0, -1, -1)
         self._nodes: dict[bytes, Node] = {}
         self._states: set[CachedState] = set()
         self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
-        self._heap: list[tuple[float, int, CachedState]] = []  # by worth
-        self._leaves: list[tuple[float, int, Node]] = []  # bare ones, by last use
-        self._used_leaves: set[Node] = set()  # taken from there, since somebody used their pages
-        self._tick = count()  # in the heaps nothing but numbers is compared
+        worths = Worth(page_size, page_bytes, row_bytes)
+        self._order = EvictionOrder(pages, worths, self._nodes, self._states)
 
     # Looking up.
 
@@ -117,7 +113,7 @@ class PrefixCache:
         deepest; fewer when the budget is used up by what is worth more. `gain`: tokens that the
         state behind them will save, and how often that is expected."""
         node = self.root if node is None or not node.alive else node
-        worth = self._worths.of_page(*gain, self._clock())
+        worth = self._order.worths.of_page(*gain, self._clock())
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], self._nodes.get(names[index])
             if child is None:
@@ -153,11 +149,11 @@ class PrefixCache:
         page = page if after else -1
         state = CachedState(node, node.end + len(after), after, page, maker, now)
         for lesser in state.follow(lineage):
-            self._push(lesser)
+            self._order.add_state(lesser)
         state.since = state.find_since()
         own = self._page_bytes if after and not self._pages.keeps(page) else 0
         self._attach(state)  # what it hangs on must not be given up for it
-        worth = self._worth(state) + math.log(1 + lineage.awaited)
+        worth = self._order.worths.of_state(state) + math.log(1 + lineage.awaited)
         if not self._make_room(self._row_bytes + own, worth, row=True):
             self._detach(state)
             state.refuse()
@@ -167,24 +163,24 @@ class PrefixCache:
             self._pages.keep(page)
         self._states.add(state)
         self.version += 1
-        self._push(state)
+        self._order.add_state(state)
         return state
 
     # Giving up.
 
     def reclaim(self, pages: int) -> bool:
         """Sees to it that so many pages are free, as far as those that nobody uses suffice."""
-        ends: list[tuple[float, int, CachedState]] | None = None  # by worth, once they are needed
+        ends: ByWorth | None = None  # once they are needed
         while self._pages.free < pages and self._pages.spare:
-            leaf = self._pop_leaf()
+            leaf = self._order.pop_leaf()
             if leaf is not None:
                 self._drop_node(leaf)
                 if ends is not None and leaf.parent is not None:
-                    self._push_ends(ends, leaf.parent.states)
+                    self._order.push_ends(ends, leaf.parent.states)
                 continue
             if ends is None:
                 ends = []
-                self._push_ends(ends, self._states)
+                self._order.push_ends(ends, self._states)
             if ends:
                 state = heapq.heappop(ends)[2]
                 if state.alive:
@@ -199,7 +195,7 @@ class PrefixCache:
     def released(self, node: Node | None) -> None:
         """Somebody whose deepest node this is uses its page no more."""
         if node is not None:
-            self._consider(node)
+            self._order.add_leaf(node)
 
     def forget(self, node: Node | None, maker: int, origin: CachedState | None = None) -> None:
         """Drops all that `maker` computed on the way to `node`, and what stands on it; also the
@@ -263,93 +259,25 @@ class PrefixCache:
     def _nodes_to(self, node: Node) -> tuple[Node, ...]:
         return tuple(reversed([n for n in node.path() if n is not self.root]))
 
-    def _worth(self, state: CachedState) -> float:
-        return self._worths.of_state(state)
-
     def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
         """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
         while self.used_bytes + size > self.budget or (row and not self._rows.free):
-            leaf = self._pop_leaf() if self.used_bytes + size > self.budget else None
+            leaf = self._order.pop_leaf() if self.used_bytes + size > self.budget else None
             if leaf is not None:
                 self._drop_node(leaf)
                 continue
-            state = self._pop_state()
+            state = self._order.pop_state()
             if state is None:
                 return False
-            if self._worth(state) > worth - STAY:
-                self._push(state)
+            if self._order.worths.of_state(state) > worth - STAY:
+                self._order.add_state(state)
                 return False
             self._drop_state(state)
         return True
 
-    def _pop_state(self) -> CachedState | None:
-        """The state that is worth least, of those whose row nobody is to write or read."""
-        pinned, found = [], None
-        while self._heap and found is None:
-            worth, _, state = heapq.heappop(self._heap)
-            if not state.alive:
-                continue
-            state.since = state.find_since()
-            if state.pins:
-                pinned.append(state)
-            elif self._worth(state) > worth:  # used since, or those before it are gone
-                self._push(state)
-            else:
-                found = state
-        for state in pinned:
-            self._push(state)
-        return found
-
-    def _pop_leaf(self) -> Node | None:
-        """The bare node that was used longest ago, of those whose page nobody uses."""
-        while self._leaves or self._find_leaves():
-            used, _, node = heapq.heappop(self._leaves)
-            if not (node.alive and node.bare):
-                continue  # it comes again when nothing hangs on it
-            if self._pages.users(node.page):
-                self._used_leaves.add(node)
-                continue
-            if node.used <= used:
-                return node
-            self._consider(node)
-        return None
-
-    def _find_leaves(self) -> bool:
-        """Whether there are any among those whose pages were in use."""
-        users = self._pages.users
-        over = [n for n in self._used_leaves if not (n.alive and n.bare and users(n.page))]
-        self._used_leaves.difference_update(over)
-        for node in over:
-            self._consider(node)
-        return bool(self._leaves)
-
     def _is_only_kept_here(self, page: int) -> bool:
         """Whether a node's page would be free without it."""
         return not self._pages.users(page) and self._pages.keeps(page) == 1
-
-    def _push_ends(
-        self, heap: list[tuple[float, int, CachedState]], states: Iterable[CachedState]
-    ) -> None:
-        """Those of the states behind which nothing is kept, by what they are worth."""
-        users = self._pages.users
-        for s in states:
-            bare = not (s.node is self.root or s.node.children or users(s.node.page))
-            if bare or (s.tail and not users(s.page)):
-                heapq.heappush(heap, (self._worth(s), next(self._tick), s))
-
-    def _consider(self, node: Node) -> None:
-        if node.alive and node.bare and node is not self.root:
-            if len(self._leaves) > 64 + 4 * len(self._nodes):
-                self._leaves.clear()  # the same ones again and again
-                for one in [n for n in self._nodes.values() if n.bare]:
-                    heapq.heappush(self._leaves, (one.used, next(self._tick), one))
-            heapq.heappush(self._leaves, (node.used, next(self._tick), node))
-
-    def _push(self, state: CachedState) -> None:
-        if len(self._heap) > 64 + 4 * len(self._states):
-            self._heap = [entry for entry in self._heap if entry[2].alive]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (self._worth(state), next(self._tick), state))
 
     def _attach(self, state: CachedState) -> None:
         if state.tail:
@@ -363,7 +291,7 @@ class PrefixCache:
             state.node.tails.remove(state)
         else:
             state.node.snapshot = None
-        self._consider(state.node)
+        self._order.add_leaf(state.node)
 
     def _drop_state(self, state: CachedState) -> None:
         self._detach(state)
@@ -384,11 +312,11 @@ class PrefixCache:
         node.alive = False
         node.parent.children.remove(node)
         del self._nodes[node.name]
-        self._used_leaves.discard(node)
+        self._order.discard(node)
         self.version += 1
         self._pages.drop(node.page)
         self.counts.evicted_pages += 1
-        self._consider(node.parent)
+        self._order.add_leaf(node.parent)
 
     def _drop_subtree(self, top: Node) -> None:
         below = [top]

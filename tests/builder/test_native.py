@@ -29,6 +29,7 @@ from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
 HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows
+WHOLE_BLOCKS = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
 
 
@@ -65,15 +66,13 @@ def test_a_compiled_engine_is_whole(folder: Path) -> None:
 @pytest.mark.parametrize("format", ["bf16", "modelopt_mixed", "nvfp4_a4", "fp8_block"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_every_launch_names_what_exists(folder: Path, target: str, format: str) -> None:
-    check_launches(folder, target, format)
+    config = WHOLE_BLOCKS if format == "fp8_block" else HEADS
+    check_launches(folder, target, format, config_kwargs=config)
 
 
 def check_launches(folder: Path, target: str, format: str, **kwargs: Any) -> None:
     """Builds an engine and looks at each launch, and at the memory that the manifest tells."""
-    try:
-        engine = open_folder(built(folder, target, format=format, **kwargs), target)
-    except OptionError as error:
-        pytest.skip(str(error))
+    engine = open_folder(built(folder, target, format=format, **kwargs), target)
     weights = {name for name, _ in engine.weights().items()}
     for bucket in engine.manifest.buckets:
         file = engine.engine(bucket)
@@ -257,9 +256,7 @@ def test_a_tied_heads_weight_is_kept_both_ways(folder: Path) -> None:
 
 
 def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
-    with pytest.raises(
-        OptionError, match=r"no CUDA tactic yet for: linear \(.*128x200.*--target cpu"
-    ):
+    with pytest.raises(OptionError, match=r"(?s)tactic yet for linear\n.*128x200.*--target cpu"):
         built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()
 

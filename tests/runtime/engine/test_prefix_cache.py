@@ -16,7 +16,7 @@ from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node, page_names
-from spark_engine.runtime.engine.prefix_worth import STAY, TAU
+from spark_engine.runtime.engine.prefix_worth import STAY, TAU, Worth
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
@@ -132,7 +132,8 @@ class World:
         for state in self.cache._states:
             assert self.state[state.row] == (*self.prefix[state.node.name], *state.tail)
             assert not state.tail or self.held[state.page][: len(state.tail)] == [*state.tail]
-        known = {n for _, _, n in self.cache._leaves} | self.cache._used_leaves
+        order = self.cache._order
+        known = {n for _, _, n in order._leaves} | order._used_leaves
         for node in self.cache._nodes.values():
             assert not node.bare or node in known or self.pages.users(node.page)
         for seq in self.running:
@@ -319,14 +320,14 @@ def test_giving_up_many_states_looks_at_each_a_few_times(monkeypatch: pytest.Mon
     for n in range(count):
         world.now += 1
         world.end(story(world, [n, n + 1, n + 2, n + 3, n, n], 4))
-    worth = PrefixCache._worth
+    worth = Worth.of_state
 
-    def counted(cache: PrefixCache, state: CachedState) -> float:
+    def counted(worths: Worth, state: CachedState) -> float:
         nonlocal looks
         looks += 1
-        return worth(cache, state)
+        return worth(worths, state)
 
-    monkeypatch.setattr(PrefixCache, "_worth", counted)
+    monkeypatch.setattr(Worth, "of_state", counted)
     assert world.pages.free == 620 - count and world.cache.reclaim(610)
     assert world.cache.snapshots == 10 and looks <= 2 * count
     assert world.match([count - 1, *range(count, count + 9)]).position == 4, "the latest stay"

@@ -41,7 +41,8 @@ class Pressed:
         page, row = cache._page_bytes, 32 * cache._page_bytes
         conversation = SYSTEM + FIRST + (NEW + ANSWER) * (TURNS - 1)
         cache.budget = int(share * AGENTS * (conversation // 64 * page + 2 * row))
-        cache._row_bytes, cache._worths = row, replace(cache._worths, row_bytes=row)
+        cache._row_bytes, order = row, cache._order
+        order.worths = replace(order.worths, row_bytes=row)
         cache._clock = lambda: self.now
         system = self.draw(SYSTEM)
         self.agents = [Agent(system + self.draw(FIRST)) for _ in range(AGENTS)]
