@@ -117,6 +117,9 @@ class ThreadCommunicator:
     def at_abort(self, work: Callable[[], None]) -> None:
         """Nothing but these calls waits here."""
 
+    def at_wait(self, work: Callable[[], None]) -> None:
+        """Nobody asks how far these calls are."""
+
     def close(self) -> None:
         """Nothing is held."""
 

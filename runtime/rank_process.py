@@ -33,6 +33,7 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import (
     Begin,
     Opened,
+    Opening,
     RankFailed,
     Stamp,
     decode_begin,
@@ -40,6 +41,7 @@ from spark_engine.runtime.ranks.messages import (
     decode_stamp,
     encode,
 )
+from spark_engine.runtime.ranks.open_progress import ToldProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
 PR_SET_PDEATHSIG = 1
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if packet is None:
             return 0
         _check(spec, decode_stamp(packet))
-        loaded = _opened(spec, channels, decode_begin(packet))
+        loaded = _opened(spec, channels, decode_begin(packet), receiver)
         parts = loaded.states, loaded.tables, loaded.store, loaded.sink
         follower = Follower(loaded.executors, *parts)
         receiver.answer(encode(Opened(os.getpid())))
@@ -85,11 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
+def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Receiver) -> Loaded:
+    """The rank's part; rank 0 is told that it comes nearer."""
     comm = channels.comm
     comm.limit_s = math.inf  # who is late is rank 0's to say, which may have been stopped itself
-    return load(
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # rank 0 has gone, and ends us
+            receiver.answer(encode(Opening(text)))
+
+    told = ToldProgress(tell)
+    comm.at_wait(told.wait)
+    loaded = load(
         Path(spec.engine),
+        mark=told.mark,
+        shown=told,
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
         graphs=begin.graphs,
@@ -97,6 +109,8 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin) -> Loaded:
         least=begin.least,
         comm=comm,
     )
+    comm.at_wait(lambda: None)
+    return loaded
 
 
 def _follow(receiver: Receiver, follower: Follower) -> None:

@@ -23,6 +23,7 @@ from spark_engine.errors import CapacityError
 MAPS, LIBRARY = Path("/proc/self/maps"), "libcuda.so"
 LIMIT = 900.0  # seconds: longer than weights that fill such a memory take from a slow disk
 AGAIN = 0.2  # seconds between two looks
+SAID = 60.0  # and between two times that it says so: who says nothing for long seems to hang
 
 
 def silent(words: str) -> None:
@@ -54,7 +55,7 @@ def memory_turn(
 
 
 def _wait(file: int, library: str, say: Callable[[str], None], limit: float) -> None:
-    start, told = time.monotonic(), False
+    start, told = time.monotonic(), 0
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,10 +69,11 @@ def _wait(file: int, library: str, say: Callable[[str], None], limit: float) -> 
             if told:
                 say(f"went on after {time.monotonic() - start:.0f} s")
             return
-        if not told:
+        waited = time.monotonic() - start
+        if waited >= told * SAID:
             say("another engine is taking its part of this machine's memory: waiting for it")
-            told = True
-        if time.monotonic() - start > limit:
+            told += 1
+        if waited > limit:
             raise CapacityError(
                 f"another program has been taking memory for {limit:.0f} s, and how much it will "
                 f"leave is not known: wait until it is done, or stop it (`lslocks` and `fuser "

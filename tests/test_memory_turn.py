@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spark_engine import memory_turn as module
 from spark_engine.errors import CapacityError
 from spark_engine.memory_turn import memory_turn
+from spark_engine.runtime.ranks import group
 from tests.repository import ROOT
 
 HOLDER = """
@@ -84,6 +86,20 @@ def test_one_that_never_ends_is_told_of(maps: Path) -> None:
         with memory_turn(True, module.silent, limit=0.5, maps=maps):
             raise AssertionError("it is the other's turn")
     assert f"fuser {library}" in str(refused.value) and "start again" in str(refused.value)
+
+
+def test_a_long_wait_is_said_again_and_again(maps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that says nothing is taken for one that hangs."""
+    at, said = [0.0], list[str]()
+
+    def sleep(seconds: float) -> None:
+        at[0] += 10.0
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: at[0], sleep=sleep))
+    with holder(maps, 60.0), pytest.raises(CapacityError):
+        with memory_turn(True, said.append, limit=3.5 * module.SAID, maps=maps):
+            raise AssertionError("it is the other's turn")
+    assert len(said) == 4 and module.SAID < group.QUIET_S
 
 
 def test_a_file_that_cannot_be_locked_stops_nobody(maps: Path, tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ class Communicator(Protocol):
         """Has `abort` do this too."""
         ...
 
+    def at_wait(self, work: Callable[[], None]) -> None:
+        """Has every call that waits do this meanwhile, again and again."""
+        ...
+
     def close(self) -> None:
         """Gives everything back. May be called twice."""
         ...
@@ -125,6 +129,10 @@ class _OverLinks:
     def at_abort(self, work: Callable[[], None]) -> None:
         """Has `abort` do this too."""
         self._ends.append(work)
+
+    def at_wait(self, work: Callable[[], None]) -> None:
+        """Has every call that waits do this meanwhile."""
+        self._links.at_wait = work
 
     def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
         raise NotImplementedError

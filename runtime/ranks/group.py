@@ -25,10 +25,18 @@ from spark_engine.errors import CapacityError, EngineError, ExecutorError, Spark
 from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
-from spark_engine.runtime.ranks.messages import Begin, Leave, RankFailed, decode_answer, encode
+from spark_engine.runtime.ranks.messages import (
+    Begin,
+    Leave,
+    Opening,
+    RankFailed,
+    decode_answer,
+    encode,
+)
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
-OPEN_S = 1800.0  # weights may come from a slow disk
+QUIET_S = 300.0  # of a rank that opens its part: longer than its longest step on a slow disk that
+# many ranks read at once, and than NCCL waits to be connected (runtime/executors/nccl.py)
 LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
 DEVICE_S = 6.0  # a step on a device; a chunk of prefill takes a second
 GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEVICE_S less than the
@@ -58,6 +66,7 @@ class Group:
         self._controls, self._processes = dict(controls), dict(processes)
         self._sender = Sender(controls, ring, limit_s)
         self._opened: set[int] = set()
+        self._news: dict[int, tuple[float, str]] = {}  # by rank: when it said what it is at
         self._fallen: SparkError | None = None
         self._fell_at = 0.0
         self._heard = threading.Condition()
@@ -75,21 +84,19 @@ class Group:
 
     def begin(self, begin: Begin, device: bool) -> None:
         """Tells all ranks to open the engine, as this one does meanwhile: on a `device` that may
-        wait for a fallen rank without end. Elsewhere it leaves by `check`, however slow it is."""
-        self.comm.limit_s, self._opening = OPEN_S, device
+        wait for a fallen rank without end. Elsewhere it leaves by `check`, however slow it is. Who
+        says nothing for QUIET_S has fallen; who waits for another says that."""
+        self.comm.limit_s, self._opening = math.inf, device
+        self._news = {rank: (self._clock.last, "its process starts") for rank in self._controls}
         self.send(encode(begin))
 
     def all_open(self) -> None:
-        """Returns when every rank has its part open. Raises what one has fallen of, or
-        ExecutorError naming those that do not come."""
-        clock = RunningClock()
+        """Returns when every rank has its part open, however long that takes. Raises what one has
+        fallen of."""
         with self._heard:
-            while self._missing and self._fallen is None and clock.now() < OPEN_S:
-                self._heard.wait(TICK_S)
+            self._heard.wait_for(lambda: not self._missing or self._fallen is not None)
         self._opening = False
         self.check()
-        if self._missing:
-            raise ExecutorError(f"ranks {self._missing} did not open the engine in {OPEN_S:g} s")
         self.comm.limit_s = self.limit_s
 
     def send(self, data: bytes) -> None:
@@ -158,6 +165,7 @@ class Group:
             for number, _ in poll.poll(TICK_S * 1000):
                 if not self._hear(ranks[number]):
                     poll.unregister(number)
+            self._check_opening()
             self._check_step()
 
     def _hear(self, rank: int) -> bool:
@@ -175,6 +183,9 @@ class Group:
             kind = CapacityError if answer.passing else EngineError if answer.user else None
             self._fall((kind or ExecutorError)(f"rank {rank}: {answer.message}"))
             return False
+        if isinstance(answer, Opening):
+            self._news[rank] = self._clock.last, answer.at
+            return True
         with self._heard:
             self._opened.add(rank)
             self._heard.notify_all()
@@ -204,6 +215,17 @@ class Group:
         for control in self._controls.values():
             with contextlib.suppress(OSError):
                 control.shutdown(socket.SHUT_RDWR)
+
+    def _check_opening(self) -> None:
+        now = self._clock.now()
+        news = {rank: self._news[rank] for rank in self._missing if rank in self._news}
+        quiet = [
+            f"rank {rank} ({at!r})" for rank, (since, at) in news.items() if now - since > QUIET_S
+        ]
+        if quiet and self._fallen is None:
+            words = f"{', '.join(quiet)} has not gone on with opening the engine for {QUIET_S:g} s"
+            mend = "see whether its disk answers (`dmesg`) and its GPU (`nvidia-smi`)"
+            self._fall(ExecutorError(f"{words}, and hangs: {mend}, then start again"))
 
     def _check_step(self) -> None:
         since, now = self._waits_since, self._clock.now()

@@ -10,7 +10,7 @@ import contextlib
 import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
@@ -36,6 +36,7 @@ class Links:
         self._peers = dict(sorted(peers.items()))
         self._calls = 0
         self._why: str | None = None
+        self.at_wait: Callable[[], None] = lambda: None  # each TICK_S of a call that waits
         for peer in self._peers.values():
             prepare(peer)
             peer.setblocking(False)
@@ -143,6 +144,7 @@ class Links:
             events = select.POLLIN * (rank in left_in) | select.POLLOUT * (rank in left_out)
             if events:
                 poll.register(peer, events)
+        self.at_wait()
         poll.poll(min(due, TICK_S) * 1000)
 
     def _gone(self, rank: int, call: str) -> ExecutorError:

@@ -1,7 +1,8 @@
 """The protocol between rank 0 and the other ranks: message types, encoded as MessagePack.
 
 A packet from rank 0 holds its calls on executors, states and tables since the last one, in order;
-arrays travel as raw bytes. A rank answers `Opened`, or `RankFailed`. Knows no transport.
+arrays travel as raw bytes. A rank answers `Opening` as long as it opens its part, then `Opened`, or
+`RankFailed`. Knows no transport.
 """
 
 from __future__ import annotations
@@ -117,6 +118,12 @@ Order: TypeAlias = (
 )
 
 
+class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The rank goes on with opening its part of the engine, and what it is at."""
+
+    at: str
+
+
 class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The rank has its part of the engine open."""
 
@@ -132,7 +139,7 @@ class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     passing: bool = False
 
 
-Answer: TypeAlias = Opened | RankFailed
+Answer: TypeAlias = Opening | Opened | RankFailed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _STAMP = msgspec.msgpack.Decoder(Stamp)

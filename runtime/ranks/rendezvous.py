@@ -8,6 +8,7 @@ on a network of the hosts' own.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ PORT = 29700  # of rank 0's host, where --hosts names none
 COME_S = 600.0  # for people to start the others
 LINK_S = 60.0  # for ranks that are all there to be connected
 HELLO_S = 5.0
-ASK_S = 0.5  # for an answer where another rank 0 may wait
+ASK_S = 0.5  # for a connection to where another rank 0 may wait
 RETRY_S = 0.5
 LENGTH = 4  # bytes before each message
 MOST_BYTES = 1 << 16
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 class Hello(msgspec.Struct, frozen=True):
     """Who comes, and the port where it listens; 0 for a connection between ranks. `hosts`: as it
-    was given them."""
+    was given them. Rank 0's asks whether who listens there takes itself for rank 0 too."""
 
     rank: int
     ranks: int
@@ -82,8 +83,8 @@ def accept_ranks(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float =
     check_reached(hosts, 0)
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
-        _check_first(hosts)
-        came = _accept(server, others, hosts, come_s, undo, first=True)
+        with ExitStack() as asking:
+            came = _accept(server, others, hosts, come_s, undo, _ask(hosts, asking))
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():
             _send(control, ports)
@@ -178,22 +179,30 @@ def _accept(
     hosts: Sequence[str],
     come_s: float,
     undo: ExitStack,
-    first: bool = False,
+    asked: Sequence[socket.socket] | None = None,
 ) -> dict[int, tuple[socket.socket, Hello]]:
-    """A connection of each of these ranks: the `first`, by which it comes, where one that comes
-    again takes its own place; or one between ranks, which nobody comes by anew."""
+    """A connection of each of these ranks: the first, by which it comes, where one that comes again
+    takes its own place and who was `asked` is heard; or one between ranks, which nobody comes by
+    anew. Raises ExecutorError naming ranks that do not come, OptionError of who was asked."""
     came: dict[int, tuple[socket.socket, Hello]] = {}
-    until = time.monotonic() + come_s
+    first, unheard = asked is not None, {one.fileno(): one for one in asked or ()}
+    until, poll = time.monotonic() + come_s, select.poll()
+    for number in (server.fileno(), *unheard):
+        poll.register(number, select.POLLIN)
     while missing := sorted(set(wanted) - set(came)):
-        server.settimeout(max(0.01, until - time.monotonic()))
-        try:
-            peer, address = server.accept()
-        except TimeoutError:
-            raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s") from None
+        found = {number for number, _ in poll.poll(1000 * max(0.01, until - time.monotonic()))}
+        if not found:
+            raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s")
+        if server.fileno() not in found:  # else first: who asks is answered before we end of it
+            for number in found:
+                poll.unregister(number)
+                _heed(unheard[number])
+            continue
+        peer, address = server.accept()
         undo.callback(peer.close)
         peer.settimeout(HELLO_S)
         hello = _receive(peer, Hello)
-        if hello is not None and (words := _disorder(hello.hosts, hosts)):
+        if hello is not None and (words := _disorder(hello, hosts, first)):
             log.warning("%s: %s", address[0], words)
             with suppress(ExecutorError):
                 _send(peer, Ports([], words))
@@ -209,24 +218,38 @@ def _accept(
     return came
 
 
-def _check_first(hosts: Sequence[str]) -> None:
-    """Raises OptionError where another of the hosts waits as rank 0 already, as where each names
-    itself first."""
+def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
+    """Connections to those of the other hosts that listen, each asked whether it is rank 0 too. It
+    may answer at any time: at once where it waits already, later where it asks meanwhile."""
+    asked = []
     for host in hosts[1:]:
         with suppress(OSError, ExecutorError):
-            with socket.create_connection(address_of(host), timeout=ASK_S) as peer:
-                _send(peer, Hello(0, len(hosts), hosts=tuple(hosts)))
-                found = _receive(peer, Ports)
-            if found is not None and found.refused:
-                raise OptionError(found.refused)
+            peer = socket.create_connection(address_of(host), timeout=ASK_S)
+            asked.append(asking.enter_context(peer))
+            _send(peer, Hello(0, len(hosts), hosts=tuple(hosts)))
+            peer.settimeout(HELLO_S)
+    return asked
 
 
-def _disorder(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """What to do where somebody has the same hosts in another order."""
-    if tuple(theirs) == tuple(ours) or sorted(theirs) != sorted(ours):
+def _heed(asked: socket.socket) -> None:
+    """Raises OptionError where another rank 0 answers; any other rank only closes."""
+    found = _receive(asked, Ports)
+    if found is not None and found.refused:
+        raise OptionError(found.refused)
+
+
+def _disorder(hello: Hello, ours: Sequence[str], first: bool) -> str:
+    """What to do where there are two of rank 0, who asks the `first` one alone, or somebody has the
+    same hosts in another order."""
+    theirs, two = hello.hosts, first and hello.rank == 0
+    given = f"--hosts {','.join(ours)}"
+    if theirs == tuple(ours):
+        mend = "name each host once, and give --rank 0 to the first alone, if at all"
+        return f"two processes are rank 0 of {given}: {mend}" if two else ""
+    if sorted(theirs) != sorted(ours) and not two:
         return ""
-    words = f"one host was given --hosts {','.join(theirs)}, another --hosts {','.join(ours)}"
-    return f"{words}: give all of them the same order, in which the first is rank 0"
+    words = f"one host was given --hosts {','.join(theirs)}, another {given}"
+    return f"{words}: give all the same hosts in the same order, of which the first is rank 0"
 
 
 def _send(peer: socket.socket, message: msgspec.Struct) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +21,17 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine import load
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
+from spark_engine.runtime.ranks import running_clock
 from spark_engine.runtime.ranks.channel import HEAD, INLINE
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.messages import Begin, RankFailed, encode
+from spark_engine.runtime.ranks.messages import (
+    Answer,
+    Begin,
+    Opened,
+    Opening,
+    RankFailed,
+    encode,
+)
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 SOON_S = 60.0  # ends a test that hangs
@@ -82,6 +91,74 @@ def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[Group]:
         yield group
 
 
+def say(end: socket.socket, answer: Answer) -> None:
+    """As a rank does."""
+    data = encode(answer)
+    end.sendall(HEAD.pack(len(data), INLINE) + data)
+
+
+class Waiting:
+    """Three ranks' group, of whose time a second passes where the test says, and is looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, undo: ExitStack) -> None:
+        self._at, self._looks = 0.0, Looks(monkeypatch)
+        clock = SimpleNamespace(monotonic=lambda: self._at)
+        monkeypatch.setattr(running_clock, "time", clock)
+        monkeypatch.setattr(module, "TICK_S", 0.01)
+        monkeypatch.setattr(module, "QUIET_S", 5.0)
+        pairs = {rank: socket.socketpair() for rank in (1, 2)}
+        self.comm = NoCalls()
+        controls = {rank: pair[0] for rank, pair in pairs.items()}
+        self.group = undo.enter_context(closing(Group(cast(Any, self.comm), controls, {})))
+        self.ends = {rank: undo.enter_context(pair[1]) for rank, pair in pairs.items()}
+
+    def second(self) -> None:
+        self._looks.more(1)  # what was said is heard
+        self._at += running_clock.MOST_S
+        self._looks.more(1)
+
+
+def test_a_rank_that_hangs_while_it_opens_is_named_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor one that waits for it, and says so; nor is anybody before all are told to open."""
+    with ExitStack() as undo:
+        ranks = Waiting(monkeypatch, undo)
+        for _ in range(20):
+            ranks.second()
+        ranks.group.begin(BEGIN, device=False)
+        assert ranks.comm.limit_s == math.inf
+        say(ranks.ends[1], Opening("reading: 40 %"))
+        for _ in range(5):
+            say(ranks.ends[2], Opening("waiting for other ranks"))
+            ranks.second()
+            ranks.group.check()
+        say(ranks.ends[2], Opening("waiting for other ranks"))
+        ranks.second()
+        with pytest.raises(ExecutorError, match=r"rank 1 \('reading: 40 %'\) .* for 5 s") as hung:
+            ranks.group.all_open()
+        assert "rank 2" not in str(hung.value)
+
+
+def test_an_opening_may_take_long_and_who_is_open_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as undo:
+        ranks = Waiting(monkeypatch, undo)
+        ranks.group.begin(BEGIN, device=False)
+        say(ranks.ends[1], Opened(4711))
+        for percent in range(40):
+            if percent % 4 == 0:
+                say(ranks.ends[2], Opening(f"reading: {percent} %"))
+            ranks.second()
+        say(ranks.ends[2], Opened(4712))
+        ranks.group.all_open()
+        assert ranks.comm.limit_s == ranks.group.limit_s
+        for _ in range(20):
+            ranks.second()
+        ranks.group.check()
+
+
 def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,8 +207,7 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     mine, theirs = socket.socketpair()
     with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
-        words = encode(RankFailed("too little memory", True, True))
-        theirs.sendall(HEAD.pack(len(words), INLINE) + words)
+        say(theirs, RankFailed("too little memory", True, True))
         with group._heard:
             assert group._heard.wait_for(lambda: group._fallen, SOON_S)
         looks.more(3)

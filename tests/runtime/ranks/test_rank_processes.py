@@ -25,6 +25,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.ranks import group
+from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
@@ -139,6 +140,25 @@ def drain(engine: Engine, asked: list[Request]) -> dict[int, list[int | None]]:
         for event in engine.step():
             said.setdefault(event.request_id, []).append(event.token)
     return said
+
+
+def test_a_rank_that_hangs_while_it_opens_its_part_is_named(
+    engines: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped as soon as it is told to open: no news of it can come."""
+    begin, pids = Group.begin, list[int]()
+
+    def begun(self: Group, *given: Any) -> None:
+        pids.extend(self.pids.values())
+        for number in pids:
+            os.kill(number, signal.SIGSTOP)
+        begin(self, *given)
+
+    monkeypatch.setattr(Group, "begin", begun)
+    monkeypatch.setattr(group, "QUIET_S", 1.0)
+    with pytest.raises(ExecutorError, match=r"rank 1 \('its process starts'\) .*, and hangs"):
+        load(engines[2], threads=1)
+    assert pids and gone(pids)
 
 
 def test_a_load_that_swaps_and_shares_says_what_one_rank_says(

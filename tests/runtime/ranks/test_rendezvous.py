@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,6 +56,35 @@ def refusal(host: str, hello: Hello) -> str:
     return found.refused
 
 
+@pytest.mark.parametrize("other", ["127.0.0.1", "localhost"])
+def test_hosts_that_each_name_themselves_first_at_one_time_are_both_told(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither answers while it asks; nor need they spell each other alike."""
+    both = threading.Barrier(2)
+
+    def together(call: Callable[..., Any], *given: Any) -> Any:
+        found = call(*given)
+        both.wait(SOON_S)
+        return found
+
+    for name in ("_listen", "_ask"):
+        monkeypatch.setattr(rendezvous, name, partial(together, getattr(rendezvous, name)))
+    a, b = addresses(2)
+    orders = (a, b), (b, a.replace("127.0.0.1", other))
+    for met in at_once(*(partial(accept_ranks, one, come_s=SOON_S) for one in orders)):
+        words = str(met.exception())
+        assert isinstance(met.exception(), OptionError)
+        assert all(f"--hosts {','.join(one)}" in words for one in orders)
+        assert "give all the same hosts in the same order, of which the first is rank 0" in words
+
+
+def test_a_list_that_names_rank_0_twice_is_refused() -> None:
+    (a,) = addresses(1)
+    with pytest.raises(OptionError, match=f"two processes are rank 0 of --hosts {a},{a}: name"):
+        accept_ranks((a, a), come_s=1.0)  # it asks and answers itself: nobody else need run
+
+
 def test_hosts_that_each_name_themselves_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both would wait ten minutes for the other."""
     monkeypatch.setattr(rendezvous, "ASK_S", SOON_S)
@@ -83,6 +114,30 @@ def test_a_rank_with_another_order_is_refused_and_rank_0_waits_on() -> None:
             control, comm = other.result()
             control.close()
             comm.close()
+
+
+def test_rank_0_takes_ranks_that_listen_before_it_for_no_other_rank_0(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At rank 1's address rank 1 waits for rank 2, and hears rank 0's question."""
+    hosts, listen, listening = addresses(3), rendezvous._listen, threading.Semaphore(0)
+
+    def counted(*given: Any) -> socket.socket:
+        found = listen(*given)
+        listening.release()
+        return found
+
+    monkeypatch.setattr(rendezvous, "_listen", counted)
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(join_ranks, hosts, rank, come_s=SOON_S) for rank in (1, 2)]
+        assert all(listening.acquire(timeout=SOON_S) for _ in others)
+        with closing(accept_ranks(hosts, come_s=SOON_S)) as group:
+            assert group.comm.ranks == 3
+        for other in others:
+            for end in other.result():
+                end.close()
+    assert "which is no rank that is missing" in caplog.text
+    assert "two processes are rank 0" not in caplog.text
 
 
 def test_a_rank_that_comes_anew_while_all_are_connected_ends_the_meeting() -> None:

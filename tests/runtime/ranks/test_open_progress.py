@@ -1,0 +1,94 @@
+"""What a rank says of its opening, by which rank 0 knows that it goes on."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spark_engine.runtime import rank_process
+from spark_engine.runtime.ranks import open_progress
+from spark_engine.runtime.ranks.channel import Receiver, read_answer
+from spark_engine.runtime.ranks.communicator import TcpCommunicator
+from spark_engine.runtime.ranks.links import Links
+from spark_engine.runtime.ranks.messages import Opening, decode_answer
+from spark_engine.runtime.ranks.open_progress import TOLD_S, ToldProgress
+from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
+from tests.runtime.ranks.test_group import BEGIN, SOON_S
+
+WAITS = "waiting for other ranks"
+
+
+class Waits:
+    """A communicator, of which only what its calls do while they wait is used."""
+
+    limit_s = 0.0
+
+    def at_wait(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+
+def test_every_stage_is_told_and_once_a_second_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at, told = [0.0], list[str]()
+    monkeypatch.setattr(open_progress, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    own = ToldProgress(told.append)
+    own.say("reading")
+    for done in range(8):  # of which four come within a second
+        own.advance(done, 8)
+        at[0] += TOLD_S / 4
+    own.mark("files")
+    for _ in range(2):
+        own.wait()
+    assert told == ["reading", "reading: 0 %", "reading: 50 %", "after files", WAITS]
+
+
+def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As long as it opens, and no longer; one that hears no more is no error of the opening."""
+    mine, theirs = socket.socketpair()
+    comm, said = Waits(), list[str]()
+
+    def load(path: Path, mark: Any, shown: Any, comm: Waits, **how: object) -> str:
+        assert comm.limit_s == math.inf
+        shown.say("reading")
+        mark("files")
+        comm.work()
+        for _ in range(3):
+            answer = decode_answer(read_answer(mine) or b"")
+            assert isinstance(answer, Opening)
+            said.append(answer.at)
+        mine.close()
+        shown.say("nobody hears it")
+        return "open"
+
+    monkeypatch.setattr(rank_process, "load", load)
+    with theirs:
+        channels, receiver = RankChannels(theirs, cast(Any, comm)), Receiver(1, theirs, None)
+        found = rank_process._opened(RankSpec(str(tmp_path), 1, 2), channels, BEGIN, receiver)
+        assert cast(Any, found) == "open" and said == ["reading", "after files", WAITS]
+        told: list[bytes] = []
+        monkeypatch.setattr(receiver, "answer", told.append)
+        comm.work()
+        assert not told
+
+
+def test_a_call_that_waits_says_so_until_who_is_late_comes() -> None:
+    ends, late = socket.socketpair(), threading.Event()
+    comms = [TcpCommunicator(Links(rank, {1 - rank: end})) for rank, end in enumerate(ends)]
+    comms[0].at_wait(late.set)
+    with closing(comms[0]), closing(comms[1]), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(comms[0].barrier)
+        assert late.wait(SOON_S)
+        comms[1].barrier()
+        first.result()
