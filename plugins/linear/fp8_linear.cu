@@ -12,8 +12,8 @@ constexpr int X_SCALE_BYTES = 0;
 constexpr bool FP8_MMA = true;
 #include "linear/plain_fragments.cuh"
 
-// Stream-K where products are widened: as consume_widened adds them, so that a row has the same bits
-// in every tile of tokens. (mma_e4m3 adds both products first, then the sum so far.)
+// Stream-K where products are widened: as consume_widened adds them, so that a row has the same
+// bits in every tile of tokens. (mma_e4m3 adds both products first, then the sum so far.)
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #ifndef SKINNY
   if constexpr (WIDENED) {
