@@ -434,6 +434,22 @@ def test_a_page_is_found_behind_its_own_beginning_alone() -> None:
     assert world.match([*range(4), 1 << 20, *range(5, 13)]).kv_position == 4
 
 
+def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_again() -> None:
+    def below(node: Node | None, name: bytes) -> Node:
+        return Node(name, node, node.end + 1 if node else 0, -1, -1)
+
+    root = below(None, b"")
+    begun = below(root, b"a")
+    first, again, other = (below(begun, name) for name in (b"b", b"b", b"c"))
+    state, heir = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (begun, first))
+    assert state.is_left_by(other), "the first is the next"
+    state.heir = heir
+    for node in (first, again, below(again, b"d")):
+        assert state.is_left_by(node)
+    for node in (other, begun, below(below(root, b"c"), b"b"), below(other, b"b")):
+        assert not state.is_left_by(node)
+
+
 def test_check_finds_what_hangs_on_nothing() -> None:
     world = World(20, 9, 1 << 20)
     seq = story(world, [*range(13)], 8)
