@@ -177,7 +177,7 @@ class Session:
         number, self._next_id = self._next_id, self._next_id + 1
         self._opened().add(number, request)
         has_text = self._tokenizer is not None
-        return Answer(number, request.prompt, params.seed or 0, has_text, thinking, load_s)
+        return Answer(number, tuple(prompt), params.seed or 0, has_text, thinking, load_s)
 
     def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
         """The answer's pieces as they come; `answer` grows with them. Once `stopped`, it ends.

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
 from spark_engine.runtime.engine.plan import Batch
-from spark_engine.runtime.engine.prefill_split import first_launch
+from spark_engine.runtime.engine.prefill_split import PrefillSplit
 from spark_engine.runtime.engine.sequence import Sequence as Request
 from spark_engine.runtime.engine.step_costs import RUN_RANGE, RUN_WEIGHT, StepCosts
 from spark_engine.runtime.executors.memory import BucketKey
@@ -96,12 +95,13 @@ class Pacing:
         self._lone: BucketKey = (DECODE, lone)
         self._clock = 0.0  # microseconds of all steps so far
         self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
-        self._came: deque[tuple[float, Request]] = deque()  # when each prompt was first seen
+        self._coming: list[tuple[float, Request]] = []  # when each prompt was first seen
+        self._came: list[tuple[float, int]] = []  # the same of those that were prefilled: tokens
         self._context = 0.0  # microseconds of a token for each position before it
         self._bases: list[float] = []  # of a launch at the beginning of a sequence; 0: not known
         self._version = -1  # of the costs that `_bases` were made from
         self._split_by: list[float] = []  # the bases that `_split` was found from
-        self._split: tuple[int, ...] = ()
+        self._split = PrefillSplit(buckets, {})
         self._refresh()
 
     def tiles(self, order: Sequence[Request], beside: Batch | None) -> int:
@@ -110,16 +110,15 @@ class Pacing:
         `beside`: the round of those who decode in the same step, if any do.
         """
         self._refresh()
-        while self._came and self._came[0][0] < self._clock - WINDOW:
-            self._came.popleft()
+        self._settle()
         for seq in order:
             if seq.since is None:
                 seq.since = self._clock
                 if seq.launched <= seq.cached:
-                    self._came.append((self._clock, seq))
+                    self._coming.append((self._clock, seq))
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
         most, steps = self._most(order, beside)
-        taken = self._split[min(waiting, most)]
+        taken = self._split.first(min(waiting, most))
         if beside is not None and self._held < steps:
             self._held += 1
             idle = self._costs.of((beside.family, beside.bucket))
@@ -148,6 +147,7 @@ class Pacing:
         for seq in behind:
             if seq.launched < seq.prefill_end:
                 seq.passed += sum(rank > seq.rank for rank in ranks)
+        self._settle()  # nobody holds on to them: a prompt's tokens are long to free
 
     def took(self, batches: Sequence[Batch], microseconds: float) -> None:
         """A step of these batches took so long from its start, or from the end of the one before.
@@ -205,8 +205,14 @@ class Pacing:
 
     def _lately(self) -> float:
         """Tokens a microsecond of the prompts that came in the last WINDOW and are prefilled."""
-        done = (s.prefill_end - s.cached for _, s in self._came if s.launched >= s.prefill_end)
-        return sum(done) / WINDOW
+        return sum(tokens for _, tokens in self._came) / WINDOW
+
+    def _settle(self) -> None:
+        """Of prompts that are prefilled the tokens are kept, and of none for longer than WINDOW."""
+        done = ((at, s.prefill_end - s.cached) for at, s in self._coming if not s.prefilling)
+        begin, came = self._clock - WINDOW, [*self._came, *done]
+        self._came = [one for one in came if one[0] >= begin]
+        self._coming = [(at, s) for at, s in self._coming if s.prefilling and at >= begin]
 
     def _within(self, limit: float, costs: list[float]) -> int:
         """The largest bucket that takes no longer, or else the smallest."""
@@ -255,7 +261,7 @@ class Pacing:
         pairs = list(zip(self._bases, self._split_by, strict=False))
         if not pairs or any(abs(now - then) > MOVED * then for now, then in pairs):
             known = dict(zip(self._buckets, self._bases, strict=True))
-            self._split_by, self._split = self._bases, first_launch(self._buckets, known)
+            self._split_by, self._split = self._bases, PrefillSplit(self._buckets, known)
 
     def _urgency(self, seq: Request) -> tuple[int, bool, int, int]:
         left = (seq.awaited[0] if seq.awaited else seq.prefill_end) - seq.launched

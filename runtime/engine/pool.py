@@ -84,6 +84,11 @@ class Pool:
         """How many use the unit."""
         return self._users[unit]
 
+    def unused(self, units: Iterable[int]) -> int:
+        """How many of the units nobody uses."""
+        users = self._users
+        return [users[unit] for unit in units].count(0)
+
     def keeps(self, unit: int) -> int:
         """How often the cache keeps the unit."""
         return self._keeps[unit]

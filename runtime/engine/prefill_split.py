@@ -10,20 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def first_launch(buckets: Sequence[int], costs: Mapping[int, float]) -> tuple[int, ...]:
-    """Tiles to take now, by how many wait: entry w is for w tiles, up to the largest bucket's.
+class PrefillSplit:
+    """For these `buckets`, ascending, in tiles, and their `costs`, microseconds of a launch.
 
-    `buckets` ascend, in tiles; `costs` are microseconds of a launch by bucket. The launches that
-    take least time for w tiles are found from those for fewer; the largest of them goes first, so
-    that what is left has the same ones. Where a cost is not known, all that wait are taken.
+    The launches that take least time for w tiles are found from those for fewer, and only up to
+    what was asked for: a first token may wait for this. The largest of them goes first, so that
+    what is left has the same ones. Where a cost is not known, all that wait are taken.
     """
-    most = buckets[-1]
-    if any(costs.get(b, 0) <= 0 for b in buckets):
-        return tuple(range(most + 1))
-    total, largest = [0.0], [0]
-    for w in range(1, most + 1):
-        ways = [(costs[b] + total[max(w - b, 0)], -b) for b in buckets]
-        least, negative = min(ways)
-        total.append(least)
-        largest.append(max(-negative, largest[max(w + negative, 0)]))
-    return tuple(min(w, b) for w, b in enumerate(largest))
+
+    def __init__(self, buckets: Sequence[int], costs: Mapping[int, float]) -> None:
+        self._launches = [(b, costs.get(b, 0.0)) for b in buckets]
+        self._known = all(cost > 0 for _, cost in self._launches)
+        self._total, self._largest = [0.0], [0]  # by tiles: microseconds, the largest launch
+
+    def first(self, waiting: int) -> int:
+        """Tiles to take now of so many that wait, at most the largest bucket's."""
+        if not self._known:
+            return waiting
+        total, largest = self._total, self._largest
+        for w in range(len(total), waiting + 1):
+            least, negative = min((cost + total[max(w - b, 0)], -b) for b, cost in self._launches)
+            total.append(least)
+            largest.append(max(-negative, largest[max(w + negative, 0)]))
+        return min(waiting, largest[waiting])

@@ -55,7 +55,7 @@ class PrefixCache:
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
         self.root = Node(b"", None, 0, -1, -1)
-        self._nodes: dict[bytes, Node] = {}
+        self._nodes: set[Node] = set()  # all but the root
         self._states: set[CachedState] = set()
         self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
         worths = Worth(page_size, page_bytes, row_bytes)
@@ -71,14 +71,15 @@ class PrefixCache:
         `names` are those of the full pages of `tokens`, or of the first of them. Without `tails`
         it lies at a page's end.
         """
-        deepest = self._deepest(names[: most // self._size])
+        nodes = self._walk(names[: most // self._size])
+        deepest = nodes[-1]
         if not self._row_bytes:  # pages are all that is remembered
-            return Hit(deepest.end, self._nodes_to(deepest), None, -1, deepest.end)
-        for node in deepest.path():
+            return Hit(deepest.end, tuple(nodes[1:]), None, -1, deepest.end)
+        for node in reversed(nodes):
             state = node.state_for(tokens, most, self._size) if tails else node.snapshot
             if state is not None:
-                at, nodes = state.position, self._nodes_to(node)
-                return Hit(at, nodes, state, state.page, max(deepest.end, at))
+                at, begun = state.position, tuple(nodes[1 : 1 + node.end // self._size])
+                return Hit(at, begun, state, state.page, max(deepest.end, at))
         return Hit(0, (), None, -1, deepest.end)
 
     def take(self, hit: Hit) -> None:
@@ -115,13 +116,13 @@ class PrefixCache:
         node = self.root if node is None or not node.alive else node
         worth = self._order.worths.of_page(*gain, self._clock())
         for index in range(node.end // self._size, len(names)):
-            page, child = pages[index], self._nodes.get(names[index])
+            page, child = pages[index], node.children.get(names[index])
             if child is None:
                 if not self._make_room(self._page_bytes, worth) or not node.alive:
                     break
                 child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
-                node.children.add(child)
-                self._nodes[child.name] = child
+                node.children[child.name] = child
+                self._nodes.add(child)
                 self.version += 1
                 self._pages.keep(page)
             elif child.page != page and self._is_only_kept_here(child.page):
@@ -187,7 +188,7 @@ class PrefixCache:
                     self._drop_state(state)
                 continue
             # Below these are pages that somebody computed again and uses.
-            for node in [n for n in self._nodes.values() if not self._pages.users(n.page)]:
+            for node in [n for n in self._nodes if not self._pages.users(n.page)]:
                 if node.alive:
                     self._drop_subtree(node)
         return self._pages.free >= pages
@@ -211,7 +212,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Gives every page and row back, those that somebody uses as soon as nobody does."""
-        for child in tuple(self.root.children):
+        for child in tuple(self.root.children.values()):
             self._drop_subtree(child)
         for state in tuple(self.root.tails):
             self._drop_state(state)
@@ -231,15 +232,15 @@ class PrefixCache:
     def kept_pages(self) -> list[int]:
         """Every page that is kept, as often as it is."""
         tails = [s.page for s in self._states if s.tail]
-        return [*(node.page for node in self._nodes.values()), *tails]
+        return [*(node.page for node in self._nodes), *tails]
 
     def check(self) -> None:
         """Raises InternalError unless the trie, the rows and the bytes are as they should be."""
-        for node in self._nodes.values():
+        for node in self._nodes:
             up = node.parent
-            if up is None or not (node.alive and up.alive) or node not in up.children:
+            if up is None or not (node.alive and up.alive and up.children.get(node.name) is node):
                 raise InternalError(f"the node that ends at {node.end} hangs on nothing")
-        hanging = {s for node in (self.root, *self._nodes.values()) for s in node.states}
+        hanging = {s for node in (self.root, *self._nodes) for s in node.states}
         if hanging != self._states or not all(s.alive for s in self._states):
             raise InternalError("a cached state hangs on nothing")
         self._rows.check([s.row for s in (*self._states, *self._leaving)])
@@ -248,16 +249,15 @@ class PrefixCache:
 
     # How it is done.
 
-    def _deepest(self, names: Sequence[bytes]) -> Node:
-        """A node is there only if its parent is, so the last that is there is found by halving."""
-        low, high = 0, len(names)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if names[middle - 1] in self._nodes else (low, middle - 1)
-        return self._nodes[names[low - 1]] if low else self.root
-
-    def _nodes_to(self, node: Node) -> tuple[Node, ...]:
-        return tuple(reversed([n for n in node.path() if n is not self.root]))
+    def _walk(self, names: Sequence[bytes]) -> list[Node]:
+        """The root and the nodes of the pages with these names, as far as they are there."""
+        found = [self.root]
+        for name in names:
+            child = found[-1].children.get(name)
+            if child is None:
+                break
+            found.append(child)
+        return found
 
     def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
         """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
@@ -310,8 +310,8 @@ class PrefixCache:
         if node.parent is None:
             raise InternalError("the root of the prefix cache holds no page")
         node.alive = False
-        node.parent.children.remove(node)
-        del self._nodes[node.name]
+        del node.parent.children[node.name]
+        self._nodes.remove(node)
         self._order.discard(node)
         self.version += 1
         self._pages.drop(node.page)
@@ -321,7 +321,7 @@ class PrefixCache:
     def _drop_subtree(self, top: Node) -> None:
         below = [top]
         for node in below:
-            below += node.children
+            below += node.children.values()
         for node in reversed(below):
             for state in node.states:
                 self._drop_state(state)

@@ -8,7 +8,7 @@ seen when they are taken out.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import count
 
 from spark_engine.runtime.engine.pool import Pool
@@ -25,7 +25,7 @@ class EvictionOrder:
         self,
         pages: Pool,
         worths: Worth,
-        nodes: Mapping[bytes, Node],
+        nodes: Collection[Node],
         states: Collection[CachedState],
     ) -> None:
         self.worths = worths
@@ -47,7 +47,7 @@ class EvictionOrder:
         if node.alive and node.bare and node.parent is not None:
             if len(self._leaves) > 64 + 4 * len(self._nodes):
                 self._leaves.clear()  # the same ones again and again
-                for one in [n for n in self._nodes.values() if n.bare]:
+                for one in [n for n in self._nodes if n.bare]:
                     heapq.heappush(self._leaves, (one.used, next(self._tick), one))
             heapq.heappush(self._leaves, (node.used, next(self._tick), node))
 

@@ -6,13 +6,9 @@ business.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-_SALT = os.urandom(32)  # nobody outside can look for prompts whose names are equal
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +16,7 @@ class Node:
     """A full page of tokens after its parent's; the root has none.
 
     Attributes:
-        name: a digest of its parent's name and its tokens.
+        name: its tokens, which name it among its parent's children.
         end: tokens up to the end of its page.
         page: what holds their keys and values.
         maker: the sequence that computed it.
@@ -36,7 +32,7 @@ class Node:
     page: int
     maker: int
     used: float = 0.0
-    children: set[Node] = field(default_factory=set)
+    children: dict[bytes, Node] = field(default_factory=dict)
     snapshot: CachedState | None = None
     tails: list[CachedState] = field(default_factory=list)
     alive: bool = True
@@ -122,7 +118,11 @@ class CachedState:
         first = self.heir.node
         while later.parent is not None and later.end > first.end:
             later = later.parent
-        return later.name == first.name
+        while later is not first:  # one of them was given up and made again
+            if later.parent is None or first.parent is None or later.name != first.name:
+                return False
+            later, first = later.parent, first.parent
+        return True
 
     def follow(self, lineage: Lineage) -> Iterator[CachedState]:
         """Is the next of its lineage. Yields those that are worth less now."""
@@ -224,15 +224,10 @@ class Hit:
 
 
 def page_names(
-    tokens: Sequence[int], size: int, known: Sequence[bytes] = (), end: int | None = None
+    tokens: array[int], size: int, known: Sequence[bytes] = (), end: int | None = None
 ) -> list[bytes]:
     """The names of all full pages of `tokens`, up to `end`, of which the first are `known`."""
-    names = list(known)
-    begin = len(names) * size
+    begin = len(known) * size
     end = (len(tokens) if end is None else end) // size * size
-    words = struct.pack(f"{end - begin}i", *tokens[begin:end])
-    name, step = names[-1] if names else _SALT, size * struct.calcsize("i")
-    for at in range(0, len(words), step):
-        name = hashlib.sha256(name + words[at : at + step]).digest()
-        names.append(name)
-    return names
+    words, step = tokens[begin:end].tobytes(), size * tokens.itemsize
+    return [*known, *(words[at : at + step] for at in range(0, len(words), step))]

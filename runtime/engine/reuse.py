@@ -154,9 +154,9 @@ class Reuse:
         """The last end of a tile of the leader's from which `seq` can go on."""
         a, b = leader.names, seq.names
         low, high = 0, min(len(a), len(b))
-        while low < high:  # a name is its whole beginning's
+        while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if a[middle - 1] == b[middle - 1] else (low, middle - 1)
+            low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
         return self._tile_end(leader, min(low * self.sizes.page_size, len(seq.tokens) - 1))
 
     def _tile_end(self, seq: Sequence, position: int) -> int:

@@ -244,8 +244,7 @@ class Scheduler:
 
     def _available(self, hit: Hit) -> int:
         """Pages that are free, or that nobody uses, beside those of the hit."""
-        unused = sum(not self.pages.users(page) for page in hit.held_pages)
-        return self.pages.free + self.pages.spare - unused
+        return self.pages.free + self.pages.spare - self.pages.unused(hit.held_pages)
 
     def _victims(self, seq: Sequence, hit: Hit, need: int) -> list[Sequence]:
         """The fewest of lower priority, last in order first, whose leaving makes room.

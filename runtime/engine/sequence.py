@@ -7,6 +7,7 @@ as bounds, `launched - slack` and `launched`.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from spark_engine.runtime.engine.guide import Guide
@@ -23,7 +24,7 @@ class Sequence:
         stop_ids: token ids that end it.
         seed: of its random draws.
         drafts: most drafts of its rounds.
-        tokens: the prompt, then what was sampled and collected.
+        tokens: i32, the prompt, then what was sampled and collected.
         prefill_end: positions below this are prefilled, the others decoded one by one.
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
@@ -57,7 +58,7 @@ class Sequence:
     stop_ids: frozenset[int]
     seed: int
     drafts: int = 0
-    tokens: list[int] = field(init=False)
+    tokens: array[int] = field(init=False)
     prefill_end: int = field(init=False)
     launched: int = 0
     slack: int = 0
@@ -91,7 +92,7 @@ class Sequence:
     paused: bool = False
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+        self.tokens = array("i", self.request.packed)
         self.prefill_end = self.answer_start = len(self.tokens)
         if self.request.constraint is not None:
             self.answer_start += len(self.request.constraint.forced)

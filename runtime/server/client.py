@@ -184,7 +184,7 @@ class EngineClient:
             raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
         ids = list(range(self._next_id, self._next_id + len(requests)))
         # a request that cannot be encoded must leave none of them behind
-        messages = [encode(Submit(number, r)) for number, r in zip(ids, requests, strict=True)]
+        messages = [encode(Submit.of(number, r)) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
         for number, request, message in zip(ids, requests, messages, strict=True):
             one = self._open[number] = _Open(request, box, UNREAD * len(requests))
@@ -217,7 +217,7 @@ class EngineClient:
             if one.timer is not None:
                 self._release(one)
                 one.sends += 1
-                self._supervisor.send(encode(Submit(number, one.request)))
+                self._supervisor.send(encode(Submit.of(number, one.request)))
 
     def on_engine_lost(self, reason: str, for_good: bool) -> None:
         """The process is gone; `for_good`: no other will come."""

@@ -45,7 +45,12 @@ class Choice:
     @property
     def prompt(self) -> tuple[int, ...]:
         """All tokens of the prompt."""
-        return self.request.prompt + self.forced
+        return tuple(self.request.prompt) + self.forced
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many they are."""
+        return len(self.request.prompt) + len(self.forced)
 
 
 class Generation:
@@ -72,12 +77,12 @@ class Generation:
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._metrics = metrics
-        self._watches = [Stopwatch(metrics, len(c.prompt)) for c in choices]
+        self._watches = [Stopwatch(metrics, c.prompt_tokens) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
-        metrics.accepted(sum(len(c.prompt) for c in choices))
+        metrics.accepted(sum(c.prompt_tokens for c in choices))
         self._request = current()
         if self._request is not None:
-            self._request.begin(sum(len(group[0][0].prompt) for group in self._by_prompt()))
+            self._request.begin(sum(group[0][0].prompt_tokens for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -133,7 +138,7 @@ class Generation:
             if self._request is not None:
                 self._request.charge(len(piece.tokens))
             if index not in self._first:
-                prompt = len(self._choices[index].prompt)
+                prompt = self._choices[index].prompt_tokens
                 self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
                 self._first[index] = self._trace.now()
         if piece.finish is None:

@@ -6,20 +6,39 @@ the requests, and the engine knows each by that number.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from spark_engine.interface import Limits
-from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Run this request, which was checked, under the id `id`; ids grow."""
+    """Run a request, which was checked, under the id `id`; ids grow. `prompt` is i32: one by one
+    its ids would take longer to read than all else that is done before a first token's launch."""
 
     id: int
-    request: Request
+    prompt: bytes
+    params: SamplingParams
+    priority: int
+    marks: tuple[int, ...]
+    constraint: ConstraintSpec | None
+
+    @classmethod
+    def of(cls, number: int, request: Request) -> Submit:
+        """The message that sends it."""
+        more = request.params, request.priority, request.marks, request.constraint
+        return cls(number, request.packed, *more)
+
+    @property
+    def request(self) -> Request:
+        """What was sent."""
+        prompt = array("i", self.prompt)
+        return Request(prompt, self.params, self.priority, self.marks, self.constraint)
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):

@@ -7,6 +7,7 @@ and come here with `ChatRequest` or with prompts.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -259,7 +260,8 @@ class Service:
         binds their answers."""
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
-        Request(prompt, params).check(limits, eos)
+        checked = Request(prompt, params)
+        checked.check(limits, eos)
         if body.allowed_token_ids is not None:
             known, most = len(self.need_tokenizer()), params.max_tokens or 0
             bound = only_these_ids(body.allowed_token_ids, known, eos, most, bound)
@@ -270,15 +272,16 @@ class Service:
         if body.scores_prompt():
             params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
             bound = msgspec.structs.replace(bound, forced=forced)
-            prompt, marks = prompt[:1], ()
+            checked, marks = Request(prompt[:1]), ()
         tokenizer = None if body.detokenize is False else self.tokenizer
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
         stops = bool(body.include_stop_str_in_output)
+        shared = array("i", checked.packed)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
             stream = TextStream(tokenizer, own, eos, skip, stops, len(forced))
-            request = Request(prompt, own, body.priority or 0, marks, bound)
+            request = Request(shared, own, body.priority or 0, marks, bound)
             found.append(Choice(request, stream))
         return found
 

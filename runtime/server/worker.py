@@ -48,7 +48,7 @@ from spark_engine.runtime.server.ipc import (
 from spark_engine.runtime.structured.matcher import Grammars
 
 LINGER_MS = 1000  # for the last message on the way out
-TAKE_S = 0.002  # of what others' next tokens wait for; a prompt of 16,000 tokens takes half of that
+TAKE_S = 0.002  # of what others' next tokens wait for; a prompt of 16,000 takes a tenth of that
 
 
 class Steppable(Protocol):

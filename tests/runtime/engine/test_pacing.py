@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_prompt_of_several_launches_came_once() -> None:
         pacing.pass_over([gone], [gone] * 4)
     gone.launched = gone.prefill_end
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
+
+
+def test_nobody_holds_on_to_a_prompt_that_was_prefilled() -> None:
+    pacing, gone = make(), waiting(1_900)
+    before = sys.getrefcount(gone)
+    pacing.tiles([gone], LIVE)
+    assert sys.getrefcount(gone) > before
+    gone.launched = gone.prefill_end
+    pacing.pass_over([gone], [gone])
+    assert sys.getrefcount(gone) == before
 
 
 def test_then_a_launch_waits_for_half_as_many_steps_as_throughputs() -> None:

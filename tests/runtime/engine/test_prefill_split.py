@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from spark_engine.runtime.engine.prefill_split import first_launch
+from spark_engine.runtime.engine.prefill_split import PrefillSplit
 
 BUCKETS = (4, 16, 64)  # tiles: 256, 1,024 and 4,096 tokens
 COSTS = {4: 7_000.0, 16: 18_000.0, 64: 66_000.0}
@@ -14,9 +14,9 @@ COSTS = {4: 7_000.0, 16: 18_000.0, 64: 66_000.0}
 
 def launches(waiting: int, buckets: tuple[int, ...], costs: dict[int, float]) -> list[int]:
     """The buckets that run until nothing waits."""
-    table, made = first_launch(buckets, costs), []
+    split, made = PrefillSplit(buckets, costs), []
     while waiting:
-        tiles = table[min(waiting, buckets[-1])]
+        tiles = split.first(min(waiting, buckets[-1]))
         made.append(next(b for b in buckets if b >= tiles))
         waiting -= tiles
     return made

@@ -6,6 +6,7 @@ Pages and rows hold tokens here: what was written, or poison once they were free
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -42,18 +43,11 @@ class World:
         self.cache = PrefixCache(self.pages, self.rows, *sizes, clock=lambda: self.now)
         self.held: dict[int, list[int]] = {}  # tokens by page
         self.state: dict[int, tuple[int, ...]] = {}  # tokens by row
-        self.prefix: dict[bytes, tuple[int, ...]] = {b"": ()}  # tokens up to a node's end
         self.running: list[Running] = []
         self._next = 0
 
-    def names(self, tokens: list[int]) -> list[bytes]:
-        names = page_names(tokens, PAGE)
-        for i, name in enumerate(names):
-            self.prefix[name] = tuple(tokens[: (i + 1) * PAGE])
-        return names
-
     def match(self, tokens: list[int]) -> Hit:
-        return self.cache.match(tokens, self.names(tokens), len(tokens) - 1)
+        return self.cache.match(tokens, names_of(tokens), len(tokens) - 1)
 
     def begin(self, tokens: list[int]) -> Running | None:
         """One that begins with what there is, if its pages are to be had."""
@@ -88,7 +82,7 @@ class World:
         return seq
 
     def extend(self, seq: Running, length: int) -> None:
-        names = self.names(seq.tokens)[: length // PAGE]
+        names = names_of(seq.tokens)[: length // PAGE]
         seq.node = self.cache.extend(seq.node, names, seq.pages, seq.number)
         self.poison()
 
@@ -126,15 +120,15 @@ class World:
         self.cache.check()
         users = [page for seq in self.running for page in seq.pages]
         self.pages.check(users, self.cache.kept_pages())
-        for name, node in self.cache._nodes.items():
-            assert tuple(self.held[node.page]) == self.prefix[name][-PAGE:]
-            assert node.end == len(self.prefix[name])
+        for node in self.cache._nodes:
+            assert tuple(self.held[node.page]) == beginning(node)[-PAGE:]
+            assert node.end == len(beginning(node))
         for state in self.cache._states:
-            assert self.state[state.row] == (*self.prefix[state.node.name], *state.tail)
+            assert self.state[state.row] == (*beginning(state.node), *state.tail)
             assert not state.tail or self.held[state.page][: len(state.tail)] == [*state.tail]
         order = self.cache._order
         known = {n for _, _, n in order._leaves} | order._used_leaves
-        for node in self.cache._nodes.values():
+        for node in self.cache._nodes:
             assert not node.bare or node in known or self.pages.users(node.page)
         for seq in self.running:
             held = [t for page in seq.pages for t in self.held[page]]
@@ -146,16 +140,24 @@ class World:
         states = [
             s.position
             for s in self.cache._states
-            if s.position <= most
-            and (*self.prefix[s.node.name], *s.tail) == tuple(tokens[: s.position])
+            if s.position <= most and (*beginning(s.node), *s.tail) == tuple(tokens[: s.position])
         ]
         nodes = [
             n.end
-            for name, n in self.cache._nodes.items()
-            if n.end <= most and self.prefix[name] == tuple(tokens[: n.end])
+            for n in self.cache._nodes
+            if n.end <= most and beginning(n) == tuple(tokens[: n.end])
         ]
         position = max(states, default=0)
         return position, max([position, *nodes])
+
+
+def names_of(tokens: list[int]) -> list[bytes]:
+    return page_names(array("i", tokens), PAGE)
+
+
+def beginning(node: Node) -> tuple[int, ...]:
+    """Tokens up to the node's end."""
+    return tuple(array("i", b"".join(reversed([one.name for one in node.path()]))))
 
 
 def play(world: World, rng: random.Random, steps: int) -> None:
@@ -416,13 +418,37 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
 
 
-def test_names_say_the_whole_beginning() -> None:
-    tokens = [*range(12)]
+def test_names_are_of_full_pages_and_go_on_from_those_that_are_known() -> None:
+    tokens = array("i", range(14))
     names = page_names(tokens, PAGE)
-    assert len(names) == 3 and names == page_names([*tokens, 5], PAGE)
-    assert page_names([*tokens, 1, 2, 3, 4], PAGE, names)[:3] == names
-    assert page_names([9, *tokens[1:]], PAGE)[1] != names[1]
-    assert page_names([1 << 20, *tokens[1:]], PAGE)[0] != names[0]
+    assert [*map(len, names)] == [4 * PAGE] * 3 and len({*names}) == 3
+    assert page_names(tokens, PAGE, names[:2]) == names == page_names(tokens, PAGE, end=13)
+    assert page_names(tokens, PAGE, names[:1], 11) == names[:2]
+
+
+def test_a_page_is_found_behind_its_own_beginning_alone() -> None:
+    world = World(60, 9, 1 << 20)
+    story(world, [*range(13)], 12)
+    assert world.match([*range(12), 50]).position == 12
+    assert world.match([50, *range(1, 13)]).kv_position == 0
+    assert world.match([*range(4, 13)]).kv_position == 0
+    assert world.match([*range(4), 1 << 20, *range(5, 13)]).kv_position == 4
+
+
+def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_again() -> None:
+    def below(node: Node | None, name: bytes) -> Node:
+        return Node(name, node, node.end + 1 if node else 0, -1, -1)
+
+    root = below(None, b"")
+    begun = below(root, b"a")
+    first, again, other = (below(begun, name) for name in (b"b", b"b", b"c"))
+    state, heir = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (begun, first))
+    assert state.is_left_by(other), "the first is the next"
+    state.heir = heir
+    for node in (first, again, below(again, b"d")):
+        assert state.is_left_by(node)
+    for node in (other, begun, below(below(root, b"c"), b"b"), below(other, b"b")):
+        assert not state.is_left_by(node)
 
 
 def test_check_finds_what_hangs_on_nothing() -> None:

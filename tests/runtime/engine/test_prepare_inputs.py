@@ -6,6 +6,7 @@ Columns are docs/graph.md's. Every value is another, so that no two can change p
 from __future__ import annotations
 
 import math
+from array import array
 from types import MappingProxyType
 
 import numpy as np
@@ -123,7 +124,7 @@ def buffers(rows: int, tokens: int) -> dict[str, Array]:
 
 def test_a_prefill_batch_holds_each_tiles_tokens() -> None:
     a, b = sequence(prompt=9), sequence(prompt=3)
-    a.slot, b.slot, b.tokens = 2, 0, [7, 8, 9]
+    a.slot, b.slot, b.tokens = 2, 0, array("i", [7, 8, 9])
     b.tokens.append(5)
     columns = [a, b], [4, 0], [4, 3], [False, True], [5, 0], [-1, 6]
     batch = Batch("prefill", 3, *columns)
@@ -194,7 +195,9 @@ def holds_its_own(engine: Engine, seq: Sequence) -> bool:
     at = range(seq.launched)
     found = [pages[seq.pages[p // size], p % size].tolist() for p in at]
     recent = memory.states["layers.0.conv_state"][seq.slot].tolist() if at else []
-    return found == [[seq.tokens[p], p] for p in at] and recent == seq.tokens[: seq.launched][-3:]
+    return found == [[seq.tokens[p], p] for p in at] and recent == [
+        *seq.tokens[: seq.launched][-3:]
+    ]
 
 
 def test_a_sequence_that_was_swapped_finds_its_own_tokens_again() -> None:

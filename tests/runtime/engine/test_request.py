@@ -85,7 +85,11 @@ def test_suppressed_ids_share_the_bias_table_with_the_bias() -> None:
         Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
 
 
-@pytest.mark.parametrize("prompt", [(), (50,), (-1,), (1, 2.0, 3), tuple(range(49)) * 3], ids=len)
+@pytest.mark.parametrize(
+    "prompt",
+    [(), (50,), (-1,), (1 << 40,), (5, True), (1, 2.0, 3), tuple(range(49)) * 3],
+    ids=range(7),
+)
 def test_prompts_that_can_never_run_are_refused(prompt: Any) -> None:
     with pytest.raises(RequestError, match="prompt"):
         Request(prompt).check(LIMITS, EOS)

@@ -228,6 +228,14 @@ def test_a_prompt_that_others_wait_for_is_no_longer_than_what_they_wait_for() ->
     assert second.cached == 448 and leader.passed <= 7
 
 
+def test_who_begins_otherwise_waits_for_nobody() -> None:
+    made = scheduler(prefill=(1,))
+    prompt = tuple(i % 251 for i in range(500))
+    made.add(sequence(0, prompt)), made.add(sequence(1, (77, *prompt[1:])))
+    step(made)
+    assert [seq.leader for seq in made.running] == [None, None], "and all other pages are alike"
+
+
 def test_without_a_budget_nothing_is_kept() -> None:
     engine = make(cache_bytes=0)
     for _ in range(2):
@@ -370,7 +378,7 @@ def test_penalties_are_told_what_was_prompt_and_what_was_generated() -> None:
         (SamplingParams(presence=0.5), (prompt[:200], prompt[200:448])),
     ):
         seq = Sequence(1, Request(prompt[:200], params), 900, frozenset(), seed=0)
-        seq.tokens += prompt[200:460]
+        seq.tokens.extend(prompt[200:460])
         seq.restart()
         made.add(seq)
         plan = made.schedule(0)
@@ -430,7 +438,7 @@ def step(made: Scheduler) -> StepPlan:
     made.reuse.settled()
     for batch in plan.batches:
         for row in batch.rows:
-            row.seq.tokens += [0] * row.emit
+            row.seq.tokens.extend([0] * row.emit)
     made.check()
     return plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -218,8 +219,11 @@ def test_whatever_comes_a_request_is_taken_or_refused_with_words(
 
 def test_messages_between_the_processes_survive_the_way() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
-    commands = (Submit(7, Request((1, 2), params, 3)), Submit(8, Request((1,))), Cancel(7))
+    asked = Request((1, 248_000), params, 3, (1,))
+    commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))
     assert tuple(decode_command(encode(c)) for c in commands) == commands
+    got = commands[0].request
+    assert tuple(got.prompt) == asked.prompt and replace(got, prompt=asked.prompt) == asked
     ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4)
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]
     drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}}

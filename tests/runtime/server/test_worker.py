@@ -68,7 +68,7 @@ class Socket:
     """Commands on the way in, by default two requests; reports on the way out."""
 
     def __init__(self, *commands: Command) -> None:
-        commands = commands or tuple(Submit(number, Request((1,))) for number in (70, 80))
+        commands = commands or tuple(Submit.of(number, Request((1,))) for number in (70, 80))
         self.waiting = [encode(command) for command in commands]
         self.sent: list[Any] = []
 
@@ -147,7 +147,7 @@ class Busy(Idle):
 
 
 def test_a_burst_of_requests_is_taken_over_several_steps_where_somebody_runs() -> None:
-    socket: Any = Socket(*(Submit(number, Request((1,))) for number in range(6)))
+    socket: Any = Socket(*(Submit.of(number, Request((1,))) for number in range(6)))
     engine = Busy()
     with pytest.raises(Closed):
         Worker(socket, INFO, engine).run()

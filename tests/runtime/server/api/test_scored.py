@@ -66,7 +66,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(stream: bool, most: int
     body["stream_options"] = {"include_usage": True} if stream else None
     answer = server.post(TEXT, body)
     (request,) = server.client.submitted
-    assert request.prompt == (ids[0],) and request.constraint is not None
+    assert [*request.prompt] == ids[:1] and request.constraint is not None
     assert request.constraint.forced == tuple(ids[1:])
     assert request.params.max_tokens == len(ids) - 1 + most
     chunks = [data for _, data in events(answer)][:-1] if stream else [answer.json()]
