@@ -13,6 +13,7 @@
 // Precision: f32 accumulators; f32 operands are split into two bf16, high + low (S, R, T, P, V'),
 // and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
 // 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (benchmarks/log/gated_delta.md).
+constexpr int THREADS = 256, RESIDENT = 2;
 #include "gdn/gated_delta_state.cuh"
 
 constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
@@ -27,37 +28,28 @@ struct Scan {
   float f[2][FACTORS * TILE];
 };
 
-// One sequence, rows begin to end, of one value head's DS columns.
-DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
-                          const int* slots, const int* starts, const int* counts,
-                          const int* sources, const int* saves, const u16* t_in, const u16* p_in,
-                          const float* factors, u16* o, const float* ring_in, float* ring_out,
-                          const float* bases, int begin, int end) {
+// One sequence of one value head's DS columns.
+DEVICE void scan_sequence(Scan& s, const Operands& m, Sequence own) {
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
-  const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
-  auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
+  const int begin = own.begin, end = own.end, slot = own.slot;
   const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
   float acc[DS / 16][2][4] = {};
   auto in_state = [&](int of, int n, int e) {
     const int value = column + n * 8 + p2 + e % 2;
     return ((i64)of * HV * VD + value) * KD + warp * 16 + g + e / 2 * 8;
   };
-  if (holds && slot >= 0 && starts[begin] != 0) {
-    const int source = sources[begin];
+  if (holds && slot >= 0 && m.starts[begin] != 0) {
+    const int source = m.sources[begin];
 #pragma unroll
     for (int n = 0; n < DS / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        acc[n / 2][n % 2][e] = load_state(state_in + in_state(source, n, e));
-#if RING
+        acc[n / 2][n % 2][e] = load_state(m.state_in + in_state(source, n, e));
     const Columns held{warp * 16 + g, p2};
-    const float *ring = ring_in + (i64)source * SLOT_RING, *told = bases + begin * TOLD;
 #pragma unroll
     for (int n = 0; n < DS / 16; n++)
-      catch_up(reinterpret_cast<float (&)[8]>(acc[n]), held, ring, starts[begin], told,
-               column + n * 16);
-#endif
+      catch_up(reinterpret_cast<float (&)[8]>(acc[n]), held, m, source, begin, column + n * 16);
   }
   // To row `of` of the states, that behind tile `row`.
   auto leave = [&](int of, int row) {
@@ -66,54 +58,46 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
       for (int n = 0; n < DS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          store_state(state_out + in_state(of, n, e), acc[n / 2][n % 2][e]);
-#if RING
-    if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
-      ring_out[told_at(of, threadIdx.x, head)] = (float)(starts[row] + counts[row]);
-#endif
+          store_state(m.state_out + in_state(of, n, e), acc[n / 2][n % 2][e]);
+    settle_ring(m, of, row);
   };
 
   auto fetch_k = [&](int row) {
-    const int valid = valid_in(row);
-    fetch<KP>(s.k[row % KBUFFERS], c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
+    const int valid = own.valid(row);
+    fetch<KP>(s.k[row % KBUFFERS], m.c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
               valid);
   };
   auto fetch_qvf = [&](int row) {
-    const int valid = valid_in(row);
-    const float* f = factors + ((i64)row * HV + head) * FACTORS * TILE;
+    const int valid = own.valid(row);
+    const float* f = m.factors + ((i64)row * HV + head) * FACTORS * TILE;
     if (threadIdx.x < FACTORS * TILE / 4)
       copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
-    const u16* tokens = c + (i64)row * TILE * WIDTH;
+    const u16* tokens = m.c + (i64)row * TILE * WIDTH;
     fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid);
     fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid);
   };
-  auto fetch_t = [&](int row) {
-    const u16* from = t_in + ((i64)row * HV + head) * 2 * TILE * TILE;
-    fetch<8>(s.t[0], from, TILE, TILE);
-    fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
-  };
-  auto fetch_p = [&](int row) {
-    const u16* from = p_in + ((i64)row * HV + head) * 2 * TILE * TILE;
-    fetch<8>(s.p[0], from, TILE, TILE);
-    fetch<8>(s.p[1], from + TILE * TILE, TILE, TILE);
+  auto fetch_parts = [&](char* high, const u16* from, int row) {  // of T or P
+    from += ((i64)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(high, from, TILE, TILE);
+    fetch<8>(high + TILE * TILE * 2, from + TILE * TILE, TILE, TILE);
   };
   // Three groups of copies a tile, waited for one by one: (k, q, v, factors), T, P.
-  if (valid_in(begin) > 0) fetch_k(begin), fetch_qvf(begin);
+  if (own.valid(begin) > 0) fetch_k(begin), fetch_qvf(begin);
   commit_copies();
-  if (valid_in(begin) > 0) fetch_t(begin);
+  if (own.valid(begin) > 0) fetch_parts(s.t[0], m.t, begin);
   commit_copies();
-  if (valid_in(begin) > 0) fetch_p(begin);
+  if (own.valid(begin) > 0) fetch_parts(s.p[0], m.p, begin);
   commit_copies();
 
 #pragma unroll 1
   for (int row = begin; row < end; row++) {
-    const bool more = row + 1 < end && valid_in(row + 1) > 0;
+    const bool more = row + 1 < end && own.valid(row + 1) > 0;
     const float* f = s.f[row % 2];
-    u16* out = o + (i64)row * TILE * HV * VD + column;
-    if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
+    u16* out = m.o + (i64)row * TILE * HV * VD + column;
+    if (own.valid(row) == 0) {  // nothing to do, but its outputs are finite
       for (int i = threadIdx.x; i < TILE * DP; i += 256)
         *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
-      if (slot >= 0 && saves[row] >= 0) leave(saves[row], row);
+      if (slot >= 0 && m.saves[row] >= 0) leave(m.saves[row], row);
       continue;
     }
     if (holds)
@@ -201,7 +185,7 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
     const float last = f[LAST * TILE];
     wait_copies<1>();
     __syncthreads();
-    if (more) fetch_t(row + 1);
+    if (more) fetch_parts(s.t[0], m.t, row + 1);
     commit_copies();
     if (holds) {
 #pragma unroll
@@ -249,31 +233,22 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
               pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
     }
     __syncthreads();
-    if (more) fetch_p(row + 1);
+    if (more) fetch_parts(s.p[0], m.p, row + 1);
     if (more && KBUFFERS == 1) fetch_k(row + 1);
     commit_copies();
-    if (slot >= 0 && saves[row] >= 0) leave(saves[row], row);
+    if (slot >= 0 && m.saves[row] >= 0) leave(m.saves[row], row);
   }
   wait_copies<0>();
   if (slot >= 0) leave(slot, end - 1);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2)
-    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
-                     const int* starts, const int* counts, const int* sources, const int* saves,
-                     const u16* t_in, const u16* p_in, const float* factors, u16* o,
-                     const float* ring_in, float* ring_out, const float* bases, int rows) {
-  extern __shared__ __align__(128) char memory[];
-  Scan& s = *(Scan*)memory;
+DEVICE void scan_block(const Operands& m) {
+  extern __shared__ __align__(128) char shared_memory[];
+  Scan& s = *(Scan*)shared_memory;
   wait_for_previous();
   launch_dependents();
-#pragma unroll 1
-  for (int sequence = blockIdx.z;; sequence += gridDim.z) {
-    const int begin = sequence_begin(slots, rows, sequence);
-    if (begin == rows) return;
-    const int end = sequence_begin(slots, rows, sequence + 1);
-    scan_sequence(s, c, state_in, state_out, slots, starts, counts, sources, saves, t_in, p_in,
-                  factors, o, ring_in, ring_out, bases, begin, end);
+  each_sequence(m, [&](const Sequence& own) {
+    scan_sequence(s, m, own);
     __syncthreads();
-  }
+  });
 }

@@ -8,7 +8,7 @@
 // them.
 #pragma once
 #include "common/wgmma16.cuh"
-#include "gdn/gated_delta_prepare.cuh"
+#include "gdn/gated_delta_scan.cuh"
 
 constexpr int GROUP = 128;
 constexpr int PANEL = TILE * 128;  // bytes of 64 rows of 64 columns
@@ -56,11 +56,6 @@ DEVICE void begin_barriers(Tiles& m) {
   __syncthreads();
 }
 
-struct Source {
-  const u16 *c, *t, *p;
-  const float* factors;
-};
-
 // CHUNKS 16-byte pieces of each of 64 rows; rows from `valid` on are zeros.
 template <int CHUNKS>
 DEVICE void copy_rows(u32 to, const u16* from, int valid, int lane) {
@@ -77,14 +72,13 @@ DEVICE void copy_rows(u32 to, const u16* from, int valid, int lane) {
   }
 }
 
-// The warp's part of every tile of a sequence whose last row has `last` tokens; n tiles came
-// before and, at the end, with it.
-DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int last, int& n) {
+// The warp's part of every tile of a sequence; n tiles came before and, at the end, with it.
+DEVICE void fetch_sequence(Tiles& m, const Operands& from, Sequence own, int& n) {
   const int head = blockIdx.y, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = begin; row < end - (last == 0); row++, n++) {
-    const int valid = row + 1 < end ? TILE : last;
-    const u16* tokens = s.c + (i64)row * TILE * WIDTH;
+  for (int row = own.begin; row < own.live(); row++, n++) {
+    const int valid = own.valid(row);
+    const u16* tokens = from.c + (i64)row * TILE * WIDTH;
     const i64 tile_head = (i64)row * HV + head;
     Tile& tile = m.tile[n & 1];
     u64* const full = &m.full[n & 1];
@@ -92,8 +86,8 @@ DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int la
     if (warp == 3) {
       if (lane == 0) {
         barrier_expect(full, 4 * PANEL);
-        bulk_load(tile.t, s.t + tile_head * 2 * TILE * TILE, 2 * PANEL, full);
-        bulk_load(tile.p, s.p + tile_head * 2 * TILE * TILE, 2 * PANEL, full);
+        bulk_load(tile.t, from.t + tile_head * 2 * TILE * TILE, 2 * PANEL, full);
+        bulk_load(tile.p, from.p + tile_head * 2 * TILE * TILE, 2 * PANEL, full);
       }
       continue;
     }
@@ -102,7 +96,7 @@ DEVICE void fetch_sequence(Tiles& m, const Source& s, int begin, int end, int la
     } else if (warp == 1) {
       copy_rows<16>(shared_address(tile.q), tokens + head / R * KD, valid, lane);
     } else {
-      const float* f = s.factors + tile_head * FACTORS * TILE;
+      const float* f = from.factors + tile_head * FACTORS * TILE;
       for (int i = lane * 4; i < FACTORS * TILE; i += 128) copy_async(m.f[n & 1] + i, f + i);
       copy_rows<8>(shared_address(tile.v), tokens + 2 * HK * KD + head * VD + blockIdx.x * DS,
                    valid, lane);

@@ -1,16 +1,13 @@
-// What the three scans share (gated_delta.cu, …_wgmma.cu, …_warps.cu): where sequences begin, how
-// the state is read and stored, and with RING how it is caught up from the replay ring
-// (replay_ring.py). DRAFTS: before that the folds are made that rounds have left, with the sums of
-// a step (gdn_round.cu) in their order.
+// The scan's state, of its three forms: how it is read and stored, and with RING how it is caught
+// up from the replay ring (replay_ring.py). DRAFTS: before that the folds are made that rounds have
+// left, with the sums of a step (gdn_round.cu) in their order.
 #pragma once
-#include "gdn/gated_delta_prepare.cuh"
+#include "gdn/gated_delta_scan.cuh"
 
 #if STATE_BYTES == 4
-using state_t = float;
 DEVICE float load_state(const state_t* p) { return *p; }
 DEVICE void store_state(state_t* p, float x) { *p = x; }
 #else
-using state_t = u16;
 DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
 DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
 #endif
@@ -28,6 +25,11 @@ struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
   int row, pair;
   DEVICE int value(int i) const { return row + i % 4 / 2 * 8; }
   DEVICE int key(int i) const { return i / 4 * 8 + pair + i % 2; }
+  // Where row `of` of the states has elements 2 i and 2 i + 1, `column` the warp's first value.
+  template <class T>
+  DEVICE T* in_state(T* states, int of, int column, int i) const {
+    return states + (((i64)of * HV * VD + column + row + i % 2 * 8) * KD + pair) + i / 2 * 8;
+  }
 };
 DEVICE float2 load_pair(const float* p) { return *(const float2*)p; }
 DEVICE float2 load_pair(const u16* p) {
@@ -76,12 +78,14 @@ DEVICE void fold(float (&acc)[Held::HELD], const Held& held, const float* ring, 
 }
 #endif
 
-#if RING
-// Adds what the ring holds to values `column` … `column` + 15 of all heads' HV * VD.
+// Adds what row `source` of the rings holds to values `column` … `column` + 15 of all heads'
+// HV * VD, from which tile `row` goes on.
 template <class Held>
-DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const float* ring, int start,
-                     const float* told, int column) {
-  const int head = blockIdx.y;
+DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const Operands& m, int source,
+                     int row, int column) {
+#if RING
+  const int head = blockIdx.y, start = m.starts[row];
+  const float *ring = m.ring_in + (i64)source * SLOT_RING, *told = m.bases + row * TOLD;
 #if DRAFTS
   auto record = [&](int age) { return ring + (u32)(start + 16 * KEPT - age) % KEPT * RECORD; };
   const int done = min(max((int)told[0], start - DRAFTS), start), base = (int)told[1];
@@ -111,20 +115,25 @@ DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const float* ri
       acc[i] = fmaf(grown * d[held.value(i)], k[held.key(i)], acc[i]);
     since += from[DECAYS_AT + head];
   }
-}
 #endif
+}
 
-// The first row of sequence number `sequence`, or `rows` beyond the last sequence.
-DEVICE int sequence_begin(const int* slots, int rows, int sequence) {
-  for (int base = 0; base < rows; base += 32) {
-    const int i = base + threadIdx.x % 32;
-    u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
-    const int here = __popc(cuts);
-    if (sequence < here) {
-      while (sequence--) cuts &= cuts - 1;
-      return base + __ffs(cuts) - 1;
-    }
-    sequence -= here;
+// S of a warp's values, `column` the first of them, before tile `row`; x is all zeros.
+DEVICE void load_rows(float (&x)[KD / 2], const Rows& held, const Operands& m, int row,
+                      int column) {
+  const int source = m.sources[row];
+#pragma unroll
+  for (int i = 0; i < KD / 4; i++) {
+    const float2 pair = load_pair(held.in_state(m.state_in, source, column, i));
+    x[i * 2] = pair.x, x[i * 2 + 1] = pair.y;
   }
-  return rows;
+  catch_up(x, held, m, source, row, column);
+}
+// To the ring beside row `of` of the states, that behind tile `row`: nothing is pending.
+DEVICE void settle_ring(const Operands& m, int of, int row) {
+#if RING
+  const int head = blockIdx.y;
+  if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
+    m.ring_out[told_at(of, threadIdx.x, head)] = (float)(m.starts[row] + m.counts[row]);
+#endif
 }

@@ -11,10 +11,10 @@
 // Precision: S, R, T, P, V' and tail V' in two bf16 parts each. 4,096 tokens of the 35B on 48
 // multiprocessors of an H200: 467 us with prepare (benchmarks/log/gated_delta.md).
 // Macros besides those of gated_delta.cu: PACKED (1).
+constexpr int THREADS = DS * 2, RESIDENT = 1;
 #include "gdn/gated_delta_state.cuh"
 
 static_assert(KD == 128 && DS % 64 == 0 && TILE == 64 && PACKED, "unsupported sizes");
-constexpr int THREADS = DS * 2;
 
 struct Scan {  // what was fetched of a tile; keys are read to its end
   alignas(128) char k[2][TILE * KD * 2];
@@ -139,26 +139,12 @@ DEVICE void store_outputs(const Tokens& o, u16* out, int lane) {
 DEVICE void store_pair(float* p, float x, float y) { *(float2*)p = {x, y}; }
 DEVICE void store_pair(u16* p, float x, float y) { *(u32*)p = pack_bf16(x, y); }
 
-struct Memory {
-  const u16* c;
-  const state_t* state_in;
-  state_t* state_out;
-  const int *slots, *starts, *counts, *sources, *saves;
-  const u16 *t, *p;
-  const float* factors;
-  u16* o;
-  const float* ring_in;
-  float* ring_out;
-  const float* bases;
-};
-
 // The copies of one sequence's tiles, all threads'.
 struct Fetch {
   Scan& s;
-  const Memory& m;
-  int end, last;  // row behind the sequence, tokens of its last row
+  const Operands& m;
+  Sequence own;
 
-  DEVICE int valid(int row) const { return row + 1 < end ? TILE : last; }
   DEVICE const u16* tokens(int row) const { return m.c + (i64)row * TILE * WIDTH; }
   DEVICE void triangle(char* to, const u16* from, int row) const {
     from += ((i64)row * HV + blockIdx.y) * 2 * PART;
@@ -169,57 +155,41 @@ struct Fetch {
     }
   }
   DEVICE void keys(int row) const {
-    fetch<KP, THREADS>(s.k[row % 2], tokens(row) + (HK + blockIdx.y / R) * KD, WIDTH, valid(row));
+    fetch<KP, THREADS>(s.k[row % 2], tokens(row) + (HK + blockIdx.y / R) * KD, WIDTH,
+                       own.valid(row));
   }
   DEVICE void outputs(int row) const { triangle(s.p[0], m.p, row); }
   DEVICE void rest(int row) const {
     const float* f = m.factors + ((i64)row * HV + blockIdx.y) * FACTORS * TILE;
     if (threadIdx.x < FACTORS * TILE / 4)
       copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
-    fetch<KP, THREADS>(s.q, tokens(row) + blockIdx.y / R * KD, WIDTH, valid(row));
+    fetch<KP, THREADS>(s.q, tokens(row) + blockIdx.y / R * KD, WIDTH, own.valid(row));
     fetch<DP, THREADS>(s.v, tokens(row) + 2 * HK * KD + blockIdx.y * VD + blockIdx.x * DS, WIDTH,
-                       valid(row));
+                       own.valid(row));
     triangle(s.t[0], m.t, row);
   }
 };
 
-// One sequence, rows begin to end, of which the last has `last` tokens.
-DEVICE void scan_sequence(Scan& s, const Memory& m, int begin, int end, int last) {
+// One sequence.
+DEVICE void scan_sequence(Scan& s, const Operands& m, Sequence own) {
   const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int column = head * VD + blockIdx.x * DS + warp * 16;  // the warp's first value
-  const int slot = m.slots[begin], live = end - (last == 0);
+  const int begin = own.begin, end = own.end, slot = own.slot, live = own.live();
   const Rows held{lane / 4, lane % 4 * 2};
-  const Fetch fetched{s, m, end, last};
+  const Fetch fetched{s, m, own};
   if (begin < live) fetched.keys(begin), fetched.rest(begin);
   commit_copies();
   State x = {};
-  auto of_state = [&](int of, int n, int e) {  // two neighbouring keys
-    return ((i64)of * HV * VD + column + held.row + e * 8) * KD + n * 8 + held.pair;
-  };
-  if (slot >= 0 && m.starts[begin] != 0) {
-    const int source = m.sources[begin];
-#pragma unroll
-    for (int i = 0; i < KD / 4; i++) {
-      const float2 pair = load_pair(m.state_in + of_state(source, i / 2, i % 2));
-      float* const to = &x[i / 4][i / 2 % 2][i % 2 * 2];
-      to[0] = pair.x, to[1] = pair.y;
-    }
-#if RING
-    catch_up(reinterpret_cast<float (&)[KD / 2]>(x), held, m.ring_in + (i64)source * SLOT_RING,
-             m.starts[begin], m.bases + begin * TOLD, column);
-#endif
-  }
+  if (slot >= 0 && m.starts[begin] != 0)
+    load_rows(reinterpret_cast<float (&)[KD / 2]>(x), held, m, begin, column);
   // To row `of` of the states, that behind tile `row`.
   auto leave = [&](int of, int row) {
 #pragma unroll
     for (int i = 0; i < KD / 4; i++) {
       const float* const from = &x[i / 4][i / 2 % 2][i % 2 * 2];
-      store_pair(m.state_out + of_state(of, i / 2, i % 2), from[0], from[1]);
+      store_pair(held.in_state(m.state_out, of, column, i), from[0], from[1]);
     }
-#if RING
-    if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
-      m.ring_out[told_at(of, threadIdx.x, head)] = (float)(m.starts[row] + m.counts[row]);
-#endif
+    settle_ring(m, of, row);
   };
   u16* out = m.o + (i64)begin * TILE * HV * VD + column;
 #pragma unroll 1
@@ -264,23 +234,13 @@ DEVICE void scan_sequence(Scan& s, const Memory& m, int begin, int end, int last
   if (slot >= 0) leave(slot, end - 1);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
-                     const int* starts, const int* counts, const int* sources, const int* saves,
-                     const u16* t_in, const u16* p_in, const float* factors, u16* o,
-                     const float* ring_in, float* ring_out, const float* bases, int rows) {
-  extern __shared__ __align__(128) char memory[];
-  Scan& s = *(Scan*)memory;
+DEVICE void scan_block(const Operands& m) {
+  extern __shared__ __align__(128) char shared_memory[];
+  Scan& s = *(Scan*)shared_memory;
   wait_for_previous();
   launch_dependents();
-  const Memory m{c,    state_in, state_out, slots, starts,  counts,   sources, saves,
-                 t_in, p_in,     factors,   o,     ring_in, ring_out, bases};
-#pragma unroll 1
-  for (int sequence = blockIdx.z;; sequence += gridDim.z) {
-    const int begin = sequence_begin(slots, rows, sequence);
-    if (begin == rows) return;
-    const int end = sequence_begin(slots, rows, sequence + 1);
-    scan_sequence(s, m, begin, end, slots[begin] < 0 ? 0 : counts[end - 1]);
+  each_sequence(m, [&](const Sequence& own) {
+    scan_sequence(s, m, own);
     __syncthreads();
-  }
+  });
 }

@@ -12,6 +12,7 @@
 // Precision: the parts of gated_delta.cu. 8,192 tokens of the 27B, H200: 532 us with prepare
 // (benchmarks/log/gated_delta.md).
 // Macros besides those of gated_delta.cu: SWIZZLED (1).
+constexpr int THREADS = 256, RESIDENT = 1;
 #include "gdn/gated_delta_fetch.cuh"
 #include "gdn/gated_delta_state.cuh"
 
@@ -204,52 +205,27 @@ DEVICE void store_words(u16* p, const State& x, int i, int half) {
   *(u32*)p = x.high[i / 2][i % 2 * 2 + half];
 }
 
-struct Memory {
-  const state_t* state_in;
-  state_t* state_out;
-  const int *slots, *starts, *counts, *sources, *saves;
-  u16* o;
-  const float* ring_in;
-  float* ring_out;
-  const float* bases;
-};
-
-// One sequence, rows begin to end, of which the last may have no token; n tiles came before and, at
-// the end, with it. Where it lies is read from shared memory again: registers are few.
-DEVICE void scan_sequence(Tiles& m, const Memory& at, int begin, int end, int last, int& n) {
-  [[maybe_unused]] const int head = blockIdx.y;
+// One sequence; n tiles came before and, at the end, with it. Where it lies is read from shared
+// memory again: registers are few.
+DEVICE void scan_sequence(Tiles& m, const Operands& at, Sequence own, int& n) {
+  const int begin = own.begin;
   Bounds& bounds = m.bounds[threadIdx.x / 32];
-  bounds = {begin, end, end - (last == 0), at.slots[begin]};
+  bounds = {begin, own.end, own.live(), own.slot};
   __syncwarp();
   State x = {};
-  auto of_state = [&](const Lane& lane, int of, int half) {
-    return ((i64)of * HV * VD + column_of(lane) + lane.row + half * 8) * KD + lane.pair;
-  };
   if (bounds.slot >= 0 && at.starts[begin] != 0) {
-    const int source = at.sources[begin];
     const Lane lane;
-#pragma unroll
-    for (int i = 0; i < KD / 4; i++) {
-      const float2 pair = load_pair(at.state_in + of_state(lane, source, i % 2) + i / 2 * 8);
-      float* const held = x.s[i / 16][i / 2 % 8] + i % 2 * 2;
-      held[0] = pair.x, held[1] = pair.y;
-    }
-#if RING
-    catch_up(reinterpret_cast<float (&)[KD / 2]>(x.s), Rows{lane.row, lane.pair},
-             at.ring_in + (i64)source * SLOT_RING, at.starts[begin], at.bases + begin * TOLD,
-             column_of(lane));
-#endif
+    load_rows(reinterpret_cast<float (&)[KD / 2]>(x.s), Rows{lane.row, lane.pair}, at, begin,
+              column_of(lane));
   }
   // To row `of` of the states, that behind tile `row`.
   auto leave = [&](int of, int row) {
     const Lane lane;
+    const Rows held{lane.row, lane.pair};
 #pragma unroll
     for (int i = 0; i < KD / 4; i++)
-      store_words(at.state_out + of_state(lane, of, i % 2) + i / 2 * 8, x, i / 2, i % 2);
-#if RING
-    if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
-      at.ring_out[told_at(of, threadIdx.x, head)] = (float)(at.starts[row] + at.counts[row]);
-#endif
+      store_words(held.in_state(at.state_out, of, column_of(lane), i), x, i / 2, i % 2);
+    settle_ring(at, of, row);
   };
   split_state(x);
   constexpr i64 STRIDE = (i64)TILE * HV * VD;
@@ -274,41 +250,16 @@ DEVICE void scan_sequence(Tiles& m, const Memory& at, int begin, int end, int la
   __syncwarp();  // all have read where it lies
 }
 
-// Calls `scan` with this block's sequences: rows begin to end, the last one's tokens, and how many
-// tiles came before.
-template <class Scan>
-DEVICE void each_sequence(const int* slots, const int* counts, int rows, Scan scan) {
-  int n = 0;
-#pragma unroll 1
-  for (int sequence = blockIdx.z;; sequence += gridDim.z) {
-    const int begin = uniform(sequence_begin(slots, rows, sequence));
-    if (begin == rows) return;
-    const int end = uniform(sequence_begin(slots, rows, sequence + 1));
-    const int last = uniform(slots[begin] < 0 ? 0 : counts[end - 1]);
-    scan(begin, end, last, n);
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(2 * GROUP, 1)
-    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
-                     const int* starts, const int* counts, const int* sources, const int* saves,
-                     const u16* t_in, const u16* p_in, const float* factors, u16* o,
-                     const float* ring_in, float* ring_out, const float* bases, int rows) {
+DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(1024) u8 shared_memory[];
-  Tiles& m = *(Tiles*)shared_memory;
-  begin_barriers(m);
+  Tiles& tiles = *(Tiles*)shared_memory;
+  begin_barriers(tiles);
   wait_for_previous();
   launch_dependents();
-  const Memory at{state_in, state_out, slots,   starts,   counts, sources,
-                  saves,    o,         ring_in, ring_out, bases};
+  int n = 0;
   if (uniform(threadIdx.x / GROUP) == 0) {  // else ptxas sees wgmma in a divergent path
-    each_sequence(slots, counts, rows, [&](int begin, int end, int last, int& n) {
-      scan_sequence(m, at, begin, end, last, n);
-    });
+    each_sequence<uniform>(m, [&](const Sequence& own) { scan_sequence(tiles, m, own, n); });
   } else {
-    const Source source{c, t_in, p_in, factors};
-    each_sequence(slots, counts, rows, [&](int begin, int end, int last, int& n) {
-      fetch_sequence(m, source, begin, end, last, n);
-    });
+    each_sequence<uniform>(m, [&](const Sequence& own) { fetch_sequence(tiles, m, own, n); });
   }
 }

@@ -269,7 +269,7 @@ def test_a_scan_waits_for_wgmma_where_its_source_does(
     target, (ring, drafts, state) = TARGETS["sm_90a"], form
     given = Launch(
         64, (3, 3), (0, 64), (64, 64), 16, 32, 128, 128,
-        DType.F32 if state == 4 else DType.BF16, ring=ring, drafts=drafts,
+        DType.BF16, DType.F32 if state == 4 else DType.BF16, ring=ring, drafts=drafts,
     )  # fmt: skip
     specs = cuda_node.specs_of(
         gated_delta.CHUNK, given.attrs, given.inputs(np.random.default_rng(0))
