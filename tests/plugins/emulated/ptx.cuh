@@ -79,7 +79,7 @@ inline void check(bool fine, const char* what) {
 struct Thread {
   ucontext_t place;
   bool done = false;
-  int met = 0;  // named barriers that it passed
+  int met = 0;                                                    // named barriers that it passed
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
 };
 struct Assembly {
