@@ -34,7 +34,7 @@ def rehearsed(folder: Path = RESULTS) -> str:
         return "Not run yet."
     blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found))]
     blocks.append(_undated(found))
-    wrong = [(part, r["label"], r.get("note", "")) for part, kept in found.items()
+    wrong = [(part, r["label"], " ".join(r.get("note", "").split())) for part, kept in found.items()
              for r in kept["rows"] if not r.get("right")]  # fmt: skip
     if wrong:
         blocks.append(_table(("part", "not right", "why"), wrong))
