@@ -386,7 +386,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
     rows = {
         "ops": [
             {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8, "digest": "1"},
-            {"label": "linear/m16/3x4", "right": False, "note": "off"},
+            {"label": "linear/m16/3x4", "right": False, "note": "off\n  by one"},
         ],
         "layers": [
             {"label": "m/op/linear", "right": True, "findings": 3, "failed": 0,
@@ -411,7 +411,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         "| every tactic over its op's cases | 2 | 1 | "
         ", green context, blocks on 48 multiprocessors | d |",
         "| the other tests that need a GPU | – | not run |  |  |",
-        "| ops | linear/m16/3x4 | off |",
+        "| ops | linear/m16/3x4 | off by one |",
         "| linear | m16 | 2 | 1 | 3.0 to 3.0 | 8 |",
         "| m | linear | 3 |  | 0.012 |  |",
         "m, decode 8 rows: 2.500 ms as a graph",

@@ -23,8 +23,8 @@ from benchmarks.rehearsals.told import Told
 ROOT = Path(__file__).parents[2]
 WHERE = ("tests/plugins", "tests/runtime/executors", "tests/check", "tests/test_device.py",
          "tests/test_draft_rounds.py")  # fmt: skip
-# Compare free memory, and so have the card for themselves.
-ALONE = ("tests/runtime/executors/test_native_gpu.py",)
+# Compare free memory, or have a limit of time, and so have the card for themselves.
+ALONE = ("tests/runtime/executors/test_native_gpu.py", "tests/check/test_check_native.py")
 LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
 MOST = 400  # characters of what is said of a failure
 WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; one below two

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
 from spark_engine.interface import Limits, drafts_of
+from spark_engine.runtime.engine import step
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
@@ -360,8 +362,12 @@ def test_a_run_has_at_most_the_drafts_it_is_told(asked: int | None, most: int) -
     assert len(numbers(engine, "drafts")) == most
 
 
-def test_a_fixed_number_of_drafts_is_verified_in_every_round() -> None:
+def test_a_fixed_number_of_drafts_is_verified_in_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Though none pays; otherwise that number is a bound."""
+    stands = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
+    monkeypatch.setattr(step, "time", stands)  # else a step that stalls makes drafts pay
     rounds = {}
     for fixed in (False, True):
         engine = make_drafting(0, drafts=2, fixed_drafts=fixed)
