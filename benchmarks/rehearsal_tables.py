@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsals.told import PREFILLS
+
 RESULTS = Path(__file__).parent / "results"
 PARTS = {
     "ops": "every tactic over its op's cases",
@@ -22,7 +24,6 @@ PARTS = {
     "memcheck": "the ops' cases under compute-sanitizer's memcheck, a share a row",
     "racecheck": "the same under racecheck",
 }
-PREFILLS = "prefill_rehearsed.json"  # of `benchmarks.prefill_floor`
 SLOWEST = 8  # kinds of launches of a bucket that are named
 Row = Mapping[str, Any]
 

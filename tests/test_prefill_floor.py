@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import prefill_floor, rehearsal_tables  # noqa: E402
 from benchmarks.prefill_floor import Kind  # noqa: E402
+from benchmarks.rehearsals import told  # noqa: E402
 
 MACHINE = {"card": "NVIDIA H200", "part": "green context", "sms": 48, "read": 4.5e12}
 MACHINE |= {"mma": 240e12, "l2_bytes": 1 << 20}
@@ -44,14 +45,14 @@ def test_what_could_be_saved_most_is_printed_first_and_the_sum_last() -> None:
 
 
 def test_a_run_takes_the_place_of_one_of_the_same_model_and_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "some" / rehearsal_tables.PREFILLS
+    path = tmp_path / "some" / told.PREFILLS
     for tokens in (64, 128, 64):
         prefill_floor.keep(path, run(tokens))
     assert [r["tokens"] for r in json.loads(path.read_text())["runs"]] == [128, 64]
 
 
 def test_the_page_names_the_ratio_and_leaves_out_what_was_not_timed(tmp_path: Path) -> None:
-    prefill_floor.keep(tmp_path / rehearsal_tables.PREFILLS, run(4096))
+    prefill_floor.keep(tmp_path / told.PREFILLS, run(4096))
     (tmp_path / "rehearsal_ops.json").write_text(json.dumps({"rows": []}))
     page = rehearsal_tables.rehearsed(tmp_path)
     assert "**1.56 times the floor** of 0.8 ms" in page and "4,096 tokens" in page

@@ -184,17 +184,61 @@ def test_a_digest_is_of_the_kernel_its_headers_and_the_launch() -> None:
         assert measured.of_plan(work) != first
 
 
-def test_a_digest_of_the_tree_is_of_its_sources_alone(tmp_path: Path) -> None:
-    (tmp_path / "plugins" / "x").mkdir(parents=True)
-    kernel = tmp_path / "plugins" / "x" / "x.cu"
-    kernel.write_text("a")
-    first = measured.tree(tmp_path)
-    (tmp_path / "plugins" / "x" / "notes.md").write_text("said")
-    assert measured.tree(tmp_path) == first
-    kernel.write_text("b")
-    second = measured.tree(tmp_path)
-    kernel.rename(kernel.with_name("y.cu"))
-    assert len({first, second, measured.tree(tmp_path)}) == 3
+def _lay(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: Path) -> None:
+    _lay(tmp_path, {
+        "plugins/x/x.cu": "a",
+        "benchmarks/__init__.py": "",
+        "benchmarks/part.py": "from benchmarks import graphs\nrun('benchmarks.beside')",
+        "benchmarks/graphs.py": "import numpy\nfrom tests.checkpoints import draw",
+        "benchmarks/beside.py": "",
+        "tests/conftest.py": "",
+        "tests/checkpoints.py": "import tests.helper.deep",
+        "tests/helper/deep.py": "",
+        "tests/helper/fake.cuh": "",
+        "tests/test_other.py": "import tests.checkpoints",
+    })  # fmt: skip
+    known = lambda: measured.of_script(Path("benchmarks/part.py"), tmp_path)  # noqa: E731
+    first = known()
+    assert len(first) == 16
+    for name in ("plugins/x/notes.md", "tests/test_other.py", "benchmarks/tables.py"):
+        _lay(tmp_path, {name: "says other things"})
+        assert known() == first, f"{name} does not count"
+    seen = {first}
+    for name in ("plugins/x/x.cu", "benchmarks/graphs.py", "benchmarks/beside.py",
+                 "tests/helper/deep.py", "tests/helper/fake.cuh", "tests/conftest.py"):  # fmt: skip
+        path = tmp_path / name
+        path.write_text(path.read_text() + "\n# changed\n")
+        seen.add(known())
+    (tmp_path / "plugins/x/x.cu").rename(tmp_path / "plugins/x/y.cu")
+    assert len({*seen, known()}) == 8
+
+
+def test_the_tests_for_a_gpu_are_found_and_each_is_of_its_own_sources() -> None:
+    files = gpu_tests.files()
+    assert {"tests/test_launch_times.py", "tests/plugins/test_cuda_gdn.py"} <= {*files}
+    assert not {*gpu_tests.ALONE, *gpu_tests.LEFT_OUT} & {*files}
+    of = {gpu_tests.of_test(f"{file}::test_x") for file in (*files, *gpu_tests.ALONE)}
+    assert len(of) == len(files) + len(gpu_tests.ALONE) and "" not in of
+    assert gpu_tests.of_test("tests/test_that_is_gone.py::test_x") == ""
+
+
+def test_a_kept_row_of_a_test_that_is_gone_is_stale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone, here = "tests/test_that_is_gone.py::test_x", "tests/test_kernel.py::test_x"
+    done = tmp_path / "done.json"
+    done.write_text(json.dumps({gone: "0123", here: gpu_tests.of_test(here)}))
+    told = Told([str(done), "{}"])
+    told.hold(gpu_tests.of_test)
+    assert told.done == {here}
+    assert json.loads(capsys.readouterr().out) == {"stale": [gone]}
 
 
 def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:

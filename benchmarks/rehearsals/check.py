@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsals.measured import tree
+from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.told import Told
 from spark_engine.device import present
 from spark_engine.runtime.embedded import find_checkpoint
@@ -29,7 +29,7 @@ _FOUND = re.compile(
 def main() -> None:
     """Builds, checks, serves."""
     told = Told()
-    told.hold(tree())
+    told.hold(of_script(Path(__file__)))
     base, checkpoint = Path(told.options["work"]) / "check", find_checkpoint()
     here = present()
     told.head(fitted_to=here.card.name if here else "no GPU")

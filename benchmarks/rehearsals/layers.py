@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.launch_times import of_run
-from benchmarks.rehearsal_tables import PREFILLS
 from benchmarks.rehearsals.check import tell_level
-from benchmarks.rehearsals.measured import tree
+from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.shapes import CONFIGS, MODELS, cut
-from benchmarks.rehearsals.told import Told
+from benchmarks.rehearsals.told import LAUNCHES, PREFILLS, Told
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import run_check
@@ -36,13 +35,12 @@ CUT: dict[str, Any] = {"decode": (1, 8), "prefill": (128,), "max_seqs": 8, "max_
 ROWS, PROMPTS, DRAFTS = "1,8,32,64,128", "4096,8192", "1,3"
 FULL = ("--max-context", "9216", "--kv-tokens", "163840", "--no-record")
 VERIFY = ",".join(f"{r}:{k}" for r in ROWS.split(",") for k in DRAFTS.split(","))
-LAUNCHES = "rehearsal_launches.json"
 
 
 def main() -> None:
     """Each model cut, then each whole."""
     told = Told()
-    told.hold(tree())
+    told.hold(of_script(Path(__file__)))
     base, models = Path(told.options["work"]) / "layers", told.options.get("models", MODELS)
     here = present()
     told.head(fitted_to=here.card.name if here else "no GPU")

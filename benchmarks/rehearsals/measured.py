@@ -1,14 +1,17 @@
 """What a row of the rehearsal was measured of, as a digest: rows of other sources are not current.
 
-Knows our sources and the plans of tactics; measures nothing. A digest rather changes too often than
-not: a comment in a kernel changes it, since nothing tells comments from code.
+Knows our sources, what a script reads of them, and the plans of tactics; measures nothing. A digest
+rather changes too often than not: a comment in a kernel changes it, since nothing tells comments
+from code.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,18 +21,59 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import SOURCES, sources
 
 ROOT = Path(__file__).parents[2]
-# What engines, their checks and the tests on a GPU are made of.
-ROOMS = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "tests",
-         "benchmarks/rehearsals")  # fmt: skip
+# What an engine is made of, run and checked by: all of it counts for every row of an engine.
+PRODUCT = ("spark_engine", "plugins", "models", "builder", "runtime", "check")
 ENDINGS = (".py", ".cu", ".cuh")
 # What every case is compared and timed by.
 BENCH = ("tests/plugins/cuda_node.py", "benchmarks/rehearsals/ops.py", "benchmarks/graphs.py")
+_SCRIPT = re.compile(r"(tests|benchmarks)(\.\w+)+")
 
 
-def tree(root: Path = ROOT) -> str:
-    """Of all sources that an engine and its tests are made of."""
-    found = (p for room in ROOMS for p in (root / room).rglob("*") if p.suffix in ENDINGS)
+def of_script(script: Path, root: Path = ROOT) -> str:
+    """Of the whole product, the script, and what it reads of `tests` and `benchmarks`: modules that
+    it imports or names in a string (to run them), theirs, the files that are no modules beside
+    them, and the `conftest.py` above them."""
+    read = {path: path.read_bytes().hex() for path in sorted(_reached(root / script, root))}
+    return digest([_product(root), *((str(path.relative_to(root)), v) for path, v in read.items())])
+
+
+def _product(root: Path) -> str:
+    found = (p for room in PRODUCT for p in (root / room).rglob("*") if p.suffix in ENDINGS)
     return digest((str(p.relative_to(root)), p.read_bytes().hex()) for p in sorted(found))
+
+
+def _reached(script: Path, root: Path) -> set[Path]:
+    """The files of `tests` and `benchmarks` that the script depends on, itself among them."""
+    found, left = set[Path](), [script]
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        found |= {p for p in path.parent.iterdir() if p.suffix in ENDINGS and p.suffix != ".py"}
+        above = path.parent.relative_to(root).parts
+        left += [
+            shared
+            for depth in range(1, len(above) + 1)
+            if (shared := root.joinpath(*above[:depth]) / "conftest.py").is_file()
+        ]
+        for name in _named(path):
+            base = root.joinpath(*name.split("."))
+            left += [p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()]
+    return found
+
+
+def _named(path: Path) -> Iterator[str]:
+    """The modules that a file imports or names in a string, dotted; some are none."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        yield from filter(_SCRIPT.fullmatch, names)
 
 
 def of_plan(work: Any) -> str:

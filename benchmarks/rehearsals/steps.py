@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsals.measured import tree
+from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.shapes import MODELS, cut
 from benchmarks.rehearsals.told import Told
 from spark_engine.builder.build import build
@@ -37,7 +37,7 @@ EMBEDDED = "embedded"
 def main() -> None:
     """Builds the engines, then runs a third of the steps on each, in shares."""
     told = Told()
-    told.hold(tree())
+    told.hold(of_script(Path(__file__)))
     base, steps = Path(told.options["work"]) / "steps", int(told.options["steps"])
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
     try:

@@ -11,21 +11,21 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.rehearsals import leave_out
-from benchmarks.rehearsals.measured import tree
+from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.told import Told
 
 ROOT = Path(__file__).parents[2]
-WHERE = ("tests/plugins", "tests/runtime/executors", "tests/check", "tests/test_device.py",
-         "tests/test_draft_rounds.py")  # fmt: skip
 # Compare free memory, or have a limit of time, and so have the card for themselves.
 ALONE = ("tests/runtime/executors/test_native_gpu.py", "tests/check/test_check_native.py")
 LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
+MARK = "pytest.mark.gpu"  # stands in every file that has such tests
 MOST = 400  # characters of what is said of a failure
 WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; one below two
 
@@ -55,7 +55,7 @@ def main() -> None:
     """Runs them, in some processes where there are cores; pytest writes to standard error."""
     told = Told(stream=os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
-    told.hold(tree())
+    told.hold(of_test)
     with tempfile.TemporaryDirectory() as folder:
         done = Path(folder) / "done.json"
         done.write_text(json.dumps(sorted(told.done)))
@@ -63,6 +63,24 @@ def main() -> None:
         codes = [pytest.main([*common(), *words], plugins=[Teller(told)]) for words in asked()]
     well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     sys.exit(next((int(code) for code in codes if code not in well), 0))
+
+
+def of_test(label: str) -> str:
+    """The digest of a test's sources; "" of one whose file is no more."""
+    file, _, _ = label.partition("::")
+    return _of_file(file) if (ROOT / file).is_file() else ""
+
+
+@cache
+def _of_file(file: str) -> str:
+    return of_script(ROOT / file)
+
+
+def files(root: Path = ROOT) -> Sequence[str]:
+    """The files of the other tests that need a GPU, found by their mark."""
+    every = sorted((root / "tests").rglob("test_*.py"))
+    marked = (str(p.relative_to(root)) for p in every if MARK in p.read_text())
+    return [name for name in marked if name not in (*LEFT_OUT, *ALONE)]
 
 
 def common() -> list[str]:
@@ -73,7 +91,7 @@ def common() -> list[str]:
 def asked() -> tuple[Sequence[str], Sequence[str]]:
     """What is run: most of it in some processes where there are cores, then what wants the GPU for
     itself."""
-    most = [*WHERE, *(f"--ignore={path}" for path in (*LEFT_OUT, *ALONE))]
+    most = [*files()]
     if WORKERS > 1:
         most += ["-n", str(WORKERS), "--dist", "worksteal"]
     return most, ALONE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +17,9 @@ from typing import Any, TextIO
 from spark_engine.errors import ExecutorError
 
 Row = dict[str, Any]
+Digests = str | Mapping[str, str] | Callable[[str], str]  # of all rows, or by label
+LAUNCHES = "rehearsal_launches.json"  # of `benchmarks.launch_times`, kept beside the rows
+PREFILLS = "prefill_rehearsed.json"  # of `benchmarks.prefill_floor`, too
 
 
 class Told:
@@ -27,19 +30,23 @@ class Told:
         self._stream = stream
         given = sys.argv[1:] if words is None else words
         self._kept: dict[str, str | None] = json.loads(Path(given[0]).read_text()) if given else {}
-        self._digest: str | Mapping[str, str] = ""
+        self._digest: Digests = ""
         self.done = set(self._kept)
         self.options: Row = json.loads(given[1]) if len(given) > 1 else {}
 
-    def hold(self, digest: str | Mapping[str, str]) -> None:
-        """The digest of what is measured now, of all rows or by label: kept rows of another, or
-        that are measured no more, are not done, and rows told from here on carry theirs."""
+    def hold(self, digest: Digests) -> None:
+        """The digest of what is measured now, of all rows or by label ("" of one that is measured
+        no more): kept rows of another are not done, and rows told from here on carry theirs."""
         self._digest = digest
-        of = {label: digest for label in self._kept} if isinstance(digest, str) else digest
-        stale = [k for k, kept in self._kept.items() if kept is not None and kept != of.get(k)]
+        stale = [k for k, kept in self._kept.items() if kept is not None and kept != self._of(k)]
         self.done -= {*stale}
         if stale:
             self._say("stale", stale)
+
+    def _of(self, label: str) -> str:
+        if isinstance(self._digest, str):
+            return self._digest
+        return self._digest(label) if callable(self._digest) else self._digest.get(label, "")
 
     def head(self, **known: Any) -> None:
         """What holds for all rows."""
@@ -51,8 +58,7 @@ class Told:
 
     def row(self, label: str, **fields: Any) -> None:
         """A finding; `right` says whether it is as it should be."""
-        digest = self._digest
-        own = digest if isinstance(digest, str) else digest.get(label, "")
+        own = self._of(label)
         self._say("row", {"label": label, **fields} | ({"digest": own} if own else {}))
 
     def begin(self, label: str) -> None:
