@@ -8,7 +8,7 @@ be read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from spark_engine.check.live_rows import LiveRows
 from spark_engine.check.ranks import ThreadCommunicator
-from spark_engine.engine_file import EngineHeader
+from spark_engine.engine_file import EngineHeader, read_manifest
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import weights_name
@@ -68,7 +69,8 @@ class ReferenceExecutor(SynchronousExecutor):
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    What it is shown lies in the launch's buffers: who keeps it beyond the launch copies it.
+    A launch is computed over the slots and pages that it reaches alone. A launch that is watched
+    has its states whole, and they lie in its buffers: who keeps them beyond it copies them.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class ReferenceExecutor(SynchronousExecutor):
             self._steps += read_steps(step.model) if isinstance(step, Segment) else [step]
         rank, ranks = (0, 1) if comm is None else (comm.rank, comm.ranks)
         self._weights = map_weights(folder / weights_name(rank, ranks))
+        manifest = read_manifest(folder)
+        self._limits, self._states = manifest.limits, manifest.states
         self.watch: Watch | None = None
 
     @property
@@ -95,9 +99,11 @@ class ReferenceExecutor(SynchronousExecutor):
 
     def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
+        live = None if self.watch else LiveRows.of(buffers, self._limits, self._states)
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
-            values[spec.name] = buffers[spec.name].view()
+            given = buffers[spec.name].view()
+            values[spec.name] = live.cut(spec.name, given) if live else given
             values[spec.name].flags.writeable = False
         for step in self._steps:
             if isinstance(step, Collective):
@@ -108,9 +114,14 @@ class ReferenceExecutor(SynchronousExecutor):
             values.update(zip(step.outputs, results, strict=True))
             if self.watch is not None:
                 self.watch(step, operands, results)
-        for spec, name in self._results():
-            if name in values:  # a state may be only read
-                _store(buffers[spec.name], values[name], spec)
+        for spec in self._specs.outputs:
+            _store(buffers[spec.name], values[spec.name], spec)
+        for spec in self._specs.states:
+            value = values.get(spec.name + STATE_OUT)
+            if value is not None and live:  # a state may be only read
+                live.put(spec.name, buffers[spec.name], value)
+            elif value is not None:
+                _store(buffers[spec.name], value, spec)
 
     def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
         """Runs at once."""
@@ -133,10 +144,6 @@ class ReferenceExecutor(SynchronousExecutor):
         values[step.output] = np.empty((*given.shape[:-1], width), given.dtype)
         values[step.output].view(np.uint8).fill(POISON)
         values[step.output][some] = np.concatenate(self._comm.parts(given[some]), axis=-1)
-
-    def _results(self) -> Iterator[tuple[TensorSpec, str]]:
-        yield from ((spec, spec.name) for spec in self._specs.outputs)
-        yield from ((spec, spec.name + STATE_OUT) for spec in self._specs.states)
 
 
 def _step(node: onnx.NodeProto) -> Step:

@@ -1,0 +1,128 @@
+"""A launch over its own slots and pages computes what it computes over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.check.engines import open_by_reference
+from spark_engine.check.live_rows import LiveRows
+from spark_engine.check.prompts import Session, sessions
+from spark_engine.check.reference import ReferenceExecutor
+from spark_engine.check.runner import SessionRunner, feeds
+from spark_engine.interface import Limits
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.tensors import DType, TensorSpec
+from tests.checkpoints import write_checkpoint
+
+LIMITS = Limits(max_seqs=4, max_context=192, pages=9, vocab=50, snapshots=2)
+STATES = (
+    StateInfo(TensorSpec("pages", DType.F32, (10, 2)), "page"),
+    StateInfo(TensorSpec("counts", DType.F32, (5, 2)), "slot"),
+    StateInfo(TensorSpec("state", DType.F32, (7, 2)), "sequence"),
+)
+
+
+def launch() -> dict[str, Any]:
+    """Slot 3 begins from snapshot 5 and is saved to 4; slot 1 goes on; slot 0 is no part of it."""
+    table = np.full((5, 3), -1, np.int32)
+    table[0, 0], table[1, :2], table[3, :3] = 2, (8, 0), (5, 1 << 30, -1)
+    table[4] = 1 << 30  # the scratch row holds anything
+    rows = {"slots": [3, 1, -1], "sources": [5, 1, -1], "saves": [4, -1, -1]}
+    return {
+        "page_table": table,
+        "prompt_lens": np.arange(5, dtype=np.int32),
+        "token_ids": np.arange(192, dtype=np.int32),
+        **{name: np.array(row, np.int32) for name, row in rows.items()},
+        **{i.spec.name: np.arange(i.spec.nbytes // 4.0).reshape(i.spec.dims) for i in STATES},
+    }
+
+
+def test_rows_and_pages_are_numbered_anew() -> None:
+    given = launch()
+    live = LiveRows.of(given, LIMITS, STATES)
+    assert live.rows.tolist() == [1, 3, 4, 5] and live.pages.tolist() == [0, 5, 8]
+    cut = {name: live.cut(name, array) for name, array in given.items()}
+    assert [cut[name].tolist() for name in ("slots", "sources", "saves")] == [
+        [1, 0, -1], [3, 0, -1], [2, -1, -1],
+    ]  # fmt: skip
+    assert cut["page_table"][:2].tolist() == [[2, 0, -1], [1, 1 << 30, -1]]
+    assert cut["page_table"].dtype == np.int32 and len(cut["page_table"]) == 5
+    assert cut["prompt_lens"].tolist() == [1, 3, 4, 4, 4]
+    assert cut["token_ids"] is given["token_ids"]
+    for name, index in (("pages", [0, 5, 8, 9]), ("counts", [1, 3, 4, 4, 4]),
+                        ("state", [1, 3, 4, 5, 6])):  # fmt: skip
+        assert cut[name].tolist() == given[name][index].tolist(), name
+
+
+def test_what_is_put_back_reaches_its_own_rows_alone() -> None:
+    given = launch()
+    live = LiveRows.of(given, LIMITS, STATES)
+    for name, rows in (("pages", {0, 5, 8, 9}), ("counts", {1, 3, 4}), ("state", {1, 3, 4, 5, 6})):
+        buffer, value = given[name].copy(), -1 - live.cut(name, given[name])
+        live.put(name, buffer, value)
+        changed = np.flatnonzero((buffer != given[name]).any(axis=1))
+        assert {*changed.tolist()} == rows
+        expected = given[name].copy()
+        expected[sorted(rows)] = -1 - given[name][sorted(rows)]
+        assert buffer.tolist() == expected.tolist(), name
+
+
+def test_a_launch_of_no_row_reaches_the_scratch_rows() -> None:
+    given = launch() | {name: np.full(2, -1, np.int32) for name in ("slots", "sources", "saves")}
+    live = LiveRows.of(given, LIMITS, STATES)
+    assert len(live.rows) == len(live.pages) == 0
+    assert live.cut("slots", given["slots"]).tolist() == [-1, -1]
+    assert live.cut("state", given["state"]).tolist() == given["state"][-1:].tolist()
+    assert len(live.cut("page_table", given["page_table"])) == 1
+
+
+CONFIG = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+          "vocab_size": 256, "mtp_num_hidden_layers": 1}  # fmt: skip
+OPTIONS = Options("cpu", decode=(1, 4), prefill=(128,), max_context=140, max_seqs=4, cache_gib=0.01)
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine without drafts and one with, whose states lie by position."""
+    folder = tmp_path_factory.mktemp("live")
+    write_checkpoint(folder / "m", CONFIG)
+    options = replace(OPTIONS, drafts=request.param)
+    build(folder / "m", folder / "engine", options, lambda text: None)
+    return folder / "engine"
+
+
+def buffers_of(loaded: Loaded, plan: list[Session], watch: Any) -> list[dict[str, bytes]]:
+    """All outputs and states after each launch, a prefix of them restored and saved on the way."""
+    found = []
+    with SessionRunner("x", loaded) as runner:
+        for number, feed in enumerate(feeds(plan)):
+            for executor in loaded.executors.values():
+                assert isinstance(executor, ReferenceExecutor)
+                executor.watch = watch
+            if len(feed["token_ids"]) == 64 * len(feed["slots"]):
+                last = np.flatnonzero(feed["counts"] > 0)[-1]
+                feed["saves"][last] = loaded.limits.max_seqs + number % 2
+            runner.launch(feed)
+            key = runner._key(feed)
+            names = [spec.name for spec in loaded.executors[key].specs.outputs]
+            held = {**runner._states, **{name: runner._buffers(key)[name] for name in names}}
+            found.append({name: array.tobytes() for name, array in held.items()})
+    return found
+
+
+def test_every_bit_is_that_of_the_launch_over_all_rows(engine: Path) -> None:
+    loaded = open_by_reference(engine)
+    assert loaded.limits.snapshots >= 2
+    buckets = [*loaded.executors]
+    plan = sessions(loaded.limits, buckets)
+    whole = buffers_of(loaded, plan, lambda step, operands, results: None)
+    assert buffers_of(loaded, plan, None) == whole
+    assert ("verify_k2", 4) in buckets or not loaded.limits.drafts
