@@ -36,11 +36,12 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StateValue:
-    """A value of the state `name`: all of it, or of its `count` units those of `index` alone."""
+    """A value of the state `name`: of its `count` units those of `index`, without the scratch
+    one."""
 
     name: str
-    index: NDArray[np.int64] | None = None
-    count: int = 0
+    index: NDArray[np.int64]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ def _outputs(
         got, want = results[i], truth[i]
         if i in scales:
             continue
-        if (held := recorded.states.get(name)) is not None:
+        if name in recorded.states:
             before = recorded.operands[step.inputs.index(_before(step, i))]
-            yield _state(name, (got, want, before), held.index is None)
+            yield _state(name, got, want, before)
             continue
         pick = _mask(name, want, masks)
         if i + 1 < len(truth) and (decode := _decoder(want, truth[i + 1])):
@@ -158,13 +159,9 @@ def _before(step: Step, output: int) -> str:
     return step.outputs[output].removesuffix(STATE_OUT)
 
 
-def _state(name: str, sides: tuple[Array, Array, Array], whole: bool) -> _Output:
-    """What either side wrote, in the units where anything was; the scratch unit left out.
-
-    `sides`: the node's, the reference's, and what both began with. A launch touches a few units of
-    a large state: the rest would hide any error.
-    """
-    got, want, before = (a[:-1] if whole else a for a in sides)
+def _state(name: str, got: Array, want: Array, before: Array) -> _Output:
+    """What the node or the reference wrote, in the units where anything was. A launch touches a
+    few units of a large state: the rest would hide any error."""
     flat = [np.ascontiguousarray(a).reshape(len(a), -1) for a in (got, want, before)]
     raw = [a.view(f"u{a.dtype.itemsize}") for a in flat]
     wrote = (raw[0] != raw[2]) | (raw[1] != raw[2])

@@ -31,23 +31,24 @@ class LiveRows:
     Attributes:
         rows: of slots, then of snapshots; a number's place here is its number in what is cut.
         pages: the same of pages.
-        slots: how many of `rows` are slots.
+        axes: of each table and state, the numbers of what is cut of it, scratch among them.
     """
 
     rows: Index
     pages: Index
-    slots: int
-    _axes: Mapping[str, Index]
+    axes: Mapping[str, Index]
 
     @classmethod
-    def of(cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo]) -> LiveRows:
-        """Those of a launch: the rows that its inputs name, and the pages of its slots."""
-        named = [buffers[name].astype(np.int64) for name in ROWS if name in buffers]
-        every = np.unique(np.concatenate(named))
-        rows = every[every >= 0]
-        slots = rows[rows < limits.max_seqs]
-        held = buffers[PAGES][slots]
-        pages = np.unique(held[_legal(held, limits.pages)]).astype(np.int64)
+    def of(
+        cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int = 0
+    ) -> LiveRows:
+        """Those of a launch: the rows that its inputs name, the pages of its slots, and those whose
+        numbers are up to `near` lower or higher."""
+        named = np.concatenate([buffers[name] for name in ROWS if name in buffers])
+        own = _with_near(named, limits.sequence_rows - 1, 0)
+        held = buffers[PAGES][own[own < limits.max_seqs]]
+        rows = _with_near(own, limits.sequence_rows - 1, near)
+        pages = _with_near(held, limits.pages, near)
         # A table or a state of slots has no row of a snapshot: the scratch one stands for it.
         by_slot = np.append(np.minimum(rows, limits.max_seqs), limits.max_seqs)
         axes = {spec.name: by_slot for spec in tables(limits)}
@@ -55,33 +56,47 @@ class LiveRows:
             last = info.spec.dims[0] - 1
             by_unit = {PAGE: np.append(pages, last), SLOT: by_slot}
             axes[info.spec.name] = by_unit.get(info.unit, np.append(rows, last))
-        return cls(rows, pages, len(slots), axes)
+        return cls(rows, pages, axes)
 
     def cut(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """An input or a state of the launch, whole, as the launch over these rows has it: a copy,
         or the array where it has none of the axes."""
         if name in ROWS:
             return _renumbered(array, self.rows)
-        axis = self._axes.get(name)
+        axis = self.axes.get(name)
         if axis is None:
             return array
         return _renumbered(array[axis], self.pages) if name == PAGES else array[axis]
 
     def put(self, name: str, buffer: NDArray[Any], value: NDArray[Any]) -> None:
         """Writes a state's rows back to where they were cut from."""
-        axis = self._axes[name]
-        own = axis[:-1] < axis[-1]  # a snapshot has no row of its own in a state of slots
-        buffer[axis[:-1][own]] = value[:-1][own]
-        buffer[axis[-1]] = value[-1]
+        buffer[self.numbers(name)] = self.owned(name, value)
+        buffer[self.axes[name][-1]] = value[-1]
+
+    def numbers(self, name: str) -> Index:
+        """Of the rows that a table or a state has of its own: all that were cut but the scratch
+        one, and where it has none of snapshots, but those."""
+        axis = self.axes[name]
+        return axis[axis < axis[-1]]
+
+    def owned(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        """These rows of what was cut."""
+        axis = self.axes[name]
+        return value[axis < axis[-1]]
 
 
-def _legal(pages: NDArray[Any], count: int) -> NDArray[np.bool_]:
-    legal: NDArray[np.bool_] = (pages >= 0) & (pages < count)
-    return legal
+def _with_near(numbers: NDArray[Any], count: int, near: int) -> Index:
+    """The numbers from 0 to `count` that are within `near` of a given one, ascending."""
+    legal = np.unique(numbers[(numbers >= 0) & (numbers < count)]).astype(np.int64)
+    if near >= count:
+        return np.arange(count)
+    around = np.unique(legal[:, None] + np.arange(-near, near + 1))
+    return around[(around >= 0) & (around < count)]
 
 
 def _renumbered(array: NDArray[Any], numbers: Index) -> NDArray[Any]:
-    """The place of each value in `numbers`; what is not there names nothing, and stays."""
-    at = np.searchsorted(numbers, array).clip(max=max(len(numbers) - 1, 0))
-    known = numbers[at] == array if len(numbers) else np.zeros(array.shape, np.bool_)
-    return np.where(known, at, array).astype(array.dtype)
+    """The place of each value in `numbers`; -1, which names nothing, of one that is not there."""
+    if not len(numbers):
+        return np.full_like(array, -1)
+    at = np.searchsorted(numbers, array).clip(max=len(numbers) - 1)
+    return np.where(numbers[at] == array, at, -1).astype(array.dtype)

@@ -64,7 +64,7 @@ class NativeNodes:
         # Poison first: an output that is updated in place is an operand too.
         for name, array in outputs:
             held = recorded.states.get(name)
-            units = len(array) if held is None or held.index is None else held.count
+            units = len(array) if held is None else held.count
             nbytes = array.itemsize * math.prod((units, *array.shape[1:]))
             self._gpu.fill(self._address(name, array, held), POISON, nbytes)
         for address, array in copies:
@@ -84,10 +84,11 @@ class NativeNodes:
         """(address, part) of the tensor: all at once, or unit by unit of a state."""
         held = states.get(name)
         address = self._address(name, array, held)
-        if held is None or held.index is None:
+        if held is None:
             yield address, array
             return
-        for part, unit in zip(array, held.index.tolist(), strict=True):
+        for i, unit in enumerate(held.index.tolist()):
+            part = array[i : i + 1]
             yield address + unit * part.nbytes, part
 
     def _address(self, name: str, array: NDArray[Any], held: StateValue | None = None) -> int:

@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.check.engines import folder_of
 from spark_engine.check.judge import Masks, Recorded, StateValue
+from spark_engine.check.live_rows import LiveRows
 from spark_engine.check.prompts import Session
 from spark_engine.check.ranks import RanksExecutor
-from spark_engine.check.reference import ReferenceExecutor, Step
+from spark_engine.check.reference import Arrays, ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
@@ -81,7 +81,8 @@ class Recorder:
         if self._at in self._wanted:
             masks = Masks.of(buffers, tile_of(key[0]))
             for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
-                keeper = _Keeper(own, self._states)
+                inputs = {spec.name: own[spec.name] for spec in part.specs.inputs}
+                keeper = _Keeper(inputs, self._states)
                 self.launches.append(RecordedLaunch(key, keeper.nodes, masks, self._weights, rank))
                 part.watch = keeper.keep
         executor.run(buffers)
@@ -100,21 +101,21 @@ def _parts(executor: Executor) -> list[ReferenceExecutor]:
 
 
 class _Keeper:
-    """Keeps the nodes of one launch. Of pages, those that its sequences hold and their neighbours:
-    a pool is much larger, and a write beside them is seen all the same."""
+    """Keeps the nodes of one launch. Of states, the rows and pages that it reaches and their
+    neighbours: they are much larger, and a write beside is seen all the same."""
 
-    def __init__(self, buffers: Buffers, states: Sequence[StateInfo]) -> None:
+    def __init__(self, inputs: Buffers, states: Sequence[StateInfo]) -> None:
         self.nodes: list[Recorded] = []
-        self._buffers = buffers
-        table = buffers["page_table"][buffers["slots"][buffers["counts"] > 0]]
-        pages = np.unique(table[table >= 0]).astype(np.int64)
-        near = np.unique(np.concatenate([pages - 1, pages, pages + 1]))
-        self._held = {info.spec.name: _held(info, near) for info in states}
+        self._counts = {info.spec.name: info.spec.dims[0] for info in states}
+        self._inputs = {name: array.copy() for name, array in inputs.items()}
+        self._held: dict[str, StateValue] = {}
 
-    def keep(
-        self, step: Step, operands: tuple[NDArray[Any], ...], results: tuple[NDArray[Any], ...]
-    ) -> None:
-        """One node, copied where it lies in buffers that the next launch overwrites."""
+    def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
+        """One node. Its step inputs and tables are kept as the launch has them, whose rows are
+        numbered by the engine."""
+        if not self._held:
+            for name, count in self._counts.items():
+                self._held[name] = StateValue(name, live.numbers(name), count)
         aliases = step.op.aliases(step.attrs) if step.op is not None else {}
         for output, operand in aliases.items():
             if (held := self._held.get(step.inputs[operand])) is not None:
@@ -124,22 +125,15 @@ class _Keeper:
                 self._held[name] = held
         names = (*step.inputs, *step.outputs)
         states = {name: self._held[name] for name in names if name in self._held}
-        read = [self._copy(n, a) for n, a in zip(step.inputs, operands, strict=True)]
-        made = [self._copy(n, a) for n, a in zip(step.outputs, results, strict=True)]
-        self.nodes.append(Recorded(step, tuple(read), tuple(made), states))
-
-    def _copy(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        held = self._held.get(name)
-        if held is not None and held.index is not None:
-            return np.asarray(array[held.index])
-        return array.copy() if held is not None or name in self._buffers else array
-
-
-def _held(info: StateInfo, pages: NDArray[np.int64]) -> StateValue:
-    if info.unit != "page":
-        return StateValue(info.spec.name)
-    count = info.spec.dims[0]
-    return StateValue(info.spec.name, pages[(pages >= 0) & (pages < count - 1)], count)
+        whole = [self._inputs.get(n, a) for n, a in zip(step.inputs, operands, strict=True)]
+        read, made = (
+            tuple(
+                live.owned(states[name].name, array) if name in states else array
+                for name, array in zip(of, arrays, strict=True)
+            )
+            for of, arrays in ((step.inputs, whole), (step.outputs, results))
+        )
+        self.nodes.append(Recorded(step, read, made, states))
 
 
 class _RecordingExecutor(SynchronousExecutor):

@@ -59,8 +59,7 @@ class Bodies:
             binding.bind_output(name, "cpu", 0, *_place(array))
         session.run_with_iobinding(binding)
         for name in made.keys() & recorded.states.keys():
-            if (index := recorded.states[name].index) is not None:
-                made[name] = made[name][index]
+            made[name] = made[name][recorded.states[name].index]
         return tuple(made.values())
 
     def _model(
@@ -80,8 +79,6 @@ class Bodies:
 
 def _whole(array: NDArray[Any], held: StateValue) -> NDArray[Any]:
     """All units of a state, poison where it was not kept."""
-    if held.index is None:
-        return array
     whole = np.empty((held.count, *array.shape[1:]), array.dtype)
     whole.view(np.uint8).fill(POISON)
     whole[held.index] = array

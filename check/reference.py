@@ -33,7 +33,9 @@ from spark_engine.weights_file import map_weights
 POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
-Watch = Callable[["Step", tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]], None]
+Arrays = tuple[NDArray[Any], ...]
+Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
+NEAR = 1  # rows and pages beside those of a watched launch that are shown, too
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ class ReferenceExecutor(SynchronousExecutor):
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed over the slots and pages that it reaches alone. A launch that is watched
-    has its states whole, and they lie in its buffers: who keeps them beyond it copies them.
+    A launch is computed over the slots and pages that it reaches alone; `watch` is shown states,
+    tables and what names their rows as they are there, and whose numbers the rows are.
     """
 
     def __init__(
@@ -99,11 +101,10 @@ class ReferenceExecutor(SynchronousExecutor):
 
     def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
-        live = None if self.watch else LiveRows.of(buffers, self._limits, self._states)
+        live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else 0)
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
-            given = buffers[spec.name].view()
-            values[spec.name] = live.cut(spec.name, given) if live else given
+            values[spec.name] = live.cut(spec.name, buffers[spec.name].view())
             values[spec.name].flags.writeable = False
         for step in self._steps:
             if isinstance(step, Collective):
@@ -113,15 +114,12 @@ class ReferenceExecutor(SynchronousExecutor):
             results = _compute(step, operands)
             values.update(zip(step.outputs, results, strict=True))
             if self.watch is not None:
-                self.watch(step, operands, results)
+                self.watch(step, operands, results, live)
         for spec in self._specs.outputs:
             _store(buffers[spec.name], values[spec.name], spec)
         for spec in self._specs.states:
-            value = values.get(spec.name + STATE_OUT)
-            if value is not None and live:  # a state may be only read
+            if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be only read
                 live.put(spec.name, buffers[spec.name], value)
-            elif value is not None:
-                _store(buffers[spec.name], value, spec)
 
     def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
         """Runs at once."""

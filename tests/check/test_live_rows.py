@@ -14,7 +14,6 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.check.engines import open_by_reference
 from spark_engine.check.live_rows import LiveRows
 from spark_engine.check.prompts import Session, sessions
-from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.interface import Limits
 from spark_engine.manifest import StateInfo
@@ -53,13 +52,26 @@ def test_rows_and_pages_are_numbered_anew() -> None:
     assert [cut[name].tolist() for name in ("slots", "sources", "saves")] == [
         [1, 0, -1], [3, 0, -1], [2, -1, -1],
     ]  # fmt: skip
-    assert cut["page_table"][:2].tolist() == [[2, 0, -1], [1, 1 << 30, -1]]
+    assert cut["page_table"][:2].tolist() == [[2, 0, -1], [1, -1, -1]]
     assert cut["page_table"].dtype == np.int32 and len(cut["page_table"]) == 5
     assert cut["prompt_lens"].tolist() == [1, 3, 4, 4, 4]
     assert cut["token_ids"] is given["token_ids"]
     for name, index in (("pages", [0, 5, 8, 9]), ("counts", [1, 3, 4, 4, 4]),
                         ("state", [1, 3, 4, 5, 6])):  # fmt: skip
         assert cut[name].tolist() == given[name][index].tolist(), name
+
+
+def test_neighbours_are_cut_too_where_they_are_asked_for() -> None:
+    given = launch()
+    live = LiveRows.of(given, LIMITS, STATES, near=1)
+    assert live.rows.tolist() == [0, 1, 2, 3, 4, 5] and live.pages.tolist() == [0, 1, 4, 5, 6, 7, 8]
+    table = live.cut("page_table", given["page_table"])
+    assert table[3].tolist() == [3, -1, -1] and table[0].tolist() == [-1] * 3, (
+        "no row of the launch"
+    )
+    assert live.numbers("counts").tolist() == [0, 1, 2, 3]
+    cut = live.cut("counts", given["counts"])
+    assert live.owned("counts", cut).tolist() == given["counts"][:4].tolist()
 
 
 def test_what_is_put_back_reaches_its_own_rows_alone() -> None:
@@ -99,14 +111,11 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "engine"
 
 
-def buffers_of(loaded: Loaded, plan: list[Session], watch: Any) -> list[dict[str, bytes]]:
-    """All outputs and states after each launch, a prefix of them restored and saved on the way."""
+def buffers_of(loaded: Loaded, plan: list[Session]) -> list[dict[str, bytes]]:
+    """All outputs and states after each launch, a prefix of them saved on the way."""
     found = []
     with SessionRunner("x", loaded) as runner:
         for number, feed in enumerate(feeds(plan)):
-            for executor in loaded.executors.values():
-                assert isinstance(executor, ReferenceExecutor)
-                executor.watch = watch
             if len(feed["token_ids"]) == 64 * len(feed["slots"]):
                 last = np.flatnonzero(feed["counts"] > 0)[-1]
                 feed["saves"][last] = loaded.limits.max_seqs + number % 2
@@ -118,11 +127,21 @@ def buffers_of(loaded: Loaded, plan: list[Session], watch: Any) -> list[dict[str
     return found
 
 
-def test_every_bit_is_that_of_the_launch_over_all_rows(engine: Path) -> None:
+def test_every_bit_is_that_of_the_launch_over_all_rows(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = open_by_reference(engine)
     assert loaded.limits.snapshots >= 2
     buckets = [*loaded.executors]
-    plan = sessions(loaded.limits, buckets)
-    whole = buffers_of(loaded, plan, lambda step, operands, results: None)
-    assert buffers_of(loaded, plan, None) == whole
     assert ("verify_k2", 4) in buckets or not loaded.limits.drafts
+    plan = sessions(loaded.limits, buckets)
+    found, of = buffers_of(loaded, plan), LiveRows.of
+
+    def whole(*given: Any) -> LiveRows:
+        live = of(*given[:3], near=1 << 40)
+        rows = loaded.limits.sequence_rows - 1
+        assert (len(live.rows), len(live.pages)) == (rows, loaded.limits.pages)
+        return live
+
+    monkeypatch.setattr(LiveRows, "of", whole)
+    assert buffers_of(loaded, plan) == found

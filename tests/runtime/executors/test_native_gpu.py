@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +78,28 @@ def test_a_second_engine_is_refused_and_the_first_goes_on(folder: Path) -> None:
     again.close()
 
 
-def test_memory_comes_back(folder: Path, gpu: Gpu) -> None:
+def lost(gpu: Gpu, use: Callable[[], None]) -> int:
+    """Bytes that each use but the first keeps: what the driver makes once is there after it."""
     free = []
-    for _ in range(3):  # what the driver makes once in a context is there after the first
+    for _ in range(3):
+        use()
+        free.append(gpu.free_bytes)
+    return free[1] - free[2]
+
+
+def bare() -> None:
+    """The context and the stream alone. The driver keeps 4 MiB of every green context that ended
+    (580.159.04), so that engines of a rehearsal leave as much; it keeps nothing of others."""
+    Gpu().close()
+
+
+def test_memory_comes_back(folder: Path, gpu: Gpu) -> None:
+    def use() -> None:
         engine = Engine.open(folder)
         generate(engine)
         engine.close()
-        free.append(gpu.free_bytes)
-    assert abs(free[1] - free[2]) <= MIB, free
+
+    assert abs(lost(gpu, use) - lost(gpu, bare)) <= MIB
 
 
 def test_memory_comes_back_when_a_bucket_is_refused(
@@ -101,12 +115,12 @@ def test_memory_comes_back_when_a_bucket_is_refused(
         return real(self, payload)
 
     monkeypatch.setattr(NativeExecutor, "_capture", refuse_the_last)
-    free = []
-    for _ in range(3):
+
+    def use() -> None:
         with pytest.raises(EngineError, match="refused"):
             load(folder)
-        free.append(gpu.free_bytes)
-    assert abs(free[1] - free[2]) <= MIB, free
+
+    assert abs(lost(gpu, use) - lost(gpu, bare)) <= MIB
 
 
 def test_the_plan_is_what_the_device_gives(folder: Path, gpu: Gpu) -> None:
