@@ -1,8 +1,9 @@
-"""The rows of states and tables that one launch reaches, cut out and put back.
+"""What one launch reaches, cut out and put back: its rows, and those of states and tables.
 
-A reference gives back every state whole. Over all slots and pages of a served engine that would
-copy gigabytes for each node; over those of a launch's own sequences it is as much as they hold.
-Knows the launch's inputs by docs/graph.md and each state's unit; computes nothing.
+A reference computes every row of a bucket, and gives back every state whole. Of a bucket that is
+nearly empty most of that is padding, and over all slots and pages of a served engine each node
+would copy gigabytes. Knows the launch's inputs by docs/graph.md and each state's unit; computes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,29 +27,33 @@ PAGES = "page_table"  # the table that names pages
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Numbers of axis 0, ascending, and the last one's, which is scratch.
+    """The parts of a launch's arrays along axis 0.
 
     Attributes:
+        given: rows of the bucket, and `taken`: those up to the last that has a slot, at least one.
         rows: of slots, then of snapshots; a number's place here is its number in what is cut.
         pages: the same of pages.
         axes: of each table and state, the numbers of what is cut of it, scratch among them.
     """
 
+    given: int
+    taken: int
     rows: Index
     pages: Index
     axes: Mapping[str, Index]
 
     @classmethod
     def of(
-        cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int = 0
+        cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int | None = None
     ) -> LiveRows:
-        """Those of a launch: the rows that its inputs name, the pages of its slots, and those whose
-        numbers are up to `near` lower or higher."""
+        """Those of a launch: its rows up to the last live one, and of states and tables the rows
+        that its inputs name and the pages of its slots. With `near` all its rows, and also the rows
+        and pages whose numbers are up to `near` lower or higher."""
         named = np.concatenate([buffers[name] for name in ROWS if name in buffers])
         own = _with_near(named, limits.sequence_rows - 1, 0)
         held = buffers[PAGES][own[own < limits.max_seqs]]
-        rows = _with_near(own, limits.sequence_rows - 1, near)
-        pages = _with_near(held, limits.pages, near)
+        rows = _with_near(own, limits.sequence_rows - 1, near or 0)
+        pages = _with_near(held, limits.pages, near or 0)
         # A table or a state of slots has no row of a snapshot: the scratch one stands for it.
         by_slot = np.append(np.minimum(rows, limits.max_seqs), limits.max_seqs)
         axes = {spec.name: by_slot for spec in tables(limits)}
@@ -56,17 +61,30 @@ class LiveRows:
             last = info.spec.dims[0] - 1
             by_unit = {PAGE: np.append(pages, last), SLOT: by_slot}
             axes[info.spec.name] = by_unit.get(info.unit, np.append(rows, last))
-        return cls(rows, pages, axes)
+        given = len(buffers["slots"])
+        live = np.flatnonzero(buffers["slots"] >= 0)
+        taken = max(int(live.max(initial=0)) + 1, 1) if near is None else given
+        return cls(given, taken, rows, pages, axes)
 
     def cut(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """An input or a state of the launch, whole, as the launch over these rows has it: a copy,
-        or the array where it has none of the axes."""
-        if name in ROWS:
-            return _renumbered(array, self.rows)
+        or a part of a step input that names none."""
         axis = self.axes.get(name)
         if axis is None:
-            return array
-        return _renumbered(array[axis], self.pages) if name == PAGES else array[axis]
+            part = array[: self._part(array)]
+            return _renumbered(part, self.rows) if name in ROWS else part
+        cut: NDArray[Any] = array[axis]
+        return _renumbered(cut, self.pages) if name == PAGES else cut
+
+    def _part(self, array: NDArray[Any]) -> int:
+        """How much is taken of what counts rows, or the tokens of rows."""
+        return len(array) // self.given * self.taken
+
+    def put_output(self, buffer: NDArray[Any], value: NDArray[Any]) -> None:
+        """Writes an output; 0 of rows that were not taken, whose values are unspecified."""
+        part = self._part(buffer)
+        buffer[:part] = value
+        buffer[part:] = 0
 
     def put(self, name: str, buffer: NDArray[Any], value: NDArray[Any]) -> None:
         """Writes a state's rows back to where they were cut from."""
@@ -77,12 +95,14 @@ class LiveRows:
         """Of the rows that a table or a state has of its own: all that were cut but the scratch
         one, and where it has none of snapshots, but those."""
         axis = self.axes[name]
-        return axis[axis < axis[-1]]
+        numbers: Index = axis[axis < axis[-1]]
+        return numbers
 
     def owned(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
         """These rows of what was cut."""
         axis = self.axes[name]
-        return value[axis < axis[-1]]
+        own: NDArray[Any] = value[axis < axis[-1]]
+        return own
 
 
 def _with_near(numbers: NDArray[Any], count: int, near: int) -> Index:

@@ -35,7 +35,7 @@ ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Arrays = tuple[NDArray[Any], ...]
 Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
-NEAR = 1  # rows and pages beside those of a watched launch that are shown, too
+NEAR = 1  # how far beside a watched launch's rows and pages others are shown, too
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class ReferenceExecutor(SynchronousExecutor):
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed over the slots and pages that it reaches alone; `watch` is shown states,
-    tables and what names their rows as they are there, and whose numbers the rows are.
+    A launch is computed over what it reaches alone (`live_rows`). `watch` is shown all its rows;
+    states, tables and what names their rows as they are there, and whose numbers the rows are.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ReferenceExecutor(SynchronousExecutor):
 
     def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
-        live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else 0)
+        live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else None)
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
             values[spec.name] = live.cut(spec.name, buffers[spec.name].view())
@@ -116,7 +116,7 @@ class ReferenceExecutor(SynchronousExecutor):
             if self.watch is not None:
                 self.watch(step, operands, results, live)
         for spec in self._specs.outputs:
-            _store(buffers[spec.name], values[spec.name], spec)
+            live.put_output(buffers[spec.name], _checked(values[spec.name], spec))
         for spec in self._specs.states:
             if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be only read
                 live.put(spec.name, buffers[spec.name], value)
@@ -169,7 +169,7 @@ def _compute(step: Step, operands: tuple[NDArray[Any], ...]) -> tuple[NDArray[An
     raise ExecutorError(f"node {step.name} is a {step.kind}, for which there is no reference")
 
 
-def _store(buffer: NDArray[Any], value: NDArray[Any], spec: TensorSpec) -> None:
-    if value.shape != spec.dims:
+def _checked(value: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    if value.shape[1:] != spec.dims[1:]:
         raise ExecutorError(f"{spec.name} came out as {value.shape}, planned {spec.dims}")
-    buffer[...] = value.astype(spec.dtype.numpy, copy=False)
+    return value.astype(spec.dtype.numpy, copy=False)

@@ -34,11 +34,11 @@ def launch() -> dict[str, Any]:
     table = np.full((5, 3), -1, np.int32)
     table[0, 0], table[1, :2], table[3, :3] = 2, (8, 0), (5, 1 << 30, -1)
     table[4] = 1 << 30  # the scratch row holds anything
-    rows = {"slots": [3, 1, -1], "sources": [5, 1, -1], "saves": [4, -1, -1]}
+    rows = {"slots": [3, 1, -1, -1], "sources": [5, 1, -1, -1], "saves": [4, -1, -1, -1]}
     return {
         "page_table": table,
         "prompt_lens": np.arange(5, dtype=np.int32),
-        "token_ids": np.arange(192, dtype=np.int32),
+        "token_ids": np.arange(4 * 64, dtype=np.int32),
         **{name: np.array(row, np.int32) for name, row in rows.items()},
         **{i.spec.name: np.arange(i.spec.nbytes // 4.0).reshape(i.spec.dims) for i in STATES},
     }
@@ -50,12 +50,12 @@ def test_rows_and_pages_are_numbered_anew() -> None:
     assert live.rows.tolist() == [1, 3, 4, 5] and live.pages.tolist() == [0, 5, 8]
     cut = {name: live.cut(name, array) for name, array in given.items()}
     assert [cut[name].tolist() for name in ("slots", "sources", "saves")] == [
-        [1, 0, -1], [3, 0, -1], [2, -1, -1],
+        [1, 0], [3, 0], [2, -1],
     ]  # fmt: skip
     assert cut["page_table"][:2].tolist() == [[2, 0, -1], [1, -1, -1]]
     assert cut["page_table"].dtype == np.int32 and len(cut["page_table"]) == 5
     assert cut["prompt_lens"].tolist() == [1, 3, 4, 4, 4]
-    assert cut["token_ids"] is given["token_ids"]
+    assert cut["token_ids"].tolist() == [*range(2 * 64)]
     for name, index in (("pages", [0, 5, 8, 9]), ("counts", [1, 3, 4, 4, 4]),
                         ("state", [1, 3, 4, 5, 6])):  # fmt: skip
         assert cut[name].tolist() == given[name][index].tolist(), name
@@ -64,6 +64,7 @@ def test_rows_and_pages_are_numbered_anew() -> None:
 def test_neighbours_are_cut_too_where_they_are_asked_for() -> None:
     given = launch()
     live = LiveRows.of(given, LIMITS, STATES, near=1)
+    assert live.cut("slots", given["slots"]).tolist() == [3, 1, -1, -1], "all rows"
     assert live.rows.tolist() == [0, 1, 2, 3, 4, 5] and live.pages.tolist() == [0, 1, 4, 5, 6, 7, 8]
     table = live.cut("page_table", given["page_table"])
     assert table[3].tolist() == [3, -1, -1] and table[0].tolist() == [-1] * 3, (
@@ -87,11 +88,19 @@ def test_what_is_put_back_reaches_its_own_rows_alone() -> None:
         assert buffer.tolist() == expected.tolist(), name
 
 
+def test_an_output_has_zeros_in_the_rows_that_were_not_taken() -> None:
+    live = LiveRows.of(launch(), LIMITS, STATES)
+    for unit in (1, 64):  # of a row, of a token
+        buffer = np.full((4 * unit, 3), np.nan)
+        live.put_output(buffer, np.ones((2 * unit, 3)))
+        assert buffer.sum(axis=1).tolist() == [3.0] * (2 * unit) + [0.0] * (2 * unit)
+
+
 def test_a_launch_of_no_row_reaches_the_scratch_rows() -> None:
     given = launch() | {name: np.full(2, -1, np.int32) for name in ("slots", "sources", "saves")}
     live = LiveRows.of(given, LIMITS, STATES)
     assert len(live.rows) == len(live.pages) == 0
-    assert live.cut("slots", given["slots"]).tolist() == [-1, -1]
+    assert live.cut("slots", given["slots"]).tolist() == [-1]
     assert live.cut("state", given["state"]).tolist() == given["state"][-1:].tolist()
     assert len(live.cut("page_table", given["page_table"])) == 1
 
@@ -121,8 +130,10 @@ def buffers_of(loaded: Loaded, plan: list[Session]) -> list[dict[str, bytes]]:
                 feed["saves"][last] = loaded.limits.max_seqs + number % 2
             runner.launch(feed)
             key = runner._key(feed)
-            names = [spec.name for spec in loaded.executors[key].specs.outputs]
-            held = {**runner._states, **{name: runner._buffers(key)[name] for name in names}}
+            held, taken = {**runner._states}, int(np.flatnonzero(feed["slots"] >= 0)[-1]) + 1
+            for spec in loaded.executors[key].specs.outputs:
+                output = runner._buffers(key)[spec.name]
+                held[spec.name] = output[: len(output) // len(feed["slots"]) * taken]
             found.append({name: array.tobytes() for name, array in held.items()})
     return found
 
