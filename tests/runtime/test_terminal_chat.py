@@ -149,7 +149,8 @@ def test_a_second_ctrl_c_ends_the_program(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-READY = "(ready)"  # in the place of the sequence by which a prompt asks for pasted text
+# In the places of the sequences by which a prompt asks for pasted text, and ends that.
+READY, SENT = "(ready)", "(sent)"
 
 
 class Terminal:
@@ -202,7 +203,7 @@ class Terminal:
         text, self._half = (text[: cut.start()], cut[0]) if cut else (text, "")
         if "\x1b[6n" in text:  # where is the cursor?
             os.write(self._fd, b"\x1b[1;1R")
-        text = text.replace("\x1b[?2004h", READY)
+        text = text.replace("\x1b[?2004h", READY).replace("\x1b[?2004l", SENT)
         self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
         return bool(data)
 
@@ -216,7 +217,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     chat.until(READY)
     chat.type("a bear\r")
     chat.until("a bear")
-    chat.until("\n")
+    chat.until(SENT)  # until then Ctrl-C is a key of the prompt, kept for the next one
     chat.more(20)  # of the answer
     chat.type("\x03")
     chat.until("tokens, stopped,")
