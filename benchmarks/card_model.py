@@ -24,6 +24,11 @@ Column = NDArray[np.float64]
 STEPS = (4.0, 2.0, 1.4, 1.1, 1.03)  # by which a fit tries to change a coefficient
 MOST_STEPS = 200  # of one size
 POWERS = (1.0, 2.0, 4.0)  # of `Law`
+# Of laws that explain the times as well, the likelier: a launch takes some microseconds at most,
+# and a kernel's work grows with what its floor is of. A part of the time that is explained
+# otherwise counts as an error whose square is UNLIKELY.
+UNLIKELY, LONG_LAUNCH = 1e-4, 10e-6
+OPS_A_CYCLE = 4096.0  # of a multiprocessor's tensor cores, dense bf16, of the cards that are timed
 
 
 @dataclass(frozen=True)
@@ -194,15 +199,21 @@ class _Fit:
         self._columns = np.stack([launches, moved, ops])
         dram = np.array([n.amounts.dram(machine.l2_bytes) for _, n in rows])
         self._dram = dram / machine.dram_rate
+        by_ops = ops / OPS_A_CYCLE > moved * machine.cycles / machine.dram_rate
+        self._unlikely = np.stack([by_ops, ~by_ops]).astype(np.float64)  # work by bytes, by ops
         units = (1e-8, 1e-3 * machine.cycles / machine.dram_rate, 1e-14 * machine.cycles)
         self._units = np.array(units)
 
     def errors(self, laws: Column) -> Column:
-        """The sums of squared relative errors."""
+        """The sums of squared relative errors, and what is unlikely of the laws."""
         moved, ops = (laws[..., i : i + 1] * self._columns[i] for i in (1, 2))
         work = normed(moved, ops, self._power)
-        each = laws[..., :1] * self._columns[0] + np.maximum(self._dram, work)
-        found: Column = np.square(each @ self._counts / self._seconds - 1).sum(-1)
+        launch = laws[..., :1] * self._columns[0]
+        each = launch + np.maximum(self._dram, work)
+        squares = np.square(each @ self._counts / self._seconds - 1).sum(-1)
+        unlikely = moved * self._unlikely[0] + ops * self._unlikely[1]
+        unlikely = unlikely + launch * (laws[..., :1] > LONG_LAUNCH)
+        found: Column = squares + UNLIKELY * (unlikely @ self._counts / self._seconds).sum(-1)
         return found
 
     def found(self) -> tuple[float, Law]:

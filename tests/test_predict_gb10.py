@@ -140,6 +140,18 @@ class TestLaws:
         found = times_of(Amounts(1e6), 1, law, slow)
         assert found.seconds == pytest.approx(1e-4 + 1e-6, rel=0.01) and found.bound == "bytes"
 
+    def test_a_single_time_is_explained_by_what_the_floor_is_of(self) -> None:
+        """Its launch, its bytes and its operations would each explain it as well."""
+        for given, grows in (
+            (Amounts(0.0, (1e6,), 1e12), "op"),  # long products of few bytes
+            (Amounts(0.0, (1e9,), 1e6), "byte"),
+        ):
+            law = fitted([Point((Counted(given, 1),), 5e-2)], CARD)
+            assert getattr(law, grows) > 0 and law.launch <= 10e-6
+            assert law.byte * law.op == 0
+            twice = replace(given, warm=(2 * given.warm[0],), ops=2 * given.ops)
+            assert times_of(twice, 1, law, CARD).seconds == pytest.approx(0.1, rel=0.01)
+
     def test_cycles_go_from_card_to_card(self) -> None:
         law, given = Law(1e-6, 2.0, 0.0), Amounts(0.0, (1e6,), 1e9, "bf16")
         few = replace(CARD, sms=5, clock=2e9, l2_bytes=1 << 40)
