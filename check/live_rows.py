@@ -31,6 +31,7 @@ class LiveRows:
 
     Attributes:
         given: rows of the bucket, and `taken`: those up to the last that has a slot, at least one.
+        tile: tokens of a row.
         rows: of slots, then of snapshots; a number's place here is its number in what is cut.
         pages: the same of pages.
         axes: of each table and state, the numbers of what is cut of it, scratch among them.
@@ -38,22 +39,23 @@ class LiveRows:
 
     given: int
     taken: int
+    tile: int
     rows: Index
     pages: Index
     axes: Mapping[str, Index]
 
     @classmethod
     def of(
-        cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int | None = None
+        cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int = 0
     ) -> LiveRows:
         """Those of a launch: its rows up to the last live one, and of states and tables the rows
-        that its inputs name and the pages of its slots. With `near` all its rows, and also the rows
-        and pages whose numbers are up to `near` lower or higher."""
+        that its inputs name, the pages of its slots, and those whose numbers are up to `near` lower
+        or higher."""
         named = np.concatenate([buffers[name] for name in ROWS if name in buffers])
         own = _with_near(named, limits.sequence_rows - 1, 0)
         held = buffers[PAGES][own[own < limits.max_seqs]]
-        rows = _with_near(own, limits.sequence_rows - 1, near or 0)
-        pages = _with_near(held, limits.pages, near or 0)
+        rows = _with_near(own, limits.sequence_rows - 1, near)
+        pages = _with_near(held, limits.pages, near)
         # A table or a state of slots has no row of a snapshot: the scratch one stands for it.
         by_slot = np.append(np.minimum(rows, limits.max_seqs), limits.max_seqs)
         axes = {spec.name: by_slot for spec in tables(limits)}
@@ -63,8 +65,8 @@ class LiveRows:
             axes[info.spec.name] = by_unit.get(info.unit, np.append(rows, last))
         given = len(buffers["slots"])
         live = np.flatnonzero(buffers["slots"] >= 0)
-        taken = max(int(live.max(initial=0)) + 1, 1) if near is None else given
-        return cls(given, taken, rows, pages, axes)
+        taken, tile = int(live.max(initial=0)) + 1, len(buffers["token_ids"]) // given
+        return cls(given, taken, tile, rows, pages, axes)
 
     def cut(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """An input or a state of the launch, whole, as the launch over these rows has it: a copy,
@@ -79,6 +81,15 @@ class LiveRows:
     def _part(self, array: NDArray[Any]) -> int:
         """How much is taken of what counts rows, or the tokens of rows."""
         return len(array) // self.given * self.taken
+
+    def padded(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A value of the rows that were taken, or of their tokens, as one of the whole bucket, with
+        zeros behind; any other as it is."""
+        if not array.ndim or len(array) not in (self.taken, self.taken * self.tile):
+            return array
+        whole = np.zeros((len(array) // self.taken * self.given, *array.shape[1:]), array.dtype)
+        whole[: len(array)] = array
+        return whole
 
     def put_output(self, buffer: NDArray[Any], value: NDArray[Any]) -> None:
         """Writes an output; 0 of rows that were not taken, whose values are unspecified."""

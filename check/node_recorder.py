@@ -82,7 +82,7 @@ class Recorder:
             masks = Masks.of(buffers, tile_of(key[0]))
             for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
                 inputs = {spec.name: own[spec.name] for spec in part.specs.inputs}
-                keeper = _Keeper(inputs, self._states)
+                keeper = _Keeper(inputs, self._states, self._weights)
                 self.launches.append(RecordedLaunch(key, keeper.nodes, masks, self._weights, rank))
                 part.watch = keeper.keep
         executor.run(buffers)
@@ -104,15 +104,18 @@ class _Keeper:
     """Keeps the nodes of one launch. Of states, the rows and pages that it reaches and their
     neighbours: they are much larger, and a write beside is seen all the same."""
 
-    def __init__(self, inputs: Buffers, states: Sequence[StateInfo]) -> None:
+    def __init__(
+        self, inputs: Buffers, states: Sequence[StateInfo], weights: Collection[str] = ()
+    ) -> None:
         self.nodes: list[Recorded] = []
+        self._weights = weights
         self._counts = {info.spec.name: info.spec.dims[0] for info in states}
         self._inputs = {name: array.copy() for name, array in inputs.items()}
         self._held: dict[str, StateValue] = {}
 
     def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
-        """One node. Its step inputs and tables are kept as the launch has them, whose rows are
-        numbered by the engine."""
+        """One node, as one of the whole bucket. Its step inputs and tables are kept as the launch
+        has them, whose rows are numbered by the engine."""
         if not self._held:
             for name, count in self._counts.items():
                 self._held[name] = StateValue(name, live.numbers(name), count)
@@ -125,14 +128,17 @@ class _Keeper:
                 self._held[name] = held
         names = (*step.inputs, *step.outputs)
         states = {name: self._held[name] for name in names if name in self._held}
-        whole = [self._inputs.get(n, a) for n, a in zip(step.inputs, operands, strict=True)]
-        read, made = (
-            tuple(
-                live.owned(states[name].name, array) if name in states else array
-                for name, array in zip(of, arrays, strict=True)
-            )
-            for of, arrays in ((step.inputs, whole), (step.outputs, results))
-        )
+
+        def whole(name: str, array: NDArray[Any]) -> NDArray[Any]:
+            if name in states:
+                return live.owned(states[name].name, array)
+            given = self._inputs.get(name)
+            if given is None:
+                return array if name in self._weights else live.padded(array)
+            return given
+
+        read = tuple(whole(n, a) for n, a in zip(step.inputs, operands, strict=True))
+        made = tuple(whole(n, a) for n, a in zip(step.outputs, results, strict=True))
         self.nodes.append(Recorded(step, read, made, states))
 
 

@@ -71,8 +71,7 @@ class ReferenceExecutor(SynchronousExecutor):
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed over what it reaches alone (`live_rows`). `watch` is shown all its rows;
-    states, tables and what names their rows as they are there, and whose numbers the rows are.
+    A launch is computed over what it reaches alone (`live_rows`), and so `watch` is shown it.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class ReferenceExecutor(SynchronousExecutor):
 
     def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
-        live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else None)
+        live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else 0)
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
             values[spec.name] = live.cut(spec.name, buffers[spec.name].view())

@@ -64,7 +64,6 @@ def test_rows_and_pages_are_numbered_anew() -> None:
 def test_neighbours_are_cut_too_where_they_are_asked_for() -> None:
     given = launch()
     live = LiveRows.of(given, LIMITS, STATES, near=1)
-    assert live.cut("slots", given["slots"]).tolist() == [3, 1, -1, -1], "all rows"
     assert live.rows.tolist() == [0, 1, 2, 3, 4, 5] and live.pages.tolist() == [0, 1, 4, 5, 6, 7, 8]
     table = live.cut("page_table", given["page_table"])
     assert table[3].tolist() == [3, -1, -1] and table[0].tolist() == [-1] * 3, (
@@ -94,6 +93,16 @@ def test_an_output_has_zeros_in_the_rows_that_were_not_taken() -> None:
         buffer = np.full((4 * unit, 3), np.nan)
         live.put_output(buffer, np.ones((2 * unit, 3)))
         assert buffer.sum(axis=1).tolist() == [3.0] * (2 * unit) + [0.0] * (2 * unit)
+
+
+def test_a_value_of_rows_or_tokens_is_padded_and_no_other() -> None:
+    live = LiveRows.of(launch(), LIMITS, STATES)
+    for unit in (1, 64):
+        whole = live.padded(np.ones((2 * unit, 3), np.float32))
+        assert whole.shape == (4 * unit, 3) and whole.dtype == np.float32
+        assert whole.sum() == 2 * unit * 3 == whole[: 2 * unit].sum()
+    for other in (np.ones((5, 2)), np.float32(3.0)):
+        assert live.padded(other) is other  # type: ignore[arg-type]
 
 
 def test_a_launch_of_no_row_reaches_the_scratch_rows() -> None:

@@ -28,11 +28,12 @@ def _keeper(slot: int) -> tuple[_Keeper, dict[str, Any], LiveRows]:
         "page_table": table,
         "slots": np.asarray([slot, -1], np.int32),
         "counts": np.asarray([1, 0], np.int32),
+        "token_ids": np.zeros(2, np.int32),
         "layers.0.k_pages": np.arange(96, dtype=np.uint8).reshape(12, 2, 4),
         "token_counts": np.arange(48, dtype=np.int32).reshape(6, 8),
     }
     inputs = {name: buffers[name] for name in ("page_table", "slots", "counts")}
-    return _Keeper(inputs, STATES), buffers, LiveRows.of(buffers, LIMITS, STATES, near=1)
+    return _Keeper(inputs, STATES, {"w"}), buffers, LiveRows.of(buffers, LIMITS, STATES, near=1)
 
 
 def test_of_states_the_rows_in_use_and_their_neighbours_are_kept() -> None:
@@ -43,7 +44,7 @@ def test_of_states_the_rows_in_use_and_their_neighbours_are_kept() -> None:
     ):
         given = live.cut(name, buffers[name])
         step = Step("n", "Any", None, {}, (name, "w"), (f"{name}.out",))
-        weight, after = np.ones(3), given + 1
+        weight, after = np.ones(1), given + 1
         keeper.keep(step, (given, weight), (after,), live)
         kept = keeper.nodes[-1]
         assert kept.operands[0].tolist() == buffers[name][index].tolist()
@@ -57,11 +58,12 @@ def test_what_names_rows_is_kept_as_the_engine_numbers_them() -> None:
     keeper, buffers, live = _keeper(slot=3)
     names = ("slots", "page_table", "counts")
     given = tuple(live.cut(name, buffers[name]) for name in names)
-    assert given[0].tolist() == [1, -1], "slot 3, between its neighbours"
-    keeper.keep(Step("n", "Any", None, {}, names, ("y",)), given, (np.ones(2),), live)
+    assert given[0].tolist() == [1], "slot 3, between its neighbours"
+    keeper.keep(Step("n", "Any", None, {}, names, ("y",)), given, (np.ones((1, 3)),), live)
     wanted = {name: buffers[name].tolist() for name in names}
     buffers["slots"] += 1  # the next launch
     (kept,) = keeper.nodes
+    assert kept.results[0].tolist() == [[1.0] * 3, [0.0] * 3], "a row of the bucket is inert"
     assert [a.tolist() for a in kept.operands] == [*wanted.values()]
 
 
@@ -77,7 +79,7 @@ def test_a_state_is_known_along_a_chain_and_copied_before_it_changes() -> None:
             [("token_counts", "between"), ("between", "token_counts.out")]
         )
     ]
-    rest = tuple(np.zeros(1, np.int32) for _ in names[1:])
+    rest = tuple(np.zeros(3, np.int32) for _ in names[1:])
     between, after = counts + 1, counts + 2
     keeper.keep(steps[0], (counts, *rest), (between,), live)
     keeper.keep(steps[1], (between, *rest), (after,), live)
