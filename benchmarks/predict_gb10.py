@@ -284,6 +284,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args(words)
+    for option, path in (("--from", args.source), ("--held-to", args.held_to)):
+        if path and not path.is_file():
+            parser.error(f"{option} {path}: no such file; `benchmarks.launch_times` makes one")
     if args.held_to:
         lines, good = held_lines(args.held_to)
         print("\n".join(lines))

@@ -34,6 +34,8 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
+from spark_engine.device import present
+from spark_engine.kernel import TARGETS
 from spark_engine.rehearsal import OCCUPY, VARIABLE
 
 HERE = Path(__file__).parent
@@ -197,6 +199,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def check_here(target: str) -> None:
+    """Ends with a sentence where nothing could be run, before any kept file is touched."""
+    if target not in TARGETS:
+        raise SystemExit(f"--target {target} is not known; there are {', '.join(TARGETS)}")
+    if (here := present()) is None:
+        raise SystemExit("no GPU can be used here, and a rehearsal needs a part of one")
+    if here.card.sms < TARGETS[target].card.sms:
+        raise SystemExit(
+            f"{here.card.product} has {here.card.sms} multiprocessors, fewer than the "
+            f"{TARGETS[target].card.sms} that {target} is rehearsed on"
+        )
+
+
 def main() -> int:
     """Runs the parts in order and sums up."""
     args = arguments()
@@ -205,6 +220,7 @@ def main() -> int:
     options |= {"out": str(args.out), "jobs": args.jobs}
     for name in ("models", "ops"):
         options |= {name: value.split(",")} if (value := getattr(args, name)) else {}
+    check_here(args.target)
     right = True
     for part in args.part.split(","):
         options["part"] = part

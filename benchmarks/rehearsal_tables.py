@@ -34,7 +34,7 @@ def rehearsed(folder: Path = RESULTS) -> str:
     if not found:
         return "Not run yet."
     blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found))]
-    blocks.append(_undated(found))
+    blocks += [_undated(found), _skipped(found)]
     wrong = [(part, r["label"], " ".join(r.get("note", "").split())) for part, kept in found.items()
              for r in kept["rows"] if not r.get("right")]  # fmt: skip
     if wrong:
@@ -79,6 +79,14 @@ def _undated(found: Mapping[str, Row]) -> str:
         f"Measured before rows carried a digest of their sources, so perhaps of older kernels than "
         f"today's, and measured anew by the next run: {named}."
     )
+
+
+def _skipped(found: Mapping[str, Row]) -> str:
+    """How many tests were skipped, by reason, where that is known."""
+    known = found.get("tests", {}).get("skipped")
+    if not isinstance(known, Mapping):
+        return ""
+    return "Tests that were skipped: " + "; ".join(f"{n} ({why})" for why, n in known.items()) + "."
 
 
 def _ops(rows: Sequence[Row]) -> str:

@@ -386,16 +386,22 @@ class TestPredicted:
         assert predict_gb10.kept((0.8, 0.5, 0.5), 0) == 1
         assert predict_gb10.kept((0.8, 0.5, 0.5), 3) == pytest.approx(1 + 0.8 + 0.4 + 0.2)
 
-    def test_a_file_is_held_to_its_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_is_held_to_its_limit(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "f"
+        with pytest.raises(SystemExit):  # no such file
+            predict_gb10.main(["--held-to", str(path)])
+        path.touch()
         good = [measured(n * 1e6) for n in (1, 4, 16)]
         monkeypatch.setattr(predict_gb10, "learnt", lambda path: [(CARD, good)])
         with pytest.raises(SystemExit) as ended:
-            predict_gb10.main(["--held-to", "f"])
+            predict_gb10.main(["--held-to", str(path)])
         assert ended.value.code == 0
         odd = [replace(m, seconds=m.seconds * (1.5 if i else 1)) for i, m in enumerate(good)]
         monkeypatch.setattr(predict_gb10, "learnt", lambda path: [(CARD, odd)])
         with pytest.raises(SystemExit, match="off by more than 10%"):
-            predict_gb10.main(["--held-to", "f"])
+            predict_gb10.main(["--held-to", str(path)])
 
     def test_a_rehearsal_has_the_plan_of_what_it_rehearses(self) -> None:
         there = small_plan("sm_121a")["decode", 32]

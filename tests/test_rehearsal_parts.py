@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -31,6 +32,7 @@ from benchmarks.rehearsals import (  # noqa: E402
     steps,
 )
 from benchmarks.rehearsals import tests as gpu_tests  # noqa: E402
+from benchmarks.rehearsals.beside import Pulse  # noqa: E402
 from benchmarks.rehearsals.told import Told  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
@@ -152,6 +154,7 @@ def test_rows_of_other_sources_are_measured_anew(
     ]
     kept = tmp_path / "rehearsal_ops.json"
     kept.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(rehearsal, "present", lambda: H200)
     monkeypatch.setattr(sys, "argv", ["rehearsal", "--part", "ops", "--out", str(tmp_path)])
     assert rehearsal.main() == 0
     found = {
@@ -249,6 +252,38 @@ def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None
     assert begun == {"begin": "x"} and row["row"]["right"] is False
 
 
+def test_where_nothing_can_be_run_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(H200, card=replace(H200.card, sms=40))
+    for here, target, says in (
+        (None, "sm_121a", "no GPU can be used here"),
+        (H200, "sm_12", "--target sm_12 is not known; there are "),
+        (few, "sm_121a", "40 multiprocessors, fewer than the 48"),
+    ):
+        monkeypatch.setattr(rehearsal, "present", lambda here=here: here)
+        monkeypatch.setattr(sys, "argv", ["x", "--target", target, "--out", str(tmp_path / "out")])
+        with pytest.raises(SystemExit, match=says):
+            rehearsal.main()
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_process_counts_as_long_as_it_computes(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path / "lock")
+    assert not pulse.beats(), "it has not begun"
+    (tmp_path / "lock").touch()
+    assert pulse.beats() and not pulse.beats()
+    os.utime(tmp_path / "lock")
+    assert pulse.beats()
+    assert not Pulse(tmp_path / "lock").beats(), "what an earlier one did"
+
+
+def test_skipped_tests_are_named_with_their_reason(tmp_path: Path) -> None:
+    kept = {"skipped": {"needs two GPUs": 3}, "rows": [{"label": "a", "right": True}]}
+    (tmp_path / "rehearsal_tests.json").write_text(json.dumps(kept))
+    assert "skipped: 3 (needs two GPUs)." in tables.rehearsed(tmp_path)
+
+
 def test_words_of_the_command_line(tmp_path: Path) -> None:
     args = rehearsal.arguments(["--part", "ops,steps", "--steps", "12"])
     assert (args.part, args.steps, args.target) == ("ops,steps", 12, "sm_121a")
@@ -332,14 +367,14 @@ def test_tests_that_were_told_are_left_out_and_skips_are_counted(
     leave_out.pytest_collection_modifyitems(items)
     assert [item.nodeid for item in items] == ["a::y"]
     teller = gpu_tests.Teller(Told([]))
-    common = {"nodeid": "a::y", "duration": 1.25, "longrepr": "why"}
+    common = {"nodeid": "a::y", "duration": 1.25, "longrepr": ("a.py", 3, "Skipped: why")}
     for when, skipped, failed in (("setup", True, False), ("call", False, False),
                                   ("teardown", False, False), ("setup", False, True)):  # fmt: skip
         passed = not (skipped or failed)
         outcome = {"skipped": skipped, "failed": failed, "passed": passed}
         teller.pytest_runtest_logreport(SimpleNamespace(when=when, **outcome, **common))
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert said[0] == {"head": {"skipped": 1}}
+    assert said[0] == {"head": {"skipped": {"why": 1}}}
     assert [s["row"]["right"] for s in said[1:]] == [True, False]
 
 

@@ -1,4 +1,8 @@
-"""Another program on the GPU: it computes on all multiprocessors until it is ended."""
+"""Another program on the GPU: it computes on all multiprocessors until it is ended.
+
+One is enough for all who rehearse at a time. It touches a file whenever launches of it have ended,
+by which `Pulse` knows that it computes, and does not only live.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,29 @@ extern "C" __global__ void busy(float* x, int rounds) {
   x[threadIdx.x] = a + b;
 }
 """
+LOCK = Path(tempfile.gettempdir()) / "rehearsal_beside.lock"
 ROUNDS, THREADS, QUEUED = 100_000, 256, 20  # about a millisecond a launch
+
+
+class Pulse:
+    """Whether the program computed since it was asked last."""
+
+    def __init__(self, path: Path = LOCK) -> None:
+        self._path, self._last = path, 0
+        self.beats()
+
+    def beats(self) -> bool:
+        """False where none has ended launches since."""
+        now = self._path.stat().st_mtime_ns if self._path.exists() else 0
+        last, self._last = self._last, now
+        return now > last
 
 
 def main() -> None:
     """Queues and waits, without end."""
     os.environ.pop(VARIABLE, None)  # it is the other one: all of the GPU
-    lock = (Path(tempfile.gettempdir()) / "rehearsal_beside.lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # one is enough for all who rehearse; then the next
+    lock = LOCK.open("a")  # whose time only computing changes
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the next one waits
     from spark_engine.device import Gpu, present
 
     gpu, target = Gpu(), present() or H200
@@ -42,6 +61,7 @@ def main() -> None:
         for _ in range(QUEUED):
             queue()
         gpu.wait()
+        os.utime(lock.fileno())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsals.beside import Pulse
 from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.shapes import MODELS, cut
 from benchmarks.rehearsals.told import Told
@@ -40,12 +41,13 @@ def main() -> None:
     told.hold(of_script(Path(__file__)))
     base, steps = Path(told.options["work"]) / "steps", int(told.options["steps"])
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
+    pulse = Pulse()
     try:
         names = (EMBEDDED, *MODELS)
         for name in told.options.get("models", names):
             labels = [f"{name}/{i}" for i in range(-(-steps // len(names) // SHARE))]
             asked = [label for label in labels if label not in told.done]
-            tell_shares(told, asked, partial(built, base, name), lambda: other.poll() is None)
+            tell_shares(told, asked, partial(built, base, name), pulse.beats)
     finally:
         other.kill()
         other.wait()
@@ -55,8 +57,8 @@ def tell_shares(
     told: Told, asked: Sequence[str], built: Callable[[], Path], beside: Callable[[], bool]
 ) -> None:
     """A row for each share that is asked, of one engine; `beside` says whether the other process
-    still runs. A share that fails is the one that is wrong, and takes the engine with it: those
-    behind it are not run."""
+    computed meanwhile. A share that fails is the one that is wrong, and takes the engine with it:
+    those behind it are not run."""
     with ExitStack() as last:
         rows: Iterator[dict[str, Any]] = iter(())
         for label in asked:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -31,10 +32,10 @@ WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; on
 
 
 class Teller:
-    """A plugin of pytest that tells each test as a row."""
+    """A plugin of pytest that tells each test as a row, and how many were skipped by reason."""
 
     def __init__(self, told: Told) -> None:
-        self.told, self.skipped = told, 0
+        self.told, self.skipped = told, Counter[str]()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
@@ -43,8 +44,8 @@ class Teller:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test is over, or could not begin."""
         if report.skipped:
-            self.skipped += 1
-            self.told.head(skipped=self.skipped)
+            self.skipped[str(report.longrepr[-1]).removeprefix("Skipped: ")] += 1
+            self.told.head(skipped=dict(self.skipped))
         elif report.failed or report.when == "call":
             words = str(report.longrepr)[-MOST:] if report.failed else ""
             seconds = round(report.duration, 1)
@@ -60,7 +61,8 @@ def main() -> None:
         done = Path(folder) / "done.json"
         done.write_text(json.dumps(sorted(told.done)))
         os.environ[leave_out.DONE] = str(done)
-        codes = [pytest.main([*common(), *words], plugins=[Teller(told)]) for words in asked()]
+        teller = Teller(told)
+        codes = [pytest.main([*common(), *words], plugins=[teller]) for words in asked()]
     well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     sys.exit(next((int(code) for code in codes if code not in well), 0))
 
