@@ -38,7 +38,7 @@ inline void barrier_wait(u64* bar, u32 parity) {
     for (auto& [of, copy] : copies)
       if (of == bar) copy();
       else bulk_copies.emplace_back(of, std::move(copy));
-    swapcontext(&self().place, &scheduler);
+    let_others();
   }
 }
 // An arrival that copies (cp.async) of this thread come before.

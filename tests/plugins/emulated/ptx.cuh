@@ -7,8 +7,6 @@
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
 // use. Blocks of a cluster run side by side (clusters.cuh), other blocks one after the other.
 #pragma once
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +15,8 @@
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include "common/coroutines.cuh"
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -77,7 +77,7 @@ inline void check(bool fine, const char* what) {
 
 // ---- coroutines --------------------------------------------------------------------------------
 struct Thread {
-  ucontext_t place;
+  HostStack place;
   bool done = false;
   int met = 0;                                                    // named barriers that it passed
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
@@ -89,7 +89,7 @@ struct Exchange {
   u64 value[32];
   u32 words[32][8];
 };
-inline ucontext_t scheduler;
+inline HostStack scheduler;
 struct BlockOnHost {
   Dim index;
   u8* dynamic;
@@ -106,13 +106,14 @@ constexpr u32 SHARED_OF_BLOCK = 1 << 18;  // bytes of a block
 inline u8* dynamic;
 
 inline Thread& self() { return here->threads[threadIdx.x]; }
+inline void let_others() { switch_to(self().place, scheduler); }
 inline void meet_at(Assembly& m) {
   const int turn = m.turn;
   if (++m.arrived == m.threads) {
     m.arrived = 0, ++m.turn;
     return;
   }
-  while (m.turn == turn) swapcontext(&self().place, &scheduler);
+  while (m.turn == turn) let_others();
 }
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() {
