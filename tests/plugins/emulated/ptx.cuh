@@ -14,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/coroutines.cuh"
@@ -24,9 +25,6 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEVICE inline
-#ifndef FOLLOWED
-#define FOLLOWED 0
-#endif
 #define __device__
 #define __global__
 #define __noinline__
@@ -102,6 +100,7 @@ struct BlockOnHost {
 inline std::vector<BlockOnHost> blocks;  // of a cluster
 inline BlockOnHost* here;                // the running thread's
 inline bool late;
+inline bool followed;  // whether the source is compiled for racecheck: its macro FOLLOWED
 constexpr u32 SHARED_OF_BLOCK = 1 << 18;  // bytes of a block
 inline u8* dynamic;
 
@@ -118,7 +117,7 @@ inline void meet_at(Assembly& m) {
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() {
   if (!here->all.arrived) here->met = self().met;
-  check(!FOLLOWED || here->met == self().met, "warps passed unequally many barriers");
+  check(!followed || here->met == self().met, "warps passed unequally many barriers");
   meet_at(here->all);
 }
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
@@ -263,14 +262,27 @@ inline u32 bf16_of(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-inline float value_of_e4m3(u32 code) {
+inline float e4m3_from_its_bits(u32 code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   if ((code & 0x7f) == 0x7f) return NAN;
   const float size = std::ldexp((float)(exponent ? 8 + mantissa : mantissa), max(exponent, 1) - 10);
   return code & 0x80 ? -size : size;
 }
+inline float f16_from_its_bits(u32 bits) { return (float)bits_of<_Float16>((u16)bits); }
+// What `found` says of every code, asked once.
+template <int CODES, float (*found)(u32)>
+float of_table(u32 code) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(CODES);
+    for (u32 i = 0; i < CODES; ++i) all[i] = found(i);
+    return all;
+  }();
+  return values[code];
+}
+inline float value_of_e4m3(u32 code) { return of_table<256, e4m3_from_its_bits>(code & 0xff); }
+inline float from_f16(u16 bits) { return of_table<65536, f16_from_its_bits>(bits); }
 inline float value_of_e2m1(u32 code) {
-  const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  static const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return code & 8 ? -sizes[code & 7] : sizes[code & 7];
 }
 inline u32 e4m3_of_value(float x) {  // nearest, ties to even, saturating
@@ -291,7 +303,6 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
 inline u16 to_e4m3x2(float low, float high) {
   return e4m3_of_value(low) | e4m3_of_value(high) << 8;
 }
-inline float from_f16(u16 bits) { return (float)bits_of<_Float16>(bits); }
 inline u32 pack_f16(float low, float high) {
   return bits_of<u16>((_Float16)low) | (u32)bits_of<u16>((_Float16)high) << 16;
 }
