@@ -5,6 +5,7 @@ Slow: for a few tokens of small layers. Needs g++; knows the contract of a launc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -24,7 +25,12 @@ from tests.repository import ROOT
 
 HERE, SOURCES = Path(__file__).parent, ROOT / "plugins"
 COMPILER = shutil.which("g++")
-OPTIONS = "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique".split()
+OPTIONS = (
+    "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique -fno-exceptions".split()
+)
+# What every source includes, first and before its macros, so that it is compiled once; and a source
+# behind them.
+HOST, WHOLE = "host.hpp", "whole.cpp"
 GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
@@ -33,36 +39,70 @@ _DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
 U8 = NDArray[np.uint8]
 
 
+Texts = dict[str, str]
+
+
 @functools.cache
-def _texts() -> dict[str, str]:
-    """The sources by path, as the host's compiler takes them."""
+def _texts() -> tuple[Texts, Texts]:
+    """By path, as the host's compiler takes them: instructions, and the sources that use them."""
+    host = {f"common/{path.name}": path.read_text() for path in HERE.glob("*.cuh")}
+    host["ranks/peer_ptx.cuh"] = host.pop("common/peer_ptx.cuh")
+    host["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
+    host["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
+    host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma.cuh"\n'
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for path in HERE.glob("*.cuh"):
-        found[f"common/{path.name}"] = path.read_text()
-    found["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
-    found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
-    found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
     for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
-    return {path: _DYNAMIC.sub(r"u8* const \1 = dynamic;", t) for path, t in found.items()}
+    dynamic = r"u8* const \1 = dynamic;"
+    return host, {p: _DYNAMIC.sub(dynamic, t) for p, t in found.items() if p not in host}
+
+
+@functools.cache
+def _digests() -> tuple[str, str]:
+    """Of the two."""
+    said = (repr((OPTIONS, sorted(texts.items()))) for texts in _texts())
+    host, sources = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in said)
+    return host, sources
+
+
+def _write(folder: Path, texts: Texts) -> None:
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def _compile(folders: Sequence[Path], *arguments: object) -> None:
+    command = [str(COMPILER), *OPTIONS, *(f"-I{folder}" for folder in folders)]
+    subprocess.run([*command, *map(str, arguments)], check=True)
+
+
+def _precompiled(cache: Path) -> Path:
+    """A folder with what all sources include, compiled once; kept in the folder `cache`."""
+    made = cache / f"{_digests()[0]}.host"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            fresh = Path(name) / "host"
+            _write(fresh, _texts()[0])
+            _compile([fresh], "-x", "c++-header", fresh / HOST, "-o", fresh / f"{HOST}.gch")
+            with contextlib.suppress(OSError):  # another process was faster
+                fresh.rename(made)
+    return made
 
 
 def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> ctypes.CDLL:
     """A source with its macros, compiled for the host; kept in the folder `cache`."""
-    texts = _texts()
-    said = repr((source, tuple(defines), OPTIONS, sorted(texts.items())))
+    said = repr((source, tuple(defines), _digests()))
     made = cache / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.so"
     if not made.exists():
-        folder = made.with_suffix(".sources")
-        for path, text in texts.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-        macros = [f"-D{name}={value}" for name, value in defines]
-        command = [str(COMPILER), *OPTIONS, *macros, f"-I{folder}", "-x", "c++"]
-        fresh = made.with_suffix(".fresh")
-        subprocess.run([*command, str(folder / source), "-o", str(fresh)], check=True)
-        shutil.rmtree(folder)
-        fresh.rename(made)
+        macros = {"FOLLOWED": "0", **dict(defines)}
+        lines = [f'#include "{HOST}"', *(f"#define {n} {value}" for n, value in macros.items())]
+        lines += ["const bool told = followed = FOLLOWED;", f'#include "{source}"', ""]
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            folder = Path(name)
+            _write(folder, {**_texts()[1], WHOLE: "\n".join(lines)})
+            fresh = folder / "fresh.so"
+            _compile([_precompiled(cache), folder], folder / WHOLE, "-o", fresh)
+            fresh.rename(made)
     return ctypes.CDLL(str(made))
 
 

@@ -33,12 +33,11 @@ constexpr u32 WARP_ARRIVALS = 1;
 inline void barrier_expect(u64* bar, u32 bytes) { change_phase(bar, 1, bytes); }
 inline void barrier_wait(u64* bar, u32 parity) {
   while (bits_of<Arrivals>(*bar).parity == parity) {
-    auto copies = std::move(bulk_copies);
-    bulk_copies.clear();
+    auto copies = std::exchange(bulk_copies, {});
     for (auto& [of, copy] : copies)
       if (of == bar) copy();
       else bulk_copies.emplace_back(of, std::move(copy));
-    swapcontext(&self().place, &scheduler);
+    let_others();
   }
 }
 // An arrival that copies (cp.async) of this thread come before.

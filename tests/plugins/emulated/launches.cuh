@@ -2,7 +2,8 @@
 // of this folder.
 #pragma once
 
-constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 32, MOST_BLOCKS = 8;
+constexpr int STACK = (1 << 18) + 1088;  // tops in other sets of the caches
+constexpr int MOST_ARGUMENTS = 32, MOST_BLOCKS = 8;
 template <class F, class... Given>
 void call_with(F* kernel, const u64* g, Given... given) {
   if constexpr (sizeof...(Given) == MOST_ARGUMENTS) ((void (*)(Given...))kernel)(given...);
@@ -14,9 +15,10 @@ inline u64 given[MOST_ARGUMENTS];
 inline void enter() {
   call_with(kernel, given);
   self().done = true;
+  let_others();
 }
 // A cluster of one block or more whose first is `first` along x.
-inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks) {
+inline void run_cluster(int size, int count, Dim first, u8* stacks) {
   alignas(1024) static u8 memory[MOST_BLOCKS][SHARED_OF_BLOCK];
   check(size <= MOST_BLOCKS && gridDim.x % size == 0, "a cluster of another kind");
   blocks.assign(size, {}), cluster = Assembly{size * count};
@@ -28,11 +30,7 @@ inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks)
     block.all = Assembly{count}, block.warps.assign(count / 32, Assembly{32});
     block.threads.assign(count, {}), block.exchanges.resize(count / 32);
     for (int i = 0; i < count; ++i) {
-      ucontext_t& place = block.threads[i].place;
-      getcontext(&place);
-      place.uc_stack.ss_sp = stacks.data() + (size_t)STACK * (b * count + i);
-      place.uc_stack.ss_size = STACK, place.uc_link = &scheduler;
-      makecontext(&place, enter, 0);
+      begin_at(block.threads[i].place, stacks + (size_t)STACK * (b * count + i), STACK, enter);
       if (i % 32 == 0) order.push_back(b * count + i);
     }
   }
@@ -46,7 +44,7 @@ inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks)
       here = &blocks[thread / count], dynamic = here->dynamic, blockIdx = here->index;
       threadIdx.x = thread % count;
       if (self().done) continue;
-      swapcontext(&scheduler, &self().place);
+      switch_to(scheduler, self().place);
       left -= self().done, here->all.gone += self().done;
     }
   }
@@ -54,10 +52,10 @@ inline void run_cluster(int size, int count, Dim first, std::vector<u8>& stacks)
 extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
                        int seed, int high, int deep, int size) {
   check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
-  std::vector<u8> stacks((size_t)STACK * count * size);
+  const std::unique_ptr<u8[]> stacks(new u8[(size_t)STACK * count * size]);  // few pages are used
   kernel = which, late = delayed, srand(seed);
   std::copy(values, values + args, given);
   gridDim = {grid, high, deep}, blockDim = {count, 1, 1};
   for (int i = 0; i < grid * high * deep; i += size)
-    run_cluster(size, count, {i % grid, i / grid % high, i / grid / high}, stacks);
+    run_cluster(size, count, {i % grid, i / grid % high, i / grid / high}, stacks.get());
 }

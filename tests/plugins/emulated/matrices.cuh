@@ -48,13 +48,18 @@ void store_matrix_transposed(Address row, const u32 (&r)[4]) {
       }
   __syncwarp();
 }
-// d += Σ product(all, row, column, k) of an m16n8 instruction.
-template <class Product>
-void add_products(float (&d)[4], const u32 (*all)[8], int depth, const Product& product) {
+// d += Σ a(row, k) b(column, k) of an m16n8 instruction.
+template <int DEPTH, class A, class B>
+void add_products(float (&d)[4], const A& a, const B& b) {
+  double rows[2][DEPTH], columns[2][DEPTH];
+  for (int i = 0; i < 2; ++i)
+    for (int k = 0; k < DEPTH; ++k) {
+      rows[i][k] = a(lane_id() / 4 + 8 * i, k);
+      columns[i][k] = b(lane_id() % 4 * 2 + i, k);
+    }
   for (int i = 0; i < 4; ++i) {
-    const int row = lane_id() / 4 + i / 2 * 8, column = lane_id() % 4 * 2 + i % 2;
     double sum = d[i];
-    for (int k = 0; k < depth; ++k) sum += product(all, row, column, k);
+    for (int k = 0; k < DEPTH; ++k) sum += rows[i / 2][k] * columns[i % 2][k];
     d[i] = (float)sum;
   }
   __syncwarp();
@@ -62,12 +67,13 @@ void add_products(float (&d)[4], const u32 (*all)[8], int depth, const Product& 
 template <class Value>
 void mma_halves(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const Value& value) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
-  add_products(d, all, 16, [&](const u32(*of)[8], int row, int column, int k) {
-    const int lane = k % 8 / 2, shift = k % 2 * 16;
-    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 8 * 2] >> shift & 0xffff;
-    const u32 y = of[column * 4 + lane][4 + k / 8] >> shift & 0xffff;
-    return (double)value(x) * value(y);
-  });
+  const auto of_a = [&](int row, int k) -> double {
+    return value(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16 & 0xffff);
+  };
+  const auto of_b = [&](int column, int k) -> double {
+    return value(all[column * 4 + k % 8 / 2][4 + k / 8] >> k % 2 * 16 & 0xffff);
+  };
+  add_products<16>(d, of_a, of_b);
 }
 inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   mma_halves(d, a, b0, b1, value_of_bf16);
@@ -77,12 +83,15 @@ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b});
-  add_products(d, all, 64, [](const u32(*of)[8], int row, int column, int k) {
-    const int lane = k % 32 / 8, shift = k % 8 * 4;
-    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 32 * 2] >> shift & 15;
-    const u32 y = of[column * 4 + lane][4 + k / 32] >> shift & 15;
-    const u32 by = of[row % 8 * 4 + row / 8][6] >> k / 16 * 8 & 0xff;
-    const u32 also = of[column * 4][7] >> k / 16 * 8 & 0xff;
-    return (double)value_of_e2m1(x) * value_of_e4m3(by) * value_of_e2m1(y) * value_of_e4m3(also);
-  });
+  const auto of_a = [&](int row, int k) {
+    const u32 x = all[row % 8 * 4 + k % 32 / 8][row / 8 + k / 32 * 2] >> k % 8 * 4 & 15;
+    const u32 by = all[row % 8 * 4 + row / 8][6] >> k / 16 * 8 & 0xff;
+    return (double)value_of_e2m1(x) * value_of_e4m3(by);  // exact
+  };
+  const auto of_b = [&](int column, int k) {
+    const u32 x = all[column * 4 + k % 32 / 8][4 + k / 32] >> k % 8 * 4 & 15;
+    const u32 by = all[column * 4][7] >> k / 16 * 8 & 0xff;
+    return (double)value_of_e2m1(x) * value_of_e4m3(by);
+  };
+  add_products<64>(d, of_a, of_b);
 }

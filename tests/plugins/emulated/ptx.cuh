@@ -7,8 +7,6 @@
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
 // use. Blocks of a cluster run side by side (clusters.cuh), other blocks one after the other.
 #pragma once
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -16,7 +14,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
+
+#include "common/coroutines.cuh"
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -24,9 +25,6 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEVICE inline
-#ifndef FOLLOWED
-#define FOLLOWED 0
-#endif
 #define __device__
 #define __global__
 #define __noinline__
@@ -77,7 +75,7 @@ inline void check(bool fine, const char* what) {
 
 // ---- coroutines --------------------------------------------------------------------------------
 struct Thread {
-  ucontext_t place;
+  HostStack place;
   bool done = false;
   int met = 0;                                                    // named barriers that it passed
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
@@ -89,7 +87,7 @@ struct Exchange {
   u64 value[32];
   u32 words[32][8];
 };
-inline ucontext_t scheduler;
+inline HostStack scheduler;
 struct BlockOnHost {
   Dim index;
   u8* dynamic;
@@ -102,22 +100,24 @@ struct BlockOnHost {
 inline std::vector<BlockOnHost> blocks;  // of a cluster
 inline BlockOnHost* here;                // the running thread's
 inline bool late;
+inline bool followed;  // whether the source is compiled for racecheck: its macro FOLLOWED
 constexpr u32 SHARED_OF_BLOCK = 1 << 18;  // bytes of a block
 inline u8* dynamic;
 
 inline Thread& self() { return here->threads[threadIdx.x]; }
+inline void let_others() { switch_to(self().place, scheduler); }
 inline void meet_at(Assembly& m) {
   const int turn = m.turn;
   if (++m.arrived == m.threads) {
     m.arrived = 0, ++m.turn;
     return;
   }
-  while (m.turn == turn) swapcontext(&self().place, &scheduler);
+  while (m.turn == turn) let_others();
 }
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() {
   if (!here->all.arrived) here->met = self().met;
-  check(!FOLLOWED || here->met == self().met, "warps passed unequally many barriers");
+  check(!followed || here->met == self().met, "warps passed unequally many barriers");
   meet_at(here->all);
 }
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
@@ -262,14 +262,27 @@ inline u32 bf16_of(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-inline float value_of_e4m3(u32 code) {
+inline float e4m3_from_its_bits(u32 code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   if ((code & 0x7f) == 0x7f) return NAN;
   const float size = std::ldexp((float)(exponent ? 8 + mantissa : mantissa), max(exponent, 1) - 10);
   return code & 0x80 ? -size : size;
 }
+inline float f16_from_its_bits(u32 bits) { return (float)bits_of<_Float16>((u16)bits); }
+// What `found` says of every code, asked once.
+template <int CODES, float (*found)(u32)>
+float of_table(u32 code) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(CODES);
+    for (u32 i = 0; i < CODES; ++i) all[i] = found(i);
+    return all;
+  }();
+  return values[code];
+}
+inline float value_of_e4m3(u32 code) { return of_table<256, e4m3_from_its_bits>(code & 0xff); }
+inline float from_f16(u16 bits) { return of_table<65536, f16_from_its_bits>(bits); }
 inline float value_of_e2m1(u32 code) {
-  const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  static const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return code & 8 ? -sizes[code & 7] : sizes[code & 7];
 }
 inline u32 e4m3_of_value(float x) {  // nearest, ties to even, saturating
@@ -290,7 +303,6 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
 inline u16 to_e4m3x2(float low, float high) {
   return e4m3_of_value(low) | e4m3_of_value(high) << 8;
 }
-inline float from_f16(u16 bits) { return (float)bits_of<_Float16>(bits); }
 inline u32 pack_f16(float low, float high) {
   return bits_of<u16>((_Float16)low) | (u32)bits_of<u16>((_Float16)high) << 16;
 }

@@ -34,15 +34,9 @@ inline u16 wgmma_value(u64 of, int row, int column) {
   const u32 at = begin + column / 64 * panel + row * 128 + column % 64 * 2;
   return load_shared<u16>(at ^ (at >> 7 & 7) << 4);
 }
-inline const float* wgmma_halves() {
-  static std::vector<float> table;
-  for (u32 bits = table.size(); bits < 65536; ++bits) table.push_back(from_f16(bits));
-  return table.data();
-}
-
 template <bool F16>
 struct Wgmma16 {
-  static float value(u16 bits) { return F16 ? wgmma_halves()[bits] : value_of_bf16(bits); }
+  static float value(u16 bits) { return F16 ? from_f16(bits) : value_of_bf16(bits); }
   // Rows g and g + 8 of a lane's part of A.
   struct Operand {
     float x[2][16];
