@@ -31,11 +31,11 @@ from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
+from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
-from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.shards import TILE, of_rank
@@ -49,10 +49,6 @@ CUBINS = ".cubins"  # beside the engines: compiled kernels by content
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
-)
 
 
 def build(
@@ -78,7 +74,7 @@ def build(
     tile = TILE if options.gpu else 1
     model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
     plan = resolve(options, facts_of(model))
-    found = (*no_gpu_note(requested, options.target), *tokenizer_note(checkpoint))
+    found = (*no_gpu_note(requested, options.target), *text_notes(checkpoint))
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -113,7 +109,7 @@ def build(
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
-        check_space(destination, plan.ranks * layout.total + tokenizer_bytes(checkpoint) + small)
+        check_space(destination, plan.ranks * layout.total + text_bytes(checkpoint) + small)
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
             clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
@@ -200,25 +196,6 @@ def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     return (f"{why}: building for the CPU; --target names another",)
 
 
-def tokenizer_note(checkpoint: Path) -> tuple[str, ...]:
-    """A sentence where there is no tokenizer. Raises CheckpointError for one not fetched."""
-    for name in TOKENIZER_FILES:
-        if (path := checkpoint / name).is_file():
-            refuse_pointer(path, path.read_bytes()[:64])
-    if (checkpoint / "tokenizer.json").is_file():
-        return ()
-    return (
-        f"{checkpoint} has no tokenizer.json, so the engine takes and gives token ids only; put "
-        "the model's tokenizer.json there and build again for text",
-    )
-
-
-def tokenizer_bytes(checkpoint: Path) -> int:
-    """Bytes of the tokenizer's files."""
-    found = (checkpoint / name for name in TOKENIZER_FILES)
-    return sum(path.stat().st_size for path in found if path.is_file())
-
-
 def backend_of(plan: Plan, cubins: Path) -> Backend:
     """The build half of the target's executor, imported when it is asked for: only who writes
     ONNX or compiles kernels loads what that takes. Raises OptionError for what it cannot do.
@@ -284,7 +261,7 @@ def emit_weights(
 
 def copy_tokenizer(checkpoint: Path, folder: Path) -> None:
     """Copies the tokenizer's files as they are; none are needed to run token ids."""
-    found = [checkpoint / name for name in TOKENIZER_FILES if (checkpoint / name).is_file()]
+    found = [checkpoint / name for name in TEXT_FILES if (checkpoint / name).is_file()]
     if found:
         folder.mkdir()
     for path in found:

@@ -27,7 +27,7 @@ from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.load import HOST_TARGETS
-from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.engine.request import FinishReason, capacity
 from spark_engine.runtime.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
@@ -230,6 +230,11 @@ def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
             click.echo(json.dumps({**answer.to_json(), **deltas}))
         else:
             _print(session, answer, chat=mode is Mode.CHAT)
+        if values["json_schema"] and answer.finish is FinishReason.LENGTH:
+            raise OptionError(
+                f"the answer was cut after {len(answer.events)} tokens and is no whole JSON of the "
+                "schema: raise --max-tokens"
+            )
     finally:
         session.close()
     return 0

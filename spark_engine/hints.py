@@ -55,6 +55,10 @@ def no_engine(path: Path) -> str:
         )
     if path.exists():
         return f"{path} is a file: name an engine folder, which spark-build writes"
+    if str(path) == "serve":  # as other servers' commands have it
+        return "there is no engine folder serve; did you mean `spark-run ENGINE --serve`?"
+    if meant := near(str(path), ("doctor",)):
+        return f"there is no engine folder {path}{meant}"
     return f"there is no engine folder {path}; " + (
         f"if this names a model on Hugging Face, build it first: spark-build {path} -o "
         f"engines/{path.name}, then name engines/{path.name}"

@@ -176,6 +176,8 @@ def test_hub_names_and_wrong_folders_are_told_apart(
     for path in (name, tmp_path / "none", Path("none")):
         assert "Hugging Face" not in hints.no_engine(path) + hints.no_checkpoint(path)
         assert str(path) in hints.no_engine(path)
+    assert "did you mean `spark-run ENGINE --serve`?" in hints.no_engine(Path("serve"))
+    assert "did you mean doctor?" in hints.no_engine(Path("doctr"))
     (tmp_path / "config.json").touch()
     assert f"spark-build {tmp_path} -o engines/" in hints.no_engine(tmp_path)
     assert "is a file" in hints.no_engine(tmp_path / "config.json")

@@ -298,6 +298,7 @@ class _Server(uvicorn.Server):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        log.info("stopped")
         return self._code
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -309,11 +310,14 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._stop_requested.wait()
+        if (going := self._client.in_flight) and self._signals < 2:
+            words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
+            log.info(words, going, self._options.drain_timeout_s)
         limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
         while self._endpoints.open and self._loop.time() < limit and self._signals < 2:
             await asyncio.sleep(0.05)
         if self._client.in_flight:
-            log.warning("cancelling %d requests", self._client.in_flight)
+            log.warning("cancelling requests that run: %d", self._client.in_flight)
             self._client.cancel_all()
         await self._force_exit_later()
 

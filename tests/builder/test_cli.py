@@ -24,6 +24,7 @@ from spark_engine.errors import GraphError
 from spark_engine.hints import extra
 from spark_engine.kernel import CARDS
 from spark_engine.models.weights.recipes import Recipe
+from spark_engine.runtime.embedded import find_checkpoint
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64", "--no-record")
@@ -158,6 +159,8 @@ def test_a_checkpoint_without_tokenizer_warns_and_one_not_fetched_is_refused(
     assert f"warning: {checkpoint} has no tokenizer.json" in done.stderr
     other = tmp_path / "model"
     shutil.copytree(checkpoint, other)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        shutil.copy(find_checkpoint() / name, other)
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         kept = (other / name).read_bytes() if (other / name).exists() else b"{}"

@@ -10,15 +10,15 @@ import pytest
 
 from spark_engine import plugins
 from spark_engine.builder import fingerprint as module
-from spark_engine.builder.build import TOKENIZER_FILES
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.plan.options import Options
+from spark_engine.builder.text_files import TEXT_FILES
 from tests.repository import ROOT, files
 
 CPU = Options(target="cpu")
 SOURCES = ("__init__.py", "op.py", "op.cu", "op.cuh", "moe/op.py", "moe/deep/op.cu", "common/x.cuh")
 PACKAGES = ("spark_engine", "builder", "models", "plugins")
-CHECKPOINT = ("model.safetensors", "config.json", *TOKENIZER_FILES)
+CHECKPOINT = ("model.safetensors", "config.json", *TEXT_FILES)
 
 
 def change(path: Path) -> None:
