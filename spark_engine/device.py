@@ -87,6 +87,16 @@ def capability() -> tuple[int, int] | None:
         return None
 
 
+def shared_bytes() -> int | None:
+    """Memory that the first GPU shares with the host; None where it has its own, or is none."""
+    try:
+        device = _first()
+        shares = attribute(device, "INTEGRATED")
+        return int(value(driver.cuDeviceTotalMem(device))) if shares else None
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return None
+
+
 def name_and_driver() -> tuple[str, str]:
     """The first GPU's name, and the CUDA version of its driver. Raises ExecutorError without."""
     return _name(_first()), str(value(driver.cuDriverGetVersion()))

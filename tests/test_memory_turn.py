@@ -156,7 +156,7 @@ def test_the_second_of_two_engines_sees_what_the_first_has_taken(
 ) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import read_manifest
-    from spark_engine.runtime.executors.cache_size import KEPT
+    from spark_engine.shared_memory import KEPT
     from tests.runtime import native_folder as toy
 
     toy.write(tmp_path / "engine")

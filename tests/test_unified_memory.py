@@ -28,7 +28,8 @@ from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
-from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, GpuMemory  # noqa: E402
+from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
+from spark_engine.shared_memory import KEPT  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -128,7 +129,6 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
         nbytes=GIB, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
-    assert (gpu_timer.KEPT, gpu_timer.LEAST_KEPT) == (KEPT, LEAST_KEPT)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
     timer._functions = lambda *_: ([], [])
     for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):

@@ -26,6 +26,7 @@ from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
 from spark_engine.memory_turn import memory_turn, silent
+from spark_engine.shared_memory import kept_of
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -33,9 +34,6 @@ REPEATS, WARM = 7, 2
 # Of the free memory that one measurement may take; half of that where the host has it too, which
 # holds the operands while they are made.
 SHARE = 0.8
-# Bytes that the host keeps of a memory that it shares, and no more than a sixteenth, as an engine
-# leaves it (runtime/executors/cache_size.py): a server may have taken the rest.
-KEPT, LEAST_KEPT = 4 << 30, 16
 VERSION = Path("/proc/driver/nvidia/version")
 
 
@@ -101,7 +99,7 @@ class GpuTimer:
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         share = SHARE / 2 if self._gpu.integrated else SHARE
-        kept = min(KEPT, self._gpu.total_bytes // LEAST_KEPT) if self._gpu.integrated else 0
+        kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
         try:
             with memory_turn(self._gpu.integrated, silent):  # an engine may be starting beside it
                 if bench.nbytes > share * (self._gpu.free_bytes - kept):
