@@ -32,6 +32,7 @@ class FakeDriver:
         self.attributes = {"MULTIPROCESSOR_COUNT": 132, "INTEGRATED": 0, **attributes}
         self.free, self.fails = free, fails
         self.product, self.total = "NVIDIA H200", 140 << 30
+        self.gpus = 1
         self.held: Counter[str] = Counter()
         self.asked: list[tuple[Any, ...]] = []
         self._next = itertools.count(1)
@@ -55,6 +56,8 @@ class FakeDriver:
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name == "cuMemGetInfo":
             return self.free, 2 * self.free
+        if name == "cuDeviceGetCount":
+            return (self.gpus,)
         if name == "cuDeviceTotalMem":
             return (self.total,)
         if name == "cuDeviceGetName":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +21,20 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.builder.plan import budget  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import read_manifest  # noqa: E402
 from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.engine.capacity import check_capacity  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
 from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
 from spark_engine.shared_memory import KEPT  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -86,6 +91,78 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
     discrete = _spark(monkeypatch, 0, INTEGRATED=0)
     discrete.free = need
     module.load(tmp_path, cache_bytes=0).close()
+
+
+@pytest.fixture(scope="module")
+def of_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the CPU's executor."""
+    base = tmp_path_factory.mktemp("cpu")
+    checkpoint = write_checkpoint(base / "checkpoint", {"num_hidden_layers": 4}).path
+    options = Options(target="cpu", decode=(1,), prefill=(64,), max_seqs=1, max_context=128)
+    build(checkpoint, base / "engine", options, lambda text: None)
+    return base / "engine"
+
+
+def test_an_engine_of_the_cpu_leaves_the_host_its_part_too(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path
+) -> None:
+    need, free = read_manifest(of_cpu).memory.total, [0]
+    monkeypatch.setattr(module, "available_memory", lambda: free[0])
+    for integrated, least in ((1, KEPT + need), (0, need)):
+        _spark(monkeypatch, 0, INTEGRATED=integrated)
+        free[0] = least
+        module.load(of_cpu, threads=1).close()
+        free[0] -= 1
+        kept = r"beside the 4\.00 that this machine" if integrated else r"GiB are free: stop"
+        with pytest.raises(CapacityError, match=kept):
+            module.load(of_cpu, threads=1)
+
+
+def test_an_engine_of_the_cpu_is_opened_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path
+) -> None:
+    """There it measures again: another engine may have taken the memory while it waited."""
+    inside, real, free = [False], module.EXECUTORS["ort"], [50 * GIB]
+
+    @contextmanager
+    def turn(shared: bool, say: object) -> Iterator[None]:
+        inside[0] = shared
+        yield
+        inside[0] = False
+
+    def opened(*args: Any) -> Any:
+        found.append(inside[0])
+        return real(*args)
+
+    found: list[bool] = []
+    monkeypatch.setattr(module, "memory_turn", turn)
+    monkeypatch.setattr(module, "EXECUTORS", {"ort": opened})
+    monkeypatch.setattr(module, "available_memory", lambda: 1000 if inside[0] else free[0])
+    _spark(monkeypatch, 0, INTEGRATED=0)
+    module.load(of_cpu, threads=1).close()
+    assert found == [False, False]
+    _spark(monkeypatch, 0)
+    with pytest.raises(CapacityError, match="0.00 GiB are free"):
+        module.load(of_cpu, threads=1)
+    monkeypatch.setattr(module, "available_memory", lambda: free[0])
+    module.load(of_cpu, threads=1).close()
+    assert found[2:] == [True, True] and not inside[0]
+
+
+@pytest.mark.parametrize(
+    ("card", "gpus", "ranks"), [("gb10", 1, 1), ("h200", 2, 1), ("h200", 2, 2), ("h200", 3, 2)]
+)
+def test_the_refusal_says_what_would_help_here(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path, card: str, gpus: int, ranks: int
+) -> None:
+    """Not what was done already, nor what needs GPUs that there are not."""
+    _spark(monkeypatch, 0).gpus = gpus
+    native = {"executor": "native", "target": "sm_121a", "card": card, "ranks": ranks}
+    with pytest.raises(CapacityError) as refused:
+        check_capacity(replace(read_manifest(of_cpu), **native), 0, 0)  # type: ignore[arg-type]
+    words = str(refused.value)
+    assert ("--card" in words) == (card != "gb10") and ("--tp" in words) == (gpus > ranks)
+    assert "--kv-tokens" in words
 
 
 def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:

@@ -20,7 +20,8 @@ from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance, Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
-from spark_engine.runtime.engine.load import check_capacity, load
+from spark_engine.runtime.engine.capacity import check_capacity
+from spark_engine.runtime.engine.load import load
 from tests.checkpoints import write_checkpoint
 
 
