@@ -38,6 +38,7 @@ from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+from tests.runtime.taken_memory import counting  # noqa: E402
 
 PAGE = mmap.PAGESIZE
 MOST_BEYOND = 2 * GIB  # what loading may take beside the plan
@@ -246,6 +247,24 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     _spark(monkeypatch, GIB)
     assert device.present() == GB10 != H200
+
+
+def test_what_an_engine_takes_is_counted_where_every_program_moves_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the tests that need a GPU count it, here on one made up."""
+    toy.write(tmp_path)
+    plan = read_manifest(tmp_path).memory.total
+    _spark(monkeypatch, 50 * GIB)
+    taken = counting(Card(), monkeypatch)
+    loaded = module.load(tmp_path, cache_bytes=0)
+    assert plan - 4096 <= taken() <= plan
+    loaded.close()
+    assert taken() == 0
+    discrete = Card()
+    discrete.integrated = False
+    _spark(monkeypatch, 0, INTEGRATED=0).free = 700
+    assert counting(discrete, monkeypatch)() == -700
 
 
 def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
