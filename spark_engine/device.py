@@ -174,7 +174,7 @@ class Gpu:
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
         with self._alone():
-            return int(value(driver.cuMemAlloc(max(nbytes, 1))))
+            return int(value(driver.cuMemAlloc(max(nbytes, 1)), nbytes))
 
     def free(self, address: int) -> None:
         """Gives `allocate`d memory back."""
@@ -184,7 +184,7 @@ class Gpu:
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
         with self._alone():
-            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
+            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0), nbytes))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.ctypeslib.as_array(raw)
 
