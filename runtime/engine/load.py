@@ -44,6 +44,7 @@ from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTabl
 from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
+from spark_engine.runtime.ranks.turns import take_turns
 from spark_engine.shared_memory import host_room
 from spark_engine.tensors import TensorSpec
 
@@ -303,7 +304,7 @@ def _load_native(
     with ExitStack() as turn, ExitStack() as undo:
 
         def rows_in(gpu: Gpu) -> int:
-            turn.enter_context(memory_turn(gpu.integrated, shown.say))
+            take_turns(turn, gpu.integrated, shown.say, comm)
             room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
             check_capacity(manifest, 0, room.usable, room.kept)
             rows = device_rows(manifest, room, options.cache_bytes)
