@@ -117,7 +117,7 @@ def build(
                 clock.start("compile", "the kernels of tactics that compete")
                 backend.compile_candidates([*graphs.values()], advance)
             clock.start("choose", "tactics")
-            backend.choose([*graphs.values()])
+            backend.choose([*graphs.values()], progress)
             clock.start("compile", f"the chosen kernels for {plan.target}")
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))

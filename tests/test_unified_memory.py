@@ -194,6 +194,7 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for integrated, timed in ((1, None), (0, 1.0)):
         _spark(monkeypatch, KEPT + 1000, INTEGRATED=integrated).free = 1000
@@ -208,6 +209,7 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):
         _spark(monkeypatch, free)
@@ -223,6 +225,7 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
 
     @contextmanager
     def turn(shared: bool, say: object) -> Iterator[None]:
+        assert say is print, "what is waited for is told"
         inside[0] = shared
         yield
         inside[0] = False
@@ -236,12 +239,38 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     monkeypatch.setattr(gpu_timer, "memory_turn", turn)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for integrated, taken in ((1, [True, False]), (0, [False, False])):
         found.clear()
         _spark(monkeypatch, 50 * GIB, INTEGRATED=integrated).free = 50 * GIB
         timer._gpu = device.Gpu()
         assert timer._measure(None, None, None) == 1.0 and found == taken
+
+
+def test_the_builders_timer_says_how_many_times_it_did_not_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where too little is free, and where another engine does not end its turn."""
+    monkeypatch.setattr(gpu_timer, "key_of", lambda *_: "key")
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._timings = SimpleNamespace(notes=["kept"], get=lambda key: None, put=lambda *_: None)
+    timer._lost = timer.measured = 0
+    plan: Any = SimpleNamespace(launches=(), symmetric=0)
+    for found in (1.0, None, CapacityError("another program has been taking memory")):
+
+        def measure(*_: object, found: Any = found) -> float | None:
+            if isinstance(found, CapacityError):
+                raise found
+            value: float | None = found
+            return value
+
+        timer._measure = measure
+        assert timer(None, None, plan) == (1.0 if found == 1.0 else None)
+    (kept, lost) = timer.notes
+    assert kept == "kept" and lost.startswith("2 measurements found too little memory")
+    timer._lost = 0
+    assert timer.notes == ("kept",)
 
 
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
