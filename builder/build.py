@@ -20,7 +20,14 @@ from spark_engine.builder.assemble import make_manifest, weight_specs
 from spark_engine.builder.build_record import recorded
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.draft_costs import draft_costs
-from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
+from spark_engine.builder.emit import (
+    check_destination,
+    check_space,
+    locked,
+    seal,
+    staging,
+    weights_in_work,
+)
 from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.family import FamilyGraph
@@ -35,6 +42,7 @@ from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import driver_present, extra
+from spark_engine.host_memory import available_memory
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.recipes import Recipe
@@ -42,6 +50,7 @@ from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
+from spark_engine.shared_memory import host_room
 from spark_engine.tensors import Array
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
@@ -104,7 +113,7 @@ def build(
                 clock.start("compile", "the kernels of tactics that compete")
                 backend.compile_candidates([*graphs.values()], advance)
             clock.start("choose", "tactics")
-            backend.choose([*graphs.values()])
+            backend.choose([*graphs.values()], progress)
             clock.start("compile", f"the chosen kernels for {plan.target}")
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
@@ -237,8 +246,10 @@ def emit_weights(
     ranks: int,
     clock: Clock,
 ) -> None:
-    """Evaluates each rank's recipes and writes their values, several at a time, the memory bounded:
-    a file for each rank, all laid out alike."""
+    """Evaluates each rank's recipes and writes their values, several at a time, the memory bounded
+    by what is free now: a file for each rank, all laid out alike. Raises CapacityError where it is
+    too little for the largest."""
+    in_work = weights_in_work(layout, host_room(available_memory()))
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0
@@ -256,7 +267,7 @@ def emit_weights(
         mine = {name: of_rank(weight.recipe, rank) for name, weight in weights.items()}
         path = folder / weights_name(rank, ranks)
         workers = min(os.cpu_count() or 1, WORKERS)
-        fill_weights(path, layout, partial(make, mine), workers)
+        fill_weights(path, layout, partial(make, mine), workers, in_work)
 
 
 def copy_tokenizer(checkpoint: Path, folder: Path) -> None:

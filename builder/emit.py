@@ -1,7 +1,8 @@
 """Writes an engine folder atomically: a build that dies leaves the old engine or none.
 
-Knows staging, locking and renaming; knows nothing of what the files hold. Everything is written
-into `.NAME.staging` beside the destination, flushed to disk, and renamed at the very end.
+Knows staging, locking and renaming, and the room that writing needs; knows nothing of what the
+files hold. Everything is written into `.NAME.staging` beside the destination, flushed to disk, and
+renamed at the very end.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import IO
 
 from spark_engine.builder.report import size
 from spark_engine.engine_file import MANIFEST, digest_file
-from spark_engine.errors import OptionError
+from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import Manifest
+from spark_engine.shared_memory import HostRoom
+from spark_engine.weights_file import COPIES, IN_FLIGHT, WeightLayout
 
 
 @contextmanager
@@ -79,6 +82,25 @@ def check_space(destination: Path, need: int) -> None:
             f"-o {destination}: the engine takes {size(need)} and {size(free)} are free in "
             f"{destination.parent}; free some space, or choose a folder on another disk"
         )
+
+
+def weights_in_work(layout: WeightLayout, room: HostRoom) -> int:
+    """Bytes that the making of weights may hold at once: half of what may be taken, but never less
+    than the largest tensor takes. Raises CapacityError, with the numbers, where that does not fit.
+    """
+    largest = max(layout.entries.values(), key=lambda entry: entry.spec.nbytes)
+    need = COPIES * largest.spec.nbytes
+    if room.usable is None:
+        return IN_FLIGHT
+    if need > room.usable:
+        kept = f" beside the {size(room.kept)} that this machine itself keeps" if room.kept else ""
+        raise CapacityError(
+            f"weight {largest.spec.name} takes {size(need)} while it is made, and "
+            f"{size(room.usable)} of memory are free{kept}: stop other programs (an engine that "
+            "runs here first), then build again, or build on a larger machine (--card names this "
+            "one)"
+        )
+    return min(IN_FLIGHT, max(need, room.usable // 2))
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

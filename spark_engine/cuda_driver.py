@@ -15,9 +15,10 @@ from typing import Any
 from cuda.bindings import driver as driver  # `device` calls it too
 
 from spark_engine.errors import CapacityError, ExecutorError
-from spark_engine.host_memory import available_memory
+from spark_engine.host_memory import available_memory, free_memory
 from spark_engine.kernel import Shape
 
+GIB = 1 << 30
 MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -123,26 +124,24 @@ def _attributes(shape: Shape) -> list[Any]:
     return found
 
 
-def value(result: tuple[Any, ...]) -> Any:
-    """The driver call's value. Raises ExecutorError or CapacityError naming the error."""
-    found = values(result)
+def value(result: tuple[Any, ...], asked: int | None = None) -> Any:
+    """The driver call's value; `asked`: bytes of a call that takes some. Raises ExecutorError or
+    CapacityError naming the error."""
+    found = values(result, asked)
     return found[0] if found else None
 
 
-def values(result: tuple[Any, ...]) -> tuple[Any, ...]:
+def values(result: tuple[Any, ...], asked: int | None = None) -> tuple[Any, ...]:
     """All that the driver call returned."""
     if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise _failure(result[0].name, result[0].value)
+        raise _failure(result[0].name, result[0].value, asked)
     return result[1:]
 
 
-def _failure(name: str, value: int) -> Exception:
+def _failure(name: str, value: int, asked: int | None) -> Exception:
     says = f"the CUDA driver says {name} ({value})"
     if name == "CUDA_ERROR_OUT_OF_MEMORY":
-        return CapacityError(
-            f"{says}: stop other programs on the GPU, or rebuild with a smaller --max-context, "
-            "--max-seqs or --kv-tokens"
-        )
+        return _out_of_memory(says if asked is None else f"{says} to {asked / GIB:.2f} GiB")
     if name in _LOST:
         return ExecutorError(
             f"{says}: a kernel failed, and the CUDA context is lost; start the engine "
@@ -153,3 +152,25 @@ def _failure(name: str, value: int) -> Exception:
     return ExecutorError(
         f"{says}; start the engine again, and see `nvidia-smi` for the GPU's state"
     )
+
+
+def _out_of_memory(says: str) -> CapacityError:
+    """Where the memory is the host's, the page cache may lie in what is available."""
+    less = "rebuild with a smaller --max-context, --max-seqs or --kv-tokens"
+    if not _integrated():
+        return CapacityError(f"{says}: stop other programs on the GPU, or {less}")
+    known = (("available", available_memory()), ("free", free_memory()))
+    told = " and ".join(f"{n / GIB:.2f} are {word}" for word, n in known if n is not None)
+    where = f", where of the host's memory, which is the GPU's, {told}" if told else ""
+    return CapacityError(
+        f"{says}{where}: empty the page cache (`sync; echo 3 | sudo tee /proc/sys/vm/drop_caches`),"
+        f" then start again; if it comes back, stop other programs, or {less}"
+    )
+
+
+def _integrated() -> bool:
+    """Whether the current device has the host's memory; no where nothing tells."""
+    try:
+        return bool(attribute(value(driver.cuCtxGetDevice()), "INTEGRATED"))
+    except Exception:  # a missing libcuda raises RuntimeError, no context ExecutorError
+        return False

@@ -87,6 +87,16 @@ def capability() -> tuple[int, int] | None:
         return None
 
 
+def shared_bytes() -> int | None:
+    """Memory that the first GPU shares with the host; None where it has its own, or is none."""
+    try:
+        device = _first()
+        shares = attribute(device, "INTEGRATED")
+        return int(value(driver.cuDeviceTotalMem(device))) if shares else None
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return None
+
+
 def name_and_driver() -> tuple[str, str]:
     """The first GPU's name, and the CUDA version of its driver. Raises ExecutorError without."""
     return _name(_first()), str(value(driver.cuDriverGetVersion()))
@@ -164,7 +174,7 @@ class Gpu:
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
         with self._alone():
-            return int(value(driver.cuMemAlloc(max(nbytes, 1))))
+            return int(value(driver.cuMemAlloc(max(nbytes, 1)), nbytes))
 
     def free(self, address: int) -> None:
         """Gives `allocate`d memory back."""
@@ -174,7 +184,7 @@ class Gpu:
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
         with self._alone():
-            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
+            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0), nbytes))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.ctypeslib.as_array(raw)
 

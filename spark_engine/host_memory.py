@@ -36,12 +36,17 @@ def _groups(root: Path, mine: Path) -> list[Path]:
     return [folder for folder in below if root in folder.parents] + [root]
 
 
-def _from_meminfo(path: Path) -> int | None:
+def free_memory(meminfo: Path = MEMINFO) -> int | None:
+    """Bytes that nothing lies in, not even the page cache (MemFree), or None."""
+    return _from_meminfo(meminfo, "MemFree")
+
+
+def _from_meminfo(path: Path, name: str = "MemAvailable") -> int | None:
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    values = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    values = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(values[0]) * 1024 if values else None
 
 

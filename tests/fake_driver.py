@@ -26,12 +26,14 @@ ENDS = {end: start for start, end in PAIRS.items()}
 
 
 class FakeDriver:
-    """`attributes` by name without the prefix; `free` bytes; `fails` names calls that fail."""
+    """`attributes` by name without the prefix; `free` bytes; `fails` names calls that fail;
+    `error`: how."""
 
     def __init__(self, free: int = 1 << 30, fails: tuple[str, ...] = (), **attributes: int) -> None:
         self.attributes = {"MULTIPROCESSOR_COUNT": 132, "INTEGRATED": 0, **attributes}
         self.free, self.fails = free, fails
         self.product, self.total = "NVIDIA H200", 140 << 30
+        self.gpus, self.error = 1, "UNKNOWN"
         self.held: Counter[str] = Counter()
         self.asked: list[tuple[Any, ...]] = []
         self._next = itertools.count(1)
@@ -44,7 +46,7 @@ class FakeDriver:
     def _call(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self.asked.append((name, *args))
         if name in self.fails:
-            return (real.CUresult.CUDA_ERROR_UNKNOWN,)
+            return (getattr(real.CUresult, f"CUDA_ERROR_{self.error}"),)
         if name in PAIRS:
             self.held[name] += 1
             return OK, next(self._next)
@@ -55,6 +57,8 @@ class FakeDriver:
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name == "cuMemGetInfo":
             return self.free, 2 * self.free
+        if name == "cuDeviceGetCount":
+            return (self.gpus,)
         if name == "cuDeviceTotalMem":
             return (self.total,)
         if name == "cuDeviceGetName":

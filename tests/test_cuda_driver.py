@@ -55,6 +55,26 @@ def test_a_gpu_of_its_own_memory_has_what_the_driver_says(monkeypatch: pytest.Mo
     assert device.Gpu().free_bytes == LITTLE, "where the host says nothing"
 
 
+@pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc"])
+def test_out_of_memory_names_what_empties_it(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """On a memory that the host has too, most of what is available may be page cache."""
+    for integrated in (0, 1):
+        driver = FakeDriver(LITTLE, fails=(call,), INTEGRATED=integrated)
+        driver.error = "OUT_OF_MEMORY"
+        use(monkeypatch, driver)
+        monkeypatch.setattr(cuda_driver, "free_memory", lambda: 1 << 29)
+        gpu = device.Gpu()
+        with pytest.raises(CapacityError, match=r"OUT_OF_MEMORY \(2\) to 5\.00 GiB") as refused:
+            (gpu.allocate if call == "cuMemAlloc" else gpu.pinned)(5 << 30)
+        words = str(refused.value)
+        assert ("64.00 are available and 0.50 are free" in words) == bool(integrated)
+        assert ("echo 3 | sudo tee /proc/sys/vm/drop_caches" in words) == bool(integrated)
+        assert "--kv-tokens" in words
+    driver.fails = (call, "cuCtxGetDevice")
+    with pytest.raises(CapacityError, match="stop other programs on the GPU"):
+        gpu.allocate(1) if call == "cuMemAlloc" else gpu.pinned(1)
+
+
 def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -101,6 +121,7 @@ def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integ
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._gpu = device.Gpu()
     timer._functions = lambda *_: ([], [])
     assert timer._measure(None, None, None) == (1.0 if integrated else None)

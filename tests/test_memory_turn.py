@@ -111,6 +111,32 @@ def test_a_file_that_cannot_be_locked_stops_nobody(maps: Path, tmp_path: Path) -
     assert "cannot be locked (No such file" in words and "one engine at a time" in words
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("compat/libcuda.so.580.95", "this container's own driver library"),
+        ("libcuda.so.580.95 (deleted)", "an update of the driver has replaced"),
+        ("compatible/libcuda.so.1", ""),
+    ],
+)
+def test_a_library_that_others_do_not_lock_is_told_of(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    """And one whose name only begins alike is not the driver's."""
+    library, maps, said = tmp_path / name.partition(" ")[0], tmp_path / "maps", list[str]()
+    library.parent.mkdir(exist_ok=True)
+    if "deleted" not in name:
+        library.write_text("a library")
+    other = "7f00-7f01 r-xp 0 08:02 12   /usr/lib/libcuda.so_tools/libcuda.sources"
+    maps.write_text(f"{other}\n7f00-7f01 r-xp 0 08:02 1234   {tmp_path / name}\n")
+    with memory_turn(True, said.append, maps=maps):
+        pass
+    if not words:
+        assert not said
+        return
+    assert len(said) == 1 and words in said[0] and said[0].endswith("start one engine at a time")
+
+
 ENGINE = """
 import sys, time
 from pathlib import Path
@@ -156,7 +182,7 @@ def test_the_second_of_two_engines_sees_what_the_first_has_taken(
 ) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.engine_file import read_manifest
-    from spark_engine.runtime.executors.cache_size import KEPT
+    from spark_engine.shared_memory import KEPT
     from tests.runtime import native_folder as toy
 
     toy.write(tmp_path / "engine")

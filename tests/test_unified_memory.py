@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,18 +21,24 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.builder.plan import budget  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import read_manifest  # noqa: E402
 from spark_engine.errors import CapacityError  # noqa: E402
 from spark_engine.kernel import GB10, H200  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.engine.capacity import check_capacity  # noqa: E402
 from spark_engine.runtime.executors import native, upload  # noqa: E402
-from spark_engine.runtime.executors.cache_size import KEPT, LEAST_KEPT, SHARED, GpuMemory  # noqa: E402
+from spark_engine.runtime.executors.cache_size import SHARED, GpuMemory  # noqa: E402
+from spark_engine.shared_memory import KEPT  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+from tests.runtime.taken_memory import counting  # noqa: E402
 
 PAGE = mmap.PAGESIZE
 MOST_BEYOND = 2 * GIB  # what loading may take beside the plan
@@ -87,6 +94,78 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
     module.load(tmp_path, cache_bytes=0).close()
 
 
+@pytest.fixture(scope="module")
+def of_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the CPU's executor."""
+    base = tmp_path_factory.mktemp("cpu")
+    checkpoint = write_checkpoint(base / "checkpoint", {"num_hidden_layers": 4}).path
+    options = Options(target="cpu", decode=(1,), prefill=(64,), max_seqs=1, max_context=128)
+    build(checkpoint, base / "engine", options, lambda text: None)
+    return base / "engine"
+
+
+def test_an_engine_of_the_cpu_leaves_the_host_its_part_too(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path
+) -> None:
+    need, free = read_manifest(of_cpu).memory.total, [0]
+    monkeypatch.setattr(module, "available_memory", lambda: free[0])
+    for integrated, least in ((1, KEPT + need), (0, need)):
+        _spark(monkeypatch, 0, INTEGRATED=integrated)
+        free[0] = least
+        module.load(of_cpu, threads=1).close()
+        free[0] -= 1
+        kept = r"beside the 4\.00 that this machine" if integrated else r"GiB are free: stop"
+        with pytest.raises(CapacityError, match=kept):
+            module.load(of_cpu, threads=1)
+
+
+def test_an_engine_of_the_cpu_is_opened_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path
+) -> None:
+    """There it measures again: another engine may have taken the memory while it waited."""
+    inside, real, free = [False], module.EXECUTORS["ort"], [50 * GIB]
+
+    @contextmanager
+    def turn(shared: bool, say: object) -> Iterator[None]:
+        inside[0] = shared
+        yield
+        inside[0] = False
+
+    def opened(*args: Any) -> Any:
+        found.append(inside[0])
+        return real(*args)
+
+    found: list[bool] = []
+    monkeypatch.setattr(module, "memory_turn", turn)
+    monkeypatch.setattr(module, "EXECUTORS", {"ort": opened})
+    monkeypatch.setattr(module, "available_memory", lambda: 1000 if inside[0] else free[0])
+    _spark(monkeypatch, 0, INTEGRATED=0)
+    module.load(of_cpu, threads=1).close()
+    assert found == [False, False]
+    _spark(monkeypatch, 0)
+    with pytest.raises(CapacityError, match="0.00 GiB are free"):
+        module.load(of_cpu, threads=1)
+    monkeypatch.setattr(module, "available_memory", lambda: free[0])
+    module.load(of_cpu, threads=1).close()
+    assert found[2:] == [True, True] and not inside[0]
+
+
+@pytest.mark.parametrize(
+    ("card", "gpus", "ranks"), [("gb10", 1, 1), ("h200", 2, 1), ("h200", 2, 2), ("h200", 3, 2)]
+)
+def test_the_refusal_says_what_would_help_here(
+    monkeypatch: pytest.MonkeyPatch, of_cpu: Path, card: str, gpus: int, ranks: int
+) -> None:
+    """Not what was done already, nor what needs GPUs that there are not."""
+    _spark(monkeypatch, 0).gpus = gpus
+    native = {"executor": "native", "target": "sm_121a", "card": card, "ranks": ranks}
+    with pytest.raises(CapacityError) as refused:
+        check_capacity(replace(read_manifest(of_cpu), **native), 0, 0)  # type: ignore[arg-type]
+    words = str(refused.value)
+    assert ("--card" in words) == (card != "gb10") and ("--tp" in words) == (gpus > ranks)
+    assert "--kv-tokens" in words
+
+
 def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:
     assert GpuMemory(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
     assert GpuMemory(3 * GIB, TOTAL, shared=True).usable == 0
@@ -115,6 +194,7 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for integrated, timed in ((1, None), (0, 1.0)):
         _spark(monkeypatch, KEPT + 1000, INTEGRATED=integrated).free = 1000
@@ -128,8 +208,8 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
         nbytes=GIB, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
-    assert (gpu_timer.KEPT, gpu_timer.LEAST_KEPT) == (KEPT, LEAST_KEPT)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for free, timed in ((KEPT + 2 * GIB, None), (KEPT + 3 * GIB, 1.0)):
         _spark(monkeypatch, free)
@@ -145,6 +225,7 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
 
     @contextmanager
     def turn(shared: bool, say: object) -> Iterator[None]:
+        assert say is print, "what is waited for is told"
         inside[0] = shared
         yield
         inside[0] = False
@@ -158,6 +239,7 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     monkeypatch.setattr(gpu_timer, "memory_turn", turn)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._say = print
     timer._functions = lambda *_: ([], [])
     for integrated, taken in ((1, [True, False]), (0, [False, False])):
         found.clear()
@@ -166,9 +248,52 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
         assert timer._measure(None, None, None) == 1.0 and found == taken
 
 
+def test_the_builders_timer_says_how_many_times_it_did_not_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where too little is free, and where another engine does not end its turn."""
+    monkeypatch.setattr(gpu_timer, "key_of", lambda *_: "key")
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._timings = SimpleNamespace(notes=["kept"], get=lambda key: None, put=lambda *_: None)
+    timer._lost = timer.measured = 0
+    plan: Any = SimpleNamespace(launches=(), symmetric=0)
+    for found in (1.0, None, CapacityError("another program has been taking memory")):
+
+        def measure(*_: object, found: Any = found) -> float | None:
+            if isinstance(found, CapacityError):
+                raise found
+            value: float | None = found
+            return value
+
+        timer._measure = measure
+        assert timer(None, None, plan) == (1.0 if found == 1.0 else None)
+    (kept, lost) = timer.notes
+    assert kept == "kept" and lost.startswith("2 measurements found too little memory")
+    timer._lost = 0
+    assert timer.notes == ("kept",)
+
+
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     _spark(monkeypatch, GIB)
     assert device.present() == GB10 != H200
+
+
+def test_what_an_engine_takes_is_counted_where_every_program_moves_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the tests that need a GPU count it, here on one made up."""
+    toy.write(tmp_path)
+    plan = read_manifest(tmp_path).memory.total
+    _spark(monkeypatch, 50 * GIB)
+    taken = counting(Card(), monkeypatch)
+    loaded = module.load(tmp_path, cache_bytes=0)
+    assert plan - 4096 <= taken() <= plan
+    loaded.close()
+    assert taken() == 0
+    discrete = Card()
+    discrete.integrated = False
+    _spark(monkeypatch, 0, INTEGRATED=0).free = 700
+    assert counting(discrete, monkeypatch)() == -700
 
 
 def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:

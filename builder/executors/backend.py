@@ -6,7 +6,7 @@ kernels of ours has nothing to pack, to choose or to compile, and is asked to em
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.engine_file import EngineHeader
 from spark_engine.manifest import Json
+from spark_engine.memory_turn import silent
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
@@ -56,8 +57,9 @@ class Backend:
     def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Compiles every kernel of the tactics that compete."""
 
-    def choose(self, graphs: Sequence[FamilyGraph]) -> None:
-        """Decides every node of every bucket. Raises OptionError for what cannot be run."""
+    def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
+        """Decides every node of every bucket; `say` is told what is waited for. Raises OptionError
+        for what cannot be run."""
 
     def compile(self, advance: Advance) -> None:
         """Compiles the kernels of what was chosen."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from spark_engine import device
@@ -26,6 +26,7 @@ from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, tables
 from spark_engine.manifest import NATIVE
+from spark_engine.memory_turn import silent
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
@@ -54,7 +55,7 @@ class NativeBackend(Backend):
         sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
         self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).candidates(sizes)), advance)
 
-    def choose(self, graphs: Sequence[FamilyGraph]) -> None:
+    def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
         """Tactics by their times on this machine's GPU, or by their own predictions."""
         meets = self._plan.ranks > 1 and not self._plan.across
         for graph in graphs:
@@ -63,7 +64,8 @@ class NativeBackend(Backend):
         if self.timed:
             from spark_engine.builder.native.gpu_timer import GpuTimer
 
-            with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
+            known = self._cache.parent / TIMINGS
+            with GpuTimer(self._target, self._cache, known, say) as timer:
                 chooser = Chooser(self._ops, self._target, timer)
                 self._decided = self._decide(graphs, chooser)
                 start = time.perf_counter()

@@ -9,7 +9,7 @@ warm, as they are behind the kernel that made them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +26,7 @@ from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
 from spark_engine.memory_turn import memory_turn, silent
+from spark_engine.shared_memory import kept_of
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -33,23 +34,24 @@ REPEATS, WARM = 7, 2
 # Of the free memory that one measurement may take; half of that where the host has it too, which
 # holds the operands while they are made.
 SHARE = 0.8
-# Bytes that the host keeps of a memory that it shares, and no more than a sixteenth, as an engine
-# leaves it (runtime/executors/cache_size.py): a server may have taken the rest.
-KEPT, LEAST_KEPT = 4 << 30, 16
 VERSION = Path("/proc/driver/nvidia/version")
 
 
 class GpuTimer:
     """A `Timer` over the first GPU; earlier times come from the file `known`. A context manager.
 
-    `cubins` is the folder of compiled kernels. Nothing is left on the GPU at the end.
+    `cubins` is the folder of compiled kernels; `say` is told what is waited for. Nothing is left on
+    the GPU at the end.
     """
 
-    def __init__(self, target: Target, cubins: Path, known: Path) -> None:
+    def __init__(
+        self, target: Target, cubins: Path, known: Path, say: Callable[[str], None] = silent
+    ) -> None:
         self._timings = Timings(known, this_machine())
         self._gpu = Gpu()
         self._target, self._cubins = target, cubins
         self._ranks: RankGpus | None = None
+        self._say, self._lost = say, 0
         self.measured = 0
 
     def __enter__(self) -> GpuTimer:
@@ -68,7 +70,11 @@ class GpuTimer:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the report."""
-        return tuple(self._timings.notes)
+        lost = (
+            f"{self._lost} measurements found too little memory free, and where one did, tactics "
+        )
+        lost += "were chosen by prediction: stop other programs, and build again"
+        return (*self._timings.notes, *([lost] if self._lost else []))
 
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """Seconds of one run of the plan; None where the GPU's memory does not hold it, or it is
@@ -85,8 +91,9 @@ class GpuTimer:
         try:
             measure = self._measure_ranks if plan.symmetric else self._measure
             seconds = measure(work, tactic, plan)
-        except CapacityError:
-            return None  # another program took the memory meanwhile
+        except CapacityError:  # another program took the memory meanwhile
+            self._lost += 1
+            return None
         except ExecutorError as error:
             raise InternalError(
                 f"timing {work.name}/{tactic.name} over "
@@ -96,14 +103,16 @@ class GpuTimer:
         if seconds is not None:
             self._timings.put(key, seconds)
             self.measured += 1
+        elif not plan.symmetric:  # where there are too few GPUs nothing helps
+            self._lost += 1
         return seconds
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         bench, modules = _Bench(self._gpu, work, plan), list[Module]()
         share = SHARE / 2 if self._gpu.integrated else SHARE
-        kept = min(KEPT, self._gpu.total_bytes // LEAST_KEPT) if self._gpu.integrated else 0
+        kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
         try:
-            with memory_turn(self._gpu.integrated, silent):  # an engine may be starting beside it
+            with memory_turn(self._gpu.integrated, self._say):  # beside an engine that starts
                 if bench.nbytes > share * (self._gpu.free_bytes - kept):
                     return None
                 functions, modules = self._functions(tactic, plan)

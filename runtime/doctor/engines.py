@@ -14,10 +14,12 @@ from pathlib import Path
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import UserError
 from spark_engine.manifest import NATIVE, Manifest
+from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
-from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
+from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
+from spark_engine.shared_memory import host_room
 
 ENGINES = Path("engines")
 
@@ -53,7 +55,8 @@ def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = ""
         return Fit(str(path), why=f"{error}: let this user read it, or run as one that may")
     native = manifest.executor == NATIVE
     needs = manifest.memory.total * (1 if native else manifest.ranks)
-    free, kept = (room.usable, room.kept) if native and room else (available, 0)
+    taken = room if native and room else host_room(available)
+    free, kept = taken.usable, taken.kept
     of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
     why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)
     leaves = None if free is None or (native and room is None) else free - needs

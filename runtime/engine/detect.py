@@ -53,3 +53,14 @@ def _capability() -> tuple[int, int] | None:
     except ImportError:  # without the extra `cuda`
         return None
     return capability()
+
+
+def present_card() -> tuple[str | None, int]:
+    """The first GPU's card by its name in a manifest, None where there is none, and how many GPUs
+    there are."""
+    try:
+        from spark_engine.device import count, present
+    except ImportError:  # without the extra `cuda`
+        return None, 0
+    found = present()
+    return found.card.name if found else None, count()

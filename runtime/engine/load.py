@@ -24,12 +24,13 @@ from spark_engine.engine_file import (
     open_folder,
     read_manifest,
 )
-from spark_engine.errors import CapacityError, EngineError, OptionError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
@@ -43,6 +44,8 @@ from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTabl
 from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
+from spark_engine.runtime.ranks.turns import take_turns
+from spark_engine.shared_memory import host_room
 from spark_engine.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -212,11 +215,11 @@ def _load(
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
     swap_bytes = min(options.swap_bytes, memory.kv + memory.states)
-    free = available_memory()
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         # Rank 0 asks for all of this host; the others look when some have taken theirs.
-        check_capacity(manifest, swap_bytes, free, ranks=1 if rank else here)
+        room = host_room(available_memory())
+        check_capacity(manifest, swap_bytes, room.usable, room.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if why := foreign(manifest.target, targets):
@@ -233,17 +236,36 @@ def _load(
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
         return _load_native(folder, options, mark, shown, comm)
-    manifest = folder.manifest  # from here on the verified one
+    return _load_host(folder, options, swap_bytes, mark, shown, comm)
+
+
+def _load_host(
+    folder: EngineFolder,
+    options: LoadOptions,
+    swap_bytes: int,
+    mark: Callable[[str], None],
+    shown: Progress,
+    comm: Communicator | None,
+) -> Loaded:
+    """The engine whose buckets are opened several at once, each for itself. Where a GPU has the
+    same memory, no other engine measures and takes its own meanwhile; a rank opens its part
+    without the others, so that none waits for who waits for it. What a CPU's states take is theirs
+    only when they are written, behind the turn: there the plan counts, not what is seen."""
+    manifest = folder.manifest  # the verified one
     wanted = least_buckets(manifest) if options.least else manifest.buckets
-    shown.say(f"opening {len(wanted)} buckets")
+    here = manifest.ranks if comm is not None and comm.here else 1
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
-    share = None if free is None else free // here
-    with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, share)) as pool:
-        opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
-        for bucket, executor in zip(wanted, opened, strict=True):
-            executors[bucket.family, bucket.rows] = executor
-            shown.advance(len(executors), len(wanted))
+    with memory_turn(host_room(None).shared, shown.say):
+        room = host_room(available_memory())
+        check_capacity(manifest, swap_bytes, room.usable, room.kept)
+        shown.say(f"opening {len(wanted)} buckets")
+        share = None if room.usable is None else room.usable // here
+        with ThreadPoolExecutor(_opened_at_once(manifest.memory, swap_bytes, share)) as pool:
+            opened = pool.map(lambda b: _open(folder, b, options.threads, table), wanted)
+            for bucket, executor in zip(wanted, opened, strict=True):
+                executors[bucket.family, bucket.rows] = executor
+                shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = table[manifest.executor]
     made = Loaded(*_common(manifest), executors, folder, opener=opener)
@@ -282,7 +304,7 @@ def _load_native(
     with ExitStack() as turn, ExitStack() as undo:
 
         def rows_in(gpu: Gpu) -> int:
-            turn.enter_context(memory_turn(gpu.integrated, shown.say))
+            take_turns(turn, gpu.integrated, shown.say, comm)
             room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
             check_capacity(manifest, 0, room.usable, room.kept)
             rows = device_rows(manifest, room, options.cache_bytes)
@@ -320,32 +342,6 @@ def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | 
     costs = {(b.family, b.rows): b.cost_us for b in manifest.buckets}
     cache = budget(manifest, rows, cache_bytes)
     return replace(loaded, costs=costs, cache_bytes=cache, invariant=manifest.invariant)
-
-
-def check_capacity(
-    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0, ranks: int = 1
-) -> None:
-    """Raises CapacityError, with the numbers, when `ranks` of the engine need more than the bytes
-    that are `available`, beside which `kept` are left to the host."""
-    need = (manifest.memory.total + swap_bytes) * ranks
-    if available is not None and need > available:
-        m = manifest.memory
-        parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
-        parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
-        parts += f"buffers {m.buffers / GIB:.2f}, "
-        parts += f"snapshots {m.snapshots / GIB:.2f}, " if m.snapshots else ""
-        card = f", built for the card {manifest.card}," if manifest.card else ""
-        less = " or snapshots (--cache-gib)" if m.snapshots else ""
-        less += ", or for more GPUs of a host (--tp)" if manifest.executor == NATIVE else ""
-        here = "for this card (--card), or " if manifest.card else ""
-        each = f", for each of {ranks} ranks" if ranks > 1 else ""
-        host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
-        raise CapacityError(
-            f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
-            f"{swap_bytes / GIB:.2f}{each}) and {available / GIB:.2f} GiB are free{host}: stop "
-            f"other programs, or rebuild {here}with a smaller --kv-tokens, --max-context or "
-            f"--max-seqs, or with fewer buckets (--decode, --prefill){less}"
-        )
 
 
 def _ignore(stage: str) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_engine.manifest import PAGE, SEQUENCE, Manifest, bytes_of
+from spark_engine.shared_memory import kept_of
 
 SHARE, SHARED = 2, 4  # of what is free beyond the plan: a half; a quarter where the host has it too
 MOST = 4  # and never more than a quarter of the device's memory
 SPARE = 1 << 30  # bytes left where a budget is given: cubins, graphs, the driver's own
-# Bytes that the host keeps of a memory that it shares: its services and desktop, the server's own
-# processes, the files being read. A host without them does not fail a call, it stops answering.
-KEPT, LEAST_KEPT = 4 << 30, 16  # and no more than a sixteenth, of a small memory
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class GpuMemory:
     @property
     def kept(self) -> int:
         """Bytes that are left to the host."""
-        return min(KEPT, self.total // LEAST_KEPT) if self.shared else 0
+        return kept_of(self.total) if self.shared else 0
 
     @property
     def usable(self) -> int:

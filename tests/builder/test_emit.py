@@ -15,7 +15,10 @@ import pytest
 
 from spark_engine.builder import emit
 from spark_engine.engine_file import open_folder, verify_files
-from spark_engine.errors import OptionError
+from spark_engine.errors import CapacityError, OptionError
+from spark_engine.shared_memory import HostRoom
+from spark_engine.tensors import DType, TensorSpec
+from spark_engine.weights_file import COPIES, IN_FLIGHT, plan_weights
 from tests.test_engine_file import example, write_folder
 
 
@@ -234,3 +237,18 @@ def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(
     with emit.locked(dest), lock.open() as other, pytest.raises(BlockingIOError):
         flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert len(waits) == 3 and list(tmp_path.iterdir()) == []
+
+
+def test_weights_in_work_take_half_of_what_is_free() -> None:
+    """Less than the largest tensor's copies is too little; more than a bound is never taken."""
+    specs = [TensorSpec("small", DType.U8, (10,)), TensorSpec("large", DType.U8, (1 << 20,))]
+    layout, need = plan_weights(specs), COPIES << 20
+    found = {
+        free: emit.weights_in_work(layout, HostRoom(free, 4 << 30, True))
+        for free in (need, 3 * need, 5 * IN_FLIGHT)
+    }
+    assert found == {need: need, 3 * need: 3 * need // 2, 5 * IN_FLIGHT: IN_FLIGHT}
+    assert emit.weights_in_work(layout, HostRoom(None, 0, False)) == IN_FLIGHT
+    words = r"weight large takes 3\.00 MiB .* 3\.00 MiB .* free beside the 4\.00 GiB .*: stop other"
+    with pytest.raises(CapacityError, match=words):
+        emit.weights_in_work(layout, HostRoom(need - 1, 4 << 30, True))

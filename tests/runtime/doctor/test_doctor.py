@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -291,3 +292,21 @@ def test_missing_extras_come_with_the_command(bare: Path, monkeypatch: pytest.Mo
     (row,) = (line for line in _run().stdout.splitlines() if line.startswith("extras "))
     assert "installed: cuda, hub," in row and "; not installed: check (" in row
     assert row.endswith("'spark-engine[NAME]')")
+
+
+@pytest.mark.parametrize(("target", "executor"), [("cpu", "ort"), ("rtx", "trt")])
+def test_every_executor_leaves_a_sparks_host_its_part(
+    spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch, target: str, executor: str
+) -> None:
+    folder, real = _engine(bare / "one", monkeypatch, target), engines.read_manifest
+    monkeypatch.setattr(
+        engines, "read_manifest", lambda path: replace(real(path), executor=executor)
+    )
+    monkeypatch.setattr(engines, "runnable_targets", lambda hosts: (target,))
+    spark(available=6 * GIB)
+    code, found = _json(folder)
+    assert code == 0, found
+    assert found["engines"][0]["leaves"] == 2 * GIB - found["engines"][0]["needs"]
+    spark(available=2 * GIB)
+    code, found = _json(folder)
+    assert code == 1 and "beside the 4.00 that this machine" in found["engines"][0]["why"]

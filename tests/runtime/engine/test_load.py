@@ -15,12 +15,13 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import extra
-from spark_engine.host_memory import available_memory
+from spark_engine.host_memory import available_memory, free_memory
 from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance, Progress
 from spark_engine.runtime.engine import detect
 from spark_engine.runtime.engine import load as module
-from spark_engine.runtime.engine.load import check_capacity, load
+from spark_engine.runtime.engine.capacity import check_capacity
+from spark_engine.runtime.engine.load import load
 from tests.checkpoints import write_checkpoint
 
 
@@ -201,7 +202,8 @@ def test_a_bucket_under_another_ones_name_is_refused(
 
 def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 4000 kB\nMemAvailable:  3000 kB\n")
+    meminfo.write_text("MemTotal: 4000 kB\nMemFree: 500 kB\nMemAvailable:  3000 kB\n")
+    assert free_memory(meminfo) == 500 * 1024
     group = tmp_path / "group"
     assert available_memory(meminfo, group) == 3000 * 1024
     group.mkdir()

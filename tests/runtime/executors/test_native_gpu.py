@@ -21,12 +21,22 @@ from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
 from spark_engine.device import Gpu  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
+from spark_engine.manifest import Manifest  # noqa: E402
+from spark_engine.runtime.engine import load as loading  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine  # noqa: E402
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Request, SamplingParams  # noqa: E402
+from spark_engine.runtime.executors.cache_size import (  # noqa: E402
+    MOST,
+    SHARE,
+    SHARED,
+    GpuMemory,
+    device_rows,
+)
 from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.taken_memory import Taken, counting  # noqa: E402
 
 HERE = device.architecture()
 MIB = 1 << 20
@@ -78,13 +88,19 @@ def test_a_second_engine_is_refused_and_the_first_goes_on(folder: Path) -> None:
     again.close()
 
 
-def lost(gpu: Gpu, use: Callable[[], None]) -> int:
+@pytest.fixture
+def taken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Taken:
+    """Bytes that are taken on the GPU, from any zero on."""
+    return counting(gpu, monkeypatch)
+
+
+def lost(taken: Taken, use: Callable[[], None]) -> int:
     """Bytes that each use but the first keeps: what the driver makes once is there after it."""
-    free = []
+    found = []
     for _ in range(3):
         use()
-        free.append(gpu.free_bytes)
-    return free[1] - free[2]
+        found.append(taken())
+    return found[2] - found[1]
 
 
 def bare() -> None:
@@ -93,17 +109,17 @@ def bare() -> None:
     Gpu().close()
 
 
-def test_memory_comes_back(folder: Path, gpu: Gpu) -> None:
+def test_memory_comes_back(folder: Path, taken: Taken) -> None:
     def use() -> None:
         engine = Engine.open(folder)
         generate(engine)
         engine.close()
 
-    assert abs(lost(gpu, use) - lost(gpu, bare)) <= MIB
+    assert abs(lost(taken, use) - lost(taken, bare)) <= MIB
 
 
 def test_memory_comes_back_when_a_bucket_is_refused(
-    folder: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    folder: Path, taken: Taken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, count = NativeExecutor._capture, 0
 
@@ -120,31 +136,45 @@ def test_memory_comes_back_when_a_bucket_is_refused(
         with pytest.raises(EngineError, match="refused"):
             load(folder)
 
-    assert abs(lost(gpu, use) - lost(gpu, bare)) <= MIB
+    assert abs(lost(taken, use) - lost(taken, bare)) <= MIB
 
 
-def test_the_plan_is_what_the_device_gives(folder: Path, gpu: Gpu) -> None:
+def test_the_plan_is_what_the_device_gives(folder: Path, taken: Taken) -> None:
     load(folder).close()
-    before = gpu.free_bytes
+    before = taken()
     loaded = load(folder, cache_bytes=0)
     assert loaded.folder and loaded.store and loaded.store.snapshot_rows == 0
-    planned, taken = loaded.folder.manifest.memory.total, before - gpu.free_bytes
+    planned, more = loaded.folder.manifest.memory.total, taken() - before
     loaded.close()
     # Beside it: pages of 2 MiB begun, cubins, graphs.
-    assert planned - 2 * MIB <= taken <= planned + 128 * MIB, (planned, taken)
+    assert planned - 2 * MIB <= more <= planned + 128 * MIB, (planned, more)
 
 
-def test_the_cache_takes_its_part_of_what_is_left(folder: Path, gpu: Gpu) -> None:
+def test_the_cache_takes_its_part_of_what_is_left(
+    folder: Path, gpu: Gpu, taken: Taken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is free when it starts: where the host has it too, other programs move that."""
+    rooms: list[GpuMemory] = []
+
+    def rows_in(manifest: Manifest, room: GpuMemory, asked: int | None) -> int:
+        rooms.append(room)
+        return device_rows(manifest, room, asked)
+
+    monkeypatch.setattr(loading, "device_rows", rows_in)
     load(folder).close()
-    before = gpu.free_bytes
+    before, free = taken(), gpu.free_bytes
     loaded = load(folder)
     assert loaded.folder and loaded.store
     memory, store = loaded.folder.manifest.memory, loaded.store
-    taken, kept = before - gpu.free_bytes, store.snapshot_rows * store.snapshot_bytes
+    more, kept = taken() - before, store.snapshot_rows * store.snapshot_bytes
     loaded.close()
-    most = min((before - memory.total) // 2, gpu.total_bytes // 4)
+    room = rooms[-1]
+    assert (room.total, room.shared) == (gpu.total_bytes, gpu.integrated)
+    assert gpu.integrated or abs(room.free - free) <= 128 * MIB, (room, free)
+    part = (room.usable - memory.total) // (SHARED if gpu.integrated else SHARE)
+    most = min(part, gpu.total_bytes // MOST)
     assert most - store.snapshot_bytes < kept <= most
-    assert abs(taken - memory.total - kept) <= 160 * MIB, (taken, memory, kept)
+    assert abs(more - memory.total - kept) <= 160 * MIB, (more, memory, kept)
 
 
 def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu) -> None:
