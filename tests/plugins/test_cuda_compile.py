@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache as once
 from importlib import metadata
@@ -25,7 +26,7 @@ from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
-from tests.plugins.covering_cases import covering, forms  # noqa: E402
+from tests.plugins.covering_cases import covering, forms, tactic_of  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
 
 WORKERS = 2
@@ -33,21 +34,31 @@ OPS = [op for op in registry.OPS if op.cuda.tactics]
 # Kernels that spill and are let: f32 results of FP8 for more than 64 rows on Hopper, where wgmma's
 # sums are too coarse for f32 and mma.sync lacks registers. No served head is FP8.
 SPILLING = frozenset((("fp8_linear", "sm_90a", "f32"),))
+Choice = Callable[[Op, Target], list[cuda_node.Planned]]
 APART = "sample"  # takes 25 s: test_cuda_sample.py compiles the served width and holds it to this
 # Header that holds an instruction -> what the instruction is called in SASS.
 FP4 = {"common/fp4_mma.cuh": "OMMA"}
 
 
 def chosen(op: Op, target: Target) -> list[cuda_node.Planned]:
-    """What is compiled of an op."""
-    return _chosen(op.name, target)
+    """What `make kernels` compiles of an op: every length, and all of it for this op."""
+    return covering(_planned(op.name, target), every=True)
+
+
+def shared(op: Op, target: Target) -> list[cuda_node.Planned]:
+    """What `make test` compiles of an op; others have the rest of the kernels that it launches."""
+    return [work for work in _shared(target) if work.op is op]
 
 
 @once
-def _chosen(name: str, target: Target) -> list[cuda_node.Planned]:
+def _shared(target: Target) -> list[cuda_node.Planned]:
+    return covering([w for op in OPS if op.name != APART for w in _planned(op.name, target)])
+
+
+@once
+def _planned(name: str, target: Target) -> list[cuda_node.Planned]:
     op = registry.get(name)
-    works = (w for case in cuda_node.cases_of(op) for w in cuda_node.planned(op, case, target))
-    return covering(list(works))
+    return [w for case in cuda_node.cases_of(op) for w in cuda_node.planned(op, case, target)]
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +67,12 @@ def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
     its own test."""
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     for target in TARGETS.values():
-        ops = [op for p in asked if p.get("target") is target and isinstance(op := p.get("op"), Op)]
-        pairs = [(w.tactic.source, w.plan) for op in ops for w in chosen(op, target)]
+        pairs = [
+            (w.tactic.source, w.plan)
+            for p in asked
+            if p.get("target") is target and "choice" in p
+            for w in p["choice"](p["op"], target)
+        ]
         try:
             nvrtc.compile_all(nvrtc.jobs_of(pairs), target, cache, WORKERS)
         except InternalError:
@@ -65,10 +80,15 @@ def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
     return cache
 
 
+@pytest.mark.parametrize(
+    "choice", [shared, pytest.param(chosen, marks=pytest.mark.kernels)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", [o for o in OPS if o.name != APART], ids=lambda op: op.name)
-def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) -> None:
-    works = chosen(op, target)
+def test_every_kernel_compiles_and_fits(
+    op: Op, target: Target, choice: Choice, compiled: Path
+) -> None:
+    works = choice(op, target)
     assert works, "every tactic refuses every case"
     for work in works:
         for launch in work.plan.launches:
@@ -81,6 +101,16 @@ def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) 
             assert threads <= 1024 and threads * usage.registers <= 65536, label
             known = (op.name, target.name, work.case.attrs.get("dtype")) in SPILLING
             assert known or usage.spills == 0, label
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_launch_asks_for_what_a_target_has(op: Op, target: Target) -> None:
+    for work in _planned(op.name, target):
+        for launch in work.plan.launches:
+            label = f"{work.tactic.name}/{launch.symbol} {work.case.label}"
+            assert launch.shared <= target.shared_bytes, label
+            assert launch.block[0] * launch.block[1] * launch.block[2] <= 1024, label
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
@@ -118,12 +148,25 @@ def test_gb10_blocks_have_99_kib() -> None:
     assert GB10.shared_bytes == 99 * 1024 and H200.shared_bytes == 227 * 1024
 
 
-def test_a_cover_leaves_no_form_out() -> None:
+@pytest.mark.parametrize("every", [False, True])
+def test_a_cover_leaves_no_form_out(every: bool) -> None:
     for op in OPS:
-        works = [w for c in cuda_node.cases_of(op) for w in cuda_node.planned(op, c, H200)]
-        few = covering(works)
-        assert set().union(*map(forms, few)) == set().union(*map(forms, works))
-        assert {w.tactic.name for w in few} == {w.tactic.name for w in works}
+        works = _planned(op.name, H200)
+        few = covering(works, every)
+        found, all_of_it = (set().union(*(forms(w, every) for w in some)) for some in (few, works))
+        assert found == all_of_it
+        assert {tactic_of(w, every) for w in few} == {tactic_of(w, every) for w in works}
+
+
+def test_ops_share_what_is_compiled_of_a_kernel() -> None:
+    made = {op.name: shared(op, H200) for op in OPS}
+    assert all(made[op.name] for op in OPS if op.name != APART)
+    one, other = "attention_decode", "paged_attention"
+    names = {tactic_of(w) for name in (one, other) for w in _planned(name, H200)}
+    assert {tactic_of(w) for name in (one, other) for w in made[name]} == names
+    assert {"8_chunks_12", "round_3_by_4", "pairs", "pairs_by"} <= names, "not of any length"
+    apart = sum(len(chosen(registry.get(name), H200)) for name in (one, other))
+    assert len(made[one]) + len(made[other]) < apart / 2
 
 
 def disassembler() -> Path | None:
@@ -149,7 +192,7 @@ def disassembled(job: nvrtc.Job, target: Target, compiled: Path, folder: Path) -
 
 def jobs_with(header: str, target: Target) -> set[nvrtc.Job]:
     """Compilations that include `header`, of what is compiled of every op."""
-    pairs = [(w.tactic.source, w.plan) for op in OPS for w in chosen(op, target)]
+    pairs = [(w.tactic.source, w.plan) for op in OPS for w in shared(op, target)]
     return {job for job in nvrtc.jobs_of(pairs) if header in nvrtc.sources(job.source)}
 
 
