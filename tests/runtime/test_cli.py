@@ -92,6 +92,14 @@ def test_a_seed_repeats_an_answer_and_text_is_the_ids_decoded(engine: Path) -> N
     assert "12 tokens, length" in plain.stderr
 
 
+def test_a_cut_answer_of_a_schema_is_no_success(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"type": "object"}')
+    schema = ("--json-schema", tmp_path / "s.json")
+    done = _run(engine, "--prompt", "a bear", "--max-tokens", 1, *schema)
+    assert done.exit_code == 2 and "cut after 1 tokens and is no whole JSON" in done.stderr
+    assert done.stdout, "what came is shown"
+
+
 def test_chat_goes_through_the_template(engine: Path) -> None:
     on = _json(engine, "--chat", "hi", "--max-tokens", 2)
     off = _json(engine, "--chat", "hi", "--max-tokens", 2, "--no-thinking")
