@@ -4,8 +4,9 @@
 #
 #   scripts/first_run_on_a_spark.sh [CHECKPOINT]
 #
-# CHECKPOINT: a folder or a name on Hugging Face, e.g. nvidia/Qwen3.6-27B-NVFP4; without it the small
-# embedded model alone is built. Its engine stays under engines/. Without a GPU it goes as far as
+# CHECKPOINT: a folder, or a name on Hugging Face or its page's address, e.g.
+# nvidia/Qwen3.6-27B-NVFP4; without it the small embedded model alone is built. Its engine stays
+# under engines/, named as spark-build names it. Without a GPU it goes as far as
 # cross-building and ends with 3. Ctrl-C ends it; what it has found by then is packed.
 #   OUT=first_run        the folder that is packed into OUT.tar.gz
 #   VENV=.venv           the environment, made where there is none
@@ -18,6 +19,26 @@
 # variables that are named like keys, and the hub's token, are cut out of it.
 set -u
 
+# usage: the comment above.
+usage() {
+    sed -n '2,/^set -u/{s/^# \{0,1\}//p;}' "$0"
+}
+
+case ${1:-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    -*)
+        echo "$1 is no option of this script, which has --help alone" >&2
+        usage >&2
+        exit 2
+        ;;
+esac
+if [ $# -gt 1 ]; then
+    echo "$# words were given ($*): give one checkpoint, or none" >&2
+    exit 2
+fi
 CHECKPOINT=${1:-}
 [ -d "$CHECKPOINT" ] && CHECKPOINT=$(CDPATH='' cd -- "$CHECKPOINT" && pwd)
 CDPATH='' cd -- "$(dirname -- "$0")/.." || exit 2
@@ -30,6 +51,12 @@ TINY=models/tiny/checkpoint
 failed=0
 running=
 
+case $LIMIT in
+    *[!0-9]* | 0* | '')
+        echo "LIMIT=$LIMIT is no number of seconds: give a whole number from 1 on" >&2
+        exit 2
+        ;;
+esac
 for there in "$OUT" "$OUT.tar.gz"; do
     if [ -e "$there" ]; then
         echo "$there is there already: move it away, or name another folder with OUT=..." >&2
@@ -53,6 +80,22 @@ limited() {
     code=$?
     running=
     return "$code"
+}
+
+# engine_of CHECKPOINT: the name that spark-build gives its engine (`name_of` in builder/fetch.py).
+engine_of() {
+    local name=$1
+    if [ -d "$name" ]; then
+        name=$(CDPATH='' cd -- "$name" && pwd -P)
+    else
+        name=${name#http*://}
+        name=${name#www.}
+        case $name in
+            huggingface.co/* | hf.co/*) name=${name%%/tree/*} ;;
+        esac
+        name=${name%%@*}
+    fi
+    basename -- "$name"
 }
 
 # noted NAME CODE SECONDS: a line of OUT/steps.tsv.
@@ -195,7 +238,7 @@ step tiny_bench "$BIN/spark-bench" serve "$OUT.engines/tiny" --closed 8 --reques
 
 # 5. The model that was named. It is kept, since it took long to build.
 if [ -n "$CHECKPOINT" ]; then
-    engine=engines/$(basename -- "$CHECKPOINT")
+    engine=engines/$(engine_of "$CHECKPOINT")
     if step build "$BIN/spark-build" "$CHECKPOINT" -o "$engine"; then
         step report "$BIN/spark-inspect" "$engine"
         step doctor_of_it "$BIN/spark-run" doctor "$engine"

@@ -20,6 +20,7 @@ import pytest
 from spark_engine.bench import cli as bench
 from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
+from spark_engine.builder.fetch import name_of
 from spark_engine.check import cli as check
 from spark_engine.runtime import cli as runtime
 from tests.repository import ROOT
@@ -166,6 +167,53 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     told = {**os.environ, "OUT": str(tmp_path)}
     done = subprocess.run([str(SCRIPT)], env=told, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "move it away" in done.stderr
+
+
+def _refused(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The script where it must not begin: no step was called, nothing was written."""
+    stubs = Stubs(folder, more=more)
+    done = stubs.run(*words)
+    assert not stubs.noted.exists() and not stubs.out.exists()
+    return done
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_not_a_checkpoint(word: str, tmp_path: Path) -> None:
+    done = _refused(tmp_path, word)
+    assert done.returncode == 0 and "first_run_on_a_spark.sh [CHECKPOINT]" in done.stdout
+    assert "LIMIT=7200" in done.stdout and "set -u" not in done.stdout
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    done = _refused(tmp_path / "1", "--limit=5")
+    assert done.returncode == 2 and "--limit=5 is no option" in done.stderr
+    assert "[CHECKPOINT]" in done.stderr and not done.stdout
+    done = _refused(tmp_path / "2", "owner/name", "other")
+    assert done.returncode == 2 and "(owner/name other): give one" in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["abc", "0", "1h", "-5"])
+def test_a_limit_is_a_number_of_seconds(limit: str, tmp_path: Path) -> None:
+    done = _refused(tmp_path, LIMIT=limit)
+    assert done.returncode == 2 and f"LIMIT={limit} is no number of seconds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "owner/name",
+        "owner/name@v1",
+        "https://huggingface.co/owner/name/tree/main",
+        "https://huggingface.co/owner/name/",
+        "www.hf.co/owner/name",
+    ],
+)
+def test_an_engine_is_named_as_spark_build_names_it(word: str, tmp_path: Path) -> None:
+    hub = name_of(Path(word))
+    assert hub is not None and hub.partition("@")[0] == "owner/name"
+    calls = Ran(tmp_path, word).calls
+    assert ["spark-build", word, "-o", "engines/name"] in calls
+    assert ["spark-inspect", "engines/name"] in calls
 
 
 def test_ctrl_c_ends_the_step_and_packs_what_there_is(tmp_path: Path) -> None:
