@@ -10,11 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from spark_engine.errors import SparkError
-from spark_engine.hints import driver_present, extra
+from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.kernel import KNOWN, Target
 from spark_engine.runtime.executors.cache_size import GpuMemory
 
@@ -99,8 +98,8 @@ class Trial:
 def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
     second."""
-    if find_spec("cuda") is None:
-        return _without_extra()
+    if lacks := cuda_missing():
+        return _without_extra(lacks)
     from spark_engine.device import name_and_driver, present
 
     try:
@@ -131,11 +130,12 @@ def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER)
     return Diagnosis(card, tuple(finding.advice for finding in found), why, absent)
 
 
-def _without_extra() -> Diagnosis:
+def _without_extra(lacks: str) -> Diagnosis:
     if not driver_present():
         return Diagnosis(None)
-    words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
-    return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
+    words = f"NVIDIA's driver is here but not the extra `cuda`, or not all of it ({lacks}): "
+    absent = "not looked at: the extra `cuda` is missing or incomplete"
+    return Diagnosis(None, (words + extra("cuda"),), absent=absent)
 
 
 def _without_answer(error: Exception) -> Diagnosis:

@@ -168,7 +168,7 @@ def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.Mon
     assert "cannot be used" in _json()[1]["advice"][-2]
     driver.fails = ("cuInit",)
     assert "does not answer" in _json()[1]["advice"][0]
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     assert "not the extra `cuda`" in _json()[1]["advice"][0]
 
 
@@ -265,9 +265,9 @@ def test_without_a_gpu_its_row_says_why_and_what_to_do(
     (first,) = (line for line in words.splitlines() if line.startswith("  1. "))
     assert "CUDA_ERROR_UNKNOWN (999)): `nvidia-smi`" in first and "--gpus all" in first
     assert "start the engine again" not in words, "no engine is started"
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     words = _run().stdout
-    assert "GPU         not looked at: the extra `cuda` is missing" in words
+    assert "GPU         not looked at: the extra `cuda` is missing or incomplete" in words
     assert f"{sys.executable} -m" in words or "uv pip install" in words
 
 
