@@ -178,6 +178,32 @@ def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> 
     assert "supports CUDA 12.8" in _json()[1]["advice"][0]
 
 
+def test_programs_are_told_why_there_is_no_gpu(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpu` is null for several reasons, and a card that is there may open no engine."""
+
+    def said() -> tuple[str, bool, bool]:
+        found = _json("--no-load")[1]
+        null = found["gpu"] is None
+        assert null == (found["gpu_absent"] is not None)
+        return found["gpu_state"], null, bool(found["gpu_why"])
+
+    driver = spark()
+    assert said() == ("usable", False, False)
+    driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
+    assert said() == ("no_kernels", False, False)
+    driver.attributes["MPS_ENABLED"] = 1
+    assert said() == ("unusable", False, True)
+    driver.fails = ("cuDevicePrimaryCtxRetain",)
+    assert said() == ("unusable", True, True)
+    driver.fails = ("cuInit",)
+    assert said() == ("driver_silent", True, False)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cuda.bindings.driver", None)
+        assert said() == ("no_extra", True, False)
+    monkeypatch.setattr(gpu, "driver_present", lambda: False)
+    assert said() == ("no_driver", True, False)
+
+
 @pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])
 def test_a_gpu_that_opens_no_engine_serves_none(
     broken: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
