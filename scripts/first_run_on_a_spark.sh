@@ -15,8 +15,11 @@
 #
 # Exit codes: 0 every step went well, 1 one did not, 2 nothing could begin or be packed, 3 well, but
 # without a GPU, 129, 130 or 143 after a lost terminal, Ctrl-C or SIGTERM.
-# The archive holds what the steps printed, and no environment variable, key or weight: values of
-# variables that are named like keys, and the hub's token, are cut out of it.
+# The archive holds what the steps printed: the system, processor, memory, disk and GPU (what
+# nvidia-smi says of it), this repository's commit, and the words of pip, tests, builds, the doctor
+# and the benches. No environment variable, key or weight: values of variables that are named like
+# keys, and the hub's token, are cut out, and so are the GPU's UUIDs and serial numbers and the
+# programs on it; the home folder is written ~. Other paths and the model's name stay.
 set -u
 
 # usage: the comment above.
@@ -141,12 +144,15 @@ trap 'interrupted INT 130' INT
 trap 'interrupted HUP 129' HUP
 trap 'interrupted TERM 143' TERM
 
-# Cuts keys out of what was said: the values of variables that are named like them, and the token
-# that `hf auth login` keeps.
+# Cuts keys out of what was said (the values of variables that are named like them, the token that
+# `hf auth login` keeps), what tells this GPU and its programs from others, and the home folder.
 cut_keys() {
     local python=$PYTHON
     command -v "$python" > /dev/null || python=$BIN/python
-    command -v "$python" > /dev/null || return 0 # then nothing of ours ran
+    command -v "$python" > /dev/null || {
+        rm -f "$OUT/gpu.txt" # nothing of ours ran, but nvidia-smi did
+        return 0
+    }
     "$python" - "$OUT" << 'END'
 import os, re, sys
 from pathlib import Path
@@ -156,11 +162,19 @@ keys = [value for name, value in os.environ.items() if named.search(name)]
 home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
 path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
 keys += [path.read_text().strip()] if path.is_file() else []
+homes = {str(Path.home()), str(Path.home().resolve())} - {"/"}
+homes = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))).encode()
 for file in Path(sys.argv[1]).iterdir():
     said = old = file.read_bytes()
     for key in sorted({k.encode() for k in keys if len(k) >= 8}, key=len, reverse=True):
         said = said.replace(key, b"[cut out]")
     said = re.sub(rb"(://)[^/\s:@]+:[^/\s@]+@", rb"\1[cut out]@", said)  # an index's password
+    if file.name == "gpu.txt":
+        said = re.sub(rb"(?m)^.*(?:Serial Number|[UG]UID)\b.*\n?", b"", said)
+        said = re.sub(rb"(?m)^( *)Processes\b.*\n?(?:\1 +.*\n?)*", b"", said)
+    said = re.sub(rb"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]+)+", b"[cut out]", said)
+    if homes:
+        said = re.sub(rb"(?<![\w.-])(?:" + homes + rb")(?![\w.-])", b"~", said)
     if said != old:
         file.unlink()  # first, for where the disk is full: then it is not packed
         file.write_bytes(said)

@@ -245,6 +245,41 @@ def test_keys_are_cut_out_of_what_the_steps_said(tmp_path: Path) -> None:
         assert key not in whole
 
 
+SMI = """==============NVSMI LOG==============
+Driver Version                            : 580.95.05
+GPU 0000000F:01:00.0
+    Product Name                          : NVIDIA GB10
+    Serial Number                         : 1650525001234
+    GPU UUID                              : GPU-01234567-89ab-cdef-0123-456789abcdef
+    Platform Info
+        Chassis Serial Number             : 77777
+        GPU Fabric GUID                   : 0x5555
+    Processes
+        GPU instance ID                   : N/A
+        Process ID                        : 4242
+            Type                          : C
+            Name                          : /opt/secret-project/bin/python
+    Capabilities
+        EGM                               : disabled
+"""
+
+
+def test_the_archive_does_not_say_whose_machine_it_was(tmp_path: Path) -> None:
+    bin_, home = tmp_path / "bin", tmp_path / "ann"
+    bin_.mkdir()
+    home.mkdir()
+    (bin_ / "nvidia-smi").write_text(f"#!/bin/bash\ncat << 'END'\n{SMI}END\n")
+    (bin_ / "nvidia-smi").chmod(0o755)
+    more = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(home)}
+    says = "$HOME/models ${HOME}s GPU-01234567-89ab-cdef-0123-456789abcdef"
+    packed = Ran(tmp_path, doctor=1, says=says, more=more).packed
+    gpu = packed["gpu.txt"].decode()
+    for word in ("1650525001234", "77777", "0x5555", "4242", "secret", "Process", "GPU-0"):
+        assert word not in gpu, word
+    assert "580.95.05" in gpu and "NVIDIA GB10" in gpu and "EGM" in gpu
+    assert f"~/models {home}s [cut out]".encode() in packed["doctor.txt"]
+
+
 def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:
     """As `python3 -m venv` leaves one without the package python3-venv: with a python, no pip."""
     python = tmp_path / "python3"
