@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
@@ -35,13 +34,22 @@ from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
-from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
+from spark_engine.builder.plan.options import (
+    CAPABILITIES,
+    CPU,
+    RTX,
+    TARGETS,
+    Options,
+    Plan,
+    gpu_of,
+    resolve,
+)
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.hints import driver_present, extra
+from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.host_memory import available_memory
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.open_model import open_model, with_ranks
@@ -194,12 +202,25 @@ def with_target(options: Options) -> Options:
     return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
+def runs_here(target: str) -> bool:
+    """Whether this machine is one that `target` is for, as far as the driver tells."""
+    if target == CPU:
+        return True
+    try:
+        from spark_engine.device import architecture, capability
+    except ImportError:  # without the extra `cuda`
+        return False
+    found = capability()
+    of_rtx = found is not None and "SM{}{}".format(*found) in CAPABILITIES
+    return of_rtx if target == RTX else target == architecture()
+
+
 def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     """A sentence where `auto` became the CPU on a machine that has NVIDIA's driver."""
     if requested != "auto" or target != CPU or not driver_present():
         return ()
-    if find_spec("cuda") is None:
-        why = f"a GPU is here, but the extra `cuda` is not installed ({extra('cuda')})"
+    if cuda_missing():
+        why = f"a GPU is here, but the extra `cuda` is missing or incomplete ({extra('cuda')})"
     else:
         why = "the GPU here cannot be used or is of no known architecture"
     return (f"{why}: building for the CPU; --target names another",)

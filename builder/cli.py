@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from spark_engine.builder.build import build
+from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
@@ -183,7 +183,7 @@ def main(
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
         else:
-            show_report(Console(), report, str(folder))
+            show_report(Console(), report, str(folder), runs_here(report.manifest.target))
 
 
 if __name__ == "__main__":

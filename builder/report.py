@@ -37,11 +37,12 @@ class Report:
     peak_anonymous: int = 0
 
 
-def show_report(console: Console, report: Report, folder: str) -> None:
-    """Prints the report of one build."""
+def show_report(console: Console, report: Report, folder: str, here: bool) -> None:
+    """Prints the report of one build; `here`: its target is this machine's."""
+    last = _next(folder) if here else _elsewhere(folder, report.manifest.target)
     if not report.built:
         _say(console, f"{folder} is up to date: checkpoint, options and tools are unchanged")
-        _say(console, _next(folder))
+        _say(console, last)
         return
     console.print(render(report.manifest))
     for note in report.notes:
@@ -53,12 +54,19 @@ def show_report(console: Console, report: Report, folder: str) -> None:
         f"built {folder} in {total:.1f} s ({stages}); peak memory {size(report.peak_rss)}, "
         f"mapped files included, {size(report.peak_anonymous)} without",
     )
-    _say(console, _next(folder))
+    _say(console, last)
 
 
 def _next(folder: str) -> str:
     name = quote(folder)
     return f"run it: `spark-run {name}` for a chat, `spark-run {name} --serve` for a server"
+
+
+def _elsewhere(folder: str, target: str) -> str:
+    return (
+        f"this machine is not its target: copy {quote(folder)} to a machine with {target}, then "
+        "`spark-run doctor FOLDER` there"
+    )
 
 
 def _say(console: Console, line: str) -> None:

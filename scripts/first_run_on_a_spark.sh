@@ -4,8 +4,9 @@
 #
 #   scripts/first_run_on_a_spark.sh [CHECKPOINT]
 #
-# CHECKPOINT: a folder or a name on Hugging Face, e.g. nvidia/Qwen3.6-27B-NVFP4; without it the small
-# embedded model alone is built. Its engine stays under engines/. Without a GPU it goes as far as
+# CHECKPOINT: a folder, or a name on Hugging Face or its page's address, e.g.
+# nvidia/Qwen3.6-27B-NVFP4; without it the small embedded model alone is built. Its engine stays
+# under engines/, named as spark-build names it. Without a GPU it goes as far as
 # cross-building and ends with 3. Ctrl-C ends it; what it has found by then is packed.
 #   OUT=first_run        the folder that is packed into OUT.tar.gz
 #   VENV=.venv           the environment, made where there is none
@@ -14,10 +15,33 @@
 #
 # Exit codes: 0 every step went well, 1 one did not, 2 nothing could begin or be packed, 3 well, but
 # without a GPU, 129, 130 or 143 after a lost terminal, Ctrl-C or SIGTERM.
-# The archive holds what the steps printed, and no environment variable, key or weight: values of
-# variables that are named like keys, and the hub's token, are cut out of it.
+# The archive holds what the steps printed: the system, processor, memory, disk and GPU (what
+# nvidia-smi says of it), this repository's commit, and the words of pip, tests, builds, the doctor
+# and the benches. No environment variable, key or weight: values of variables that are named like
+# keys, and the hub's token, are cut out, and so are the GPU's UUIDs and serial numbers and the
+# programs on it; the home folder is written ~. Other paths and the model's name stay.
 set -u
 
+# usage: the comment above.
+usage() {
+    sed -n '2,/^set -u/{s/^# \{0,1\}//p;}' "$0"
+}
+
+case ${1:-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    -*)
+        echo "$1 is no option of this script, which has --help alone" >&2
+        usage >&2
+        exit 2
+        ;;
+esac
+if [ $# -gt 1 ]; then
+    echo "$# words were given ($*): give one checkpoint, or none" >&2
+    exit 2
+fi
 CHECKPOINT=${1:-}
 [ -d "$CHECKPOINT" ] && CHECKPOINT=$(CDPATH='' cd -- "$CHECKPOINT" && pwd)
 CDPATH='' cd -- "$(dirname -- "$0")/.." || exit 2
@@ -30,6 +54,12 @@ TINY=models/tiny/checkpoint
 failed=0
 running=
 
+case $LIMIT in
+    *[!0-9]* | 0* | '')
+        echo "LIMIT=$LIMIT is no number of seconds: give a whole number from 1 on" >&2
+        exit 2
+        ;;
+esac
 for there in "$OUT" "$OUT.tar.gz"; do
     if [ -e "$there" ]; then
         echo "$there is there already: move it away, or name another folder with OUT=..." >&2
@@ -53,6 +83,22 @@ limited() {
     code=$?
     running=
     return "$code"
+}
+
+# engine_of CHECKPOINT: the name that spark-build gives its engine (`name_of` in builder/fetch.py).
+engine_of() {
+    local name=$1
+    if [ -d "$name" ]; then
+        name=$(CDPATH='' cd -- "$name" && pwd -P)
+    else
+        name=${name#http*://}
+        name=${name#www.}
+        case $name in
+            huggingface.co/* | hf.co/*) name=${name%%/tree/*} ;;
+        esac
+        name=${name%%@*}
+    fi
+    basename -- "$name"
 }
 
 # noted NAME CODE SECONDS: a line of OUT/steps.tsv.
@@ -98,12 +144,15 @@ trap 'interrupted INT 130' INT
 trap 'interrupted HUP 129' HUP
 trap 'interrupted TERM 143' TERM
 
-# Cuts keys out of what was said: the values of variables that are named like them, and the token
-# that `hf auth login` keeps.
+# Cuts keys out of what was said (the values of variables that are named like them, the token that
+# `hf auth login` keeps), what tells this GPU and its programs from others, and the home folder.
 cut_keys() {
     local python=$PYTHON
     command -v "$python" > /dev/null || python=$BIN/python
-    command -v "$python" > /dev/null || return 0 # then nothing of ours ran
+    command -v "$python" > /dev/null || {
+        rm -f "$OUT/gpu.txt" # nothing of ours ran, but nvidia-smi did
+        return 0
+    }
     "$python" - "$OUT" << 'END'
 import os, re, sys
 from pathlib import Path
@@ -113,11 +162,19 @@ keys = [value for name, value in os.environ.items() if named.search(name)]
 home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
 path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
 keys += [path.read_text().strip()] if path.is_file() else []
+homes = {str(Path.home()), str(Path.home().resolve())} - {"/"}
+homes = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))).encode()
 for file in Path(sys.argv[1]).iterdir():
     said = old = file.read_bytes()
     for key in sorted({k.encode() for k in keys if len(k) >= 8}, key=len, reverse=True):
         said = said.replace(key, b"[cut out]")
     said = re.sub(rb"(://)[^/\s:@]+:[^/\s@]+@", rb"\1[cut out]@", said)  # an index's password
+    if file.name == "gpu.txt":
+        said = re.sub(rb"(?m)^.*(?:Serial Number|[UG]UID)\b.*\n?", b"", said)
+        said = re.sub(rb"(?m)^( *)Processes\b.*\n?(?:\1 +.*\n?)*", b"", said)
+    said = re.sub(rb"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]+)+", b"[cut out]", said)
+    if homes:
+        said = re.sub(rb"(?<![\w.-])(?:" + homes + rb")(?![\w.-])", b"~", said)
     if said != old:
         file.unlink()  # first, for where the disk is full: then it is not packed
         file.write_bytes(said)
@@ -195,7 +252,7 @@ step tiny_bench "$BIN/spark-bench" serve "$OUT.engines/tiny" --closed 8 --reques
 
 # 5. The model that was named. It is kept, since it took long to build.
 if [ -n "$CHECKPOINT" ]; then
-    engine=engines/$(basename -- "$CHECKPOINT")
+    engine=engines/$(engine_of "$CHECKPOINT")
     if step build "$BIN/spark-build" "$CHECKPOINT" -o "$engine"; then
         step report "$BIN/spark-inspect" "$engine"
         step doctor_of_it "$BIN/spark-run" doctor "$engine"

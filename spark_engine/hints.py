@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -86,6 +87,16 @@ def near(name: str, known: Sequence[str]) -> str:
     """`; did you mean sm_90a?`, or nothing."""
     found = get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def cuda_missing() -> str:
+    """Why the extra `cuda` cannot be used; empty where it can. Other packages lie under the name
+    `cuda` too (cuda-pathfinder alone, say), so only importing what we call tells."""
+    try:
+        import_module("cuda.bindings.driver")
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def driver_present() -> bool:

@@ -20,6 +20,7 @@ import pytest
 from spark_engine.bench import cli as bench
 from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
+from spark_engine.builder.fetch import name_of
 from spark_engine.check import cli as check
 from spark_engine.runtime import cli as runtime
 from tests.repository import ROOT
@@ -168,6 +169,53 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     assert done.returncode == 2 and "move it away" in done.stderr
 
 
+def _refused(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The script where it must not begin: no step was called, nothing was written."""
+    stubs = Stubs(folder, more=more)
+    done = stubs.run(*words)
+    assert not stubs.noted.exists() and not stubs.out.exists()
+    return done
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_not_a_checkpoint(word: str, tmp_path: Path) -> None:
+    done = _refused(tmp_path, word)
+    assert done.returncode == 0 and "first_run_on_a_spark.sh [CHECKPOINT]" in done.stdout
+    assert "LIMIT=7200" in done.stdout and "set -u" not in done.stdout
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    done = _refused(tmp_path / "1", "--limit=5")
+    assert done.returncode == 2 and "--limit=5 is no option" in done.stderr
+    assert "[CHECKPOINT]" in done.stderr and not done.stdout
+    done = _refused(tmp_path / "2", "owner/name", "other")
+    assert done.returncode == 2 and "(owner/name other): give one" in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["abc", "0", "1h", "-5"])
+def test_a_limit_is_a_number_of_seconds(limit: str, tmp_path: Path) -> None:
+    done = _refused(tmp_path, LIMIT=limit)
+    assert done.returncode == 2 and f"LIMIT={limit} is no number of seconds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "owner/name",
+        "owner/name@v1",
+        "https://huggingface.co/owner/name/tree/main",
+        "https://huggingface.co/owner/name/",
+        "www.hf.co/owner/name",
+    ],
+)
+def test_an_engine_is_named_as_spark_build_names_it(word: str, tmp_path: Path) -> None:
+    hub = name_of(Path(word))
+    assert hub is not None and hub.partition("@")[0] == "owner/name"
+    calls = Ran(tmp_path, word).calls
+    assert ["spark-build", word, "-o", "engines/name"] in calls
+    assert ["spark-inspect", "engines/name"] in calls
+
+
 def test_ctrl_c_ends_the_step_and_packs_what_there_is(tmp_path: Path) -> None:
     """As a terminal sends it: to the script's group alone, in which the step is not."""
     with Stubs(tmp_path, "spark-run").started() as script:
@@ -195,6 +243,41 @@ def test_keys_are_cut_out_of_what_the_steps_said(tmp_path: Path) -> None:
     assert ran.done.returncode == 3 and b"[cut out]" in whole and b"@index/" in whole
     for key in (b"hf_0123456789", b"hf_of_the_hub_itself", b"me:pass"):
         assert key not in whole
+
+
+SMI = """==============NVSMI LOG==============
+Driver Version                            : 580.95.05
+GPU 0000000F:01:00.0
+    Product Name                          : NVIDIA GB10
+    Serial Number                         : 1650525001234
+    GPU UUID                              : GPU-01234567-89ab-cdef-0123-456789abcdef
+    Platform Info
+        Chassis Serial Number             : 77777
+        GPU Fabric GUID                   : 0x5555
+    Processes
+        GPU instance ID                   : N/A
+        Process ID                        : 4242
+            Type                          : C
+            Name                          : /opt/secret-project/bin/python
+    Capabilities
+        EGM                               : disabled
+"""
+
+
+def test_the_archive_does_not_say_whose_machine_it_was(tmp_path: Path) -> None:
+    bin_, home = tmp_path / "bin", tmp_path / "ann"
+    bin_.mkdir()
+    home.mkdir()
+    (bin_ / "nvidia-smi").write_text(f"#!/bin/bash\ncat << 'END'\n{SMI}END\n")
+    (bin_ / "nvidia-smi").chmod(0o755)
+    more = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(home)}
+    says = "$HOME/models ${HOME}s GPU-01234567-89ab-cdef-0123-456789abcdef"
+    packed = Ran(tmp_path, doctor=1, says=says, more=more).packed
+    gpu = packed["gpu.txt"].decode()
+    for word in ("1650525001234", "77777", "0x5555", "4242", "secret", "Process", "GPU-0"):
+        assert word not in gpu, word
+    assert "580.95.05" in gpu and "NVIDIA GB10" in gpu and "EGM" in gpu
+    assert f"~/models {home}s [cut out]".encode() in packed["doctor.txt"]
 
 
 def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:

@@ -47,3 +47,15 @@ def test_it_is_the_environment_that_runs_whatever_stands_on_the_path(tmp_path: P
         env={"PATH": str(tmp_path)},
     )
     assert made.stdout.startswith(f"{sys.executable} -m "), made.stderr
+
+
+def test_a_package_named_cuda_is_not_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cuda-pathfinder alone makes one."""
+    (tmp_path / "cuda" / "pathfinder").mkdir(parents=True)
+    command = [sys.executable, "-c", "from spark_engine import hints; print(hints.cuda_missing())"]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "cuda" / "__init__.py").touch()  # so that it hides the one that is installed
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "No module named 'cuda.bindings'\n", done.stderr

@@ -27,14 +27,13 @@ from spark_engine.builder.executors.ort import OrtBackend, encode, predicted_sec
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.plan.options import CAPABILITIES, Plan
 from spark_engine.errors import CapacityError, GraphError, OptionError
 from spark_engine.tensors import DType
 from spark_engine.trt_library import logger, missing, out_of_memory, says, wrong_version
 from spark_engine.trt_payload import TrtPayload
 from spark_engine.weights_file import WeightEntry
 
-CAPABILITIES = ("SM89", "SM120", "SM121")  # those with bf16 and FP8; one engine runs on all
 HOST = ("mark_tokens", "sample")
 FP8 = TensorProto.FLOAT8E4M3FN
 ONE, ZERO = "fp8.one", "fp8.zero"  # scale and zero point of casts

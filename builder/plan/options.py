@@ -32,6 +32,7 @@ from spark_engine.tensors import DType
 
 CPU = "cpu"
 RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
+CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all
 # Each target's executor, by the module of the builder that has its build half.
 TARGETS = {
     CPU: "executors.ort",

@@ -10,17 +10,19 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from spark_engine.errors import SparkError
-from spark_engine.hints import driver_present, extra
+from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.kernel import KNOWN, Target
 from spark_engine.runtime.executors.cache_size import GpuMemory
 
 if TYPE_CHECKING:
     from spark_engine.runtime.doctor.probe import Probe
 
+State: TypeAlias = Literal[
+    "usable", "no_kernels", "unusable", "no_driver", "driver_silent", "no_extra"
+]
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
 NO_DRIVER = (
@@ -67,12 +69,14 @@ class Card:
 @dataclass(frozen=True)
 class Diagnosis:
     """A card or why there is none, and what to do about what is wrong. `absent`: what is said in
-    the place of a card; `why`: no engine of a GPU opens here."""
+    the place of a card; `why`: no engine of a GPU opens here; `state`: all of it in a word, for
+    programs."""
 
     card: Card | None
     advice: tuple[str, ...] = ()
     why: str = ""
     absent: str = NO_DRIVER
+    state: State = "no_driver"
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ class Trial:
 def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
     second."""
-    if find_spec("cuda") is None:
-        return _without_extra()
+    if lacks := cuda_missing():
+        return _without_extra(lacks)
     from spark_engine.device import name_and_driver, present
 
     try:
@@ -128,14 +132,17 @@ def release(version: int) -> str:
 def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER) -> Diagnosis:
     """Of several reasons why no engine opens the first is said."""
     why = next((finding.why for finding in found if finding.why), "")
-    return Diagnosis(card, tuple(finding.advice for finding in found), why, absent)
+    fits = card is not None and card.target is not None
+    state: State = "unusable" if why else "usable" if fits else "no_kernels"
+    return Diagnosis(card, tuple(finding.advice for finding in found), why, absent, state)
 
 
-def _without_extra() -> Diagnosis:
+def _without_extra(lacks: str) -> Diagnosis:
     if not driver_present():
         return Diagnosis(None)
-    words = f"NVIDIA's driver is here but not the extra `cuda`: {extra('cuda')}"
-    return Diagnosis(None, (words,), absent="not looked at: the extra `cuda` is missing")
+    words = f"NVIDIA's driver is here but not the extra `cuda`, or not all of it ({lacks}): "
+    absent = "not looked at: the extra `cuda` is missing or incomplete"
+    return Diagnosis(None, (words + extra("cuda"),), absent=absent, state="no_extra")
 
 
 def _without_answer(error: Exception) -> Diagnosis:
@@ -147,7 +154,8 @@ def _without_answer(error: Exception) -> Diagnosis:
         "GPU; where it does not, start the machine again or install driver 580 or later. In a "
         "container: docker run --gpus all"
     )
-    return Diagnosis(None, (words,), absent="not to be used: the driver does not answer")
+    absent = "not to be used: the driver does not answer"
+    return Diagnosis(None, (words,), absent=absent, state="driver_silent")
 
 
 def _try(load: bool, device: str) -> Trial:

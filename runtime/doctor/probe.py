@@ -2,7 +2,7 @@
 memory.
 
 Knows the driver through `Gpu`, and one kernel, as PTX that the driver itself compiles, so that
-neither an engine nor a compiler is needed. Built for, not run on a GPU yet.
+neither an engine nor a compiler is needed. Run on an H200, not on a GB10.
 """
 
 from __future__ import annotations

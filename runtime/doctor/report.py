@@ -42,11 +42,15 @@ class Report:
         return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes, bytes a second, MHz."""
+        """For programs; bytes, bytes a second, MHz. README says what `gpu_state` may be;
+        `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine of a GPU opens here."""
         return {
             "served": self.served,
             "host": asdict(self.host),
             "gpu": asdict(self.gpu.card) if self.gpu.card else None,
+            "gpu_state": self.gpu.state,
+            "gpu_absent": None if self.gpu.card else self.gpu.absent,
+            "gpu_why": self.gpu.why or None,
             "extras": {name: list(missing) for name, missing in self.extras.items()},
             "disk": dict(self.disk),
             "engines": [asdict(engine) for engine in self.engines],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from spark_engine.hints import driver_present, extra
+from spark_engine.hints import cuda_missing, driver_present, extra
 
 RTX = "rtx", ((8, 9), (12, 0), (12, 1))  # TensorRT-RTX's target, and the GPUs it is built for
 
@@ -39,11 +39,14 @@ def foreign(target: str, here: tuple[str, ...]) -> str:
         if found in known:
             return f"it is for {which}, and needs its library: {extra('trt')}"
         seen = "no GPU that can be used" if found is None else f"one of {found[0]}.{found[1]}"
-        more = f" ({extra('trt')} where there is one)" if find_spec("cuda") is None else ""
+        more = f" ({extra('trt')} where there is one)" if cuda_missing() else ""
         return f"it is for {which}, and here is {seen}{more}: build it for another --target"
-    if find_spec("cuda") is None:
-        driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded either)"
-        return f"it is for the GPU {target}, which needs the extra `cuda`{driver}: {extra('cuda')}"
+    if lacks := cuda_missing():
+        driver = "" if driver_present() else ", and NVIDIA's driver, which is not loaded either"
+        return (
+            f"it is for the GPU {target}, which needs the extra `cuda`, missing here or incomplete "
+            f"({lacks}){driver}: {extra('cuda')}"
+        )
     return ""
 
 

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_engine.builder import cli, inspect
-from spark_engine.builder.build import build, no_gpu_note
-from spark_engine.builder.plan.options import Options
+from spark_engine.builder.build import build, no_gpu_note, runs_here
+from spark_engine.builder.plan.options import TARGETS, Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
@@ -56,6 +56,39 @@ def test_a_build_shows_progress_and_a_report(tmp_path: Path, checkpoint: Path) -
     assert manifest.card == "" and "card" not in done.stdout
     again = call(checkpoint, "-o", folder, *FEW)
     assert again.exit_code == 0 and "is up to date" in again.stdout
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["built", "up to date"])
+def test_an_engine_for_another_machine_is_not_said_to_run_here(
+    again: bool, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "engine"
+    if again:
+        call(checkpoint, "-o", folder, *FEW)
+    monkeypatch.setattr(cli, "runs_here", lambda target: False)
+    done = call(checkpoint, "-o", folder, *FEW)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"this machine is not its target: copy {folder} to a machine with cpu")
+    assert last.endswith("`spark-run doctor FOLDER` there") and "run it:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("capability", "targets"),
+    [
+        (None, {"cpu"}),
+        ((9, 0), {"cpu", "sm_90a"}),
+        ((12, 1), {"cpu", "sm_121a", "rtx"}),
+        ((8, 9), {"cpu", "rtx"}),
+    ],
+)
+def test_the_targets_of_this_machine(
+    capability: tuple[int, int] | None, targets: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = pytest.importorskip("spark_engine.device", reason="needs the extra `cuda`")
+    own = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
+    monkeypatch.setattr(device, "capability", lambda: capability)
+    monkeypatch.setattr(device, "architecture", lambda: own.get(capability))
+    assert {target for target in TARGETS if runs_here(target)} == targets
 
 
 def test_json_report(tmp_path: Path, checkpoint: Path) -> None:
@@ -145,7 +178,7 @@ def test_a_gpu_that_is_not_used_is_spoken_of(
 ) -> None:
     module = sys.modules[build.__module__]
     monkeypatch.setattr(module, "driver_present", lambda: here)
-    monkeypatch.setattr(module, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(module, "cuda_missing", lambda: "" if installed else "No module")
     notes = no_gpu_note(given, "cpu")
     assert len(notes) == (words is not None) and all(str(words) in note for note in notes)
     assert no_gpu_note("auto", "sm_90a") == ()

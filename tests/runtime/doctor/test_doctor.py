@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.Mon
     assert "cannot be used" in _json()[1]["advice"][-2]
     driver.fails = ("cuInit",)
     assert "does not answer" in _json()[1]["advice"][0]
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     assert "not the extra `cuda`" in _json()[1]["advice"][0]
 
 
@@ -177,6 +177,32 @@ def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> 
     spark()
     monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
     assert "supports CUDA 12.8" in _json()[1]["advice"][0]
+
+
+def test_programs_are_told_why_there_is_no_gpu(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpu` is null for several reasons, and a card that is there may open no engine."""
+
+    def said() -> tuple[str, bool, bool]:
+        found = _json("--no-load")[1]
+        null = found["gpu"] is None
+        assert null == (found["gpu_absent"] is not None)
+        return found["gpu_state"], null, bool(found["gpu_why"])
+
+    driver = spark()
+    assert said() == ("usable", False, False)
+    driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
+    assert said() == ("no_kernels", False, False)
+    driver.attributes["MPS_ENABLED"] = 1
+    assert said() == ("unusable", False, True)
+    driver.fails = ("cuDevicePrimaryCtxRetain",)
+    assert said() == ("unusable", True, True)
+    driver.fails = ("cuInit",)
+    assert said() == ("driver_silent", True, False)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cuda.bindings.driver", None)
+        assert said() == ("no_extra", True, False)
+    monkeypatch.setattr(gpu, "driver_present", lambda: False)
+    assert said() == ("no_driver", True, False)
 
 
 @pytest.mark.parametrize("broken", ["mps", "old", "context", "binding"])
@@ -266,9 +292,9 @@ def test_without_a_gpu_its_row_says_why_and_what_to_do(
     (first,) = (line for line in words.splitlines() if line.startswith("  1. "))
     assert "CUDA_ERROR_UNKNOWN (999)): `nvidia-smi`" in first and "--gpus all" in first
     assert "start the engine again" not in words, "no engine is started"
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     words = _run().stdout
-    assert "GPU         not looked at: the extra `cuda` is missing" in words
+    assert "GPU         not looked at: the extra `cuda` is missing or incomplete" in words
     assert f"{sys.executable} -m" in words or "uv pip install" in words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_an_engine_for_another_machine_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("driver", "words"), [(True, f"`cuda`: {extra('cuda')}"), (False, "NVIDIA's driver")]
+    ("driver", "words"), [(True, f"): {extra('cuda')}"), (False, "NVIDIA's driver")]
 )
 def test_without_the_extra_a_gpus_engine_names_the_extra(
     engine: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, words: str
@@ -143,7 +144,7 @@ def test_without_the_extra_a_gpus_engine_names_the_extra(
     monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
     monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
     monkeypatch.setattr(detect, "driver_present", lambda: driver)
-    monkeypatch.setattr(detect, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(EngineError) as refused:
         load(engine)
     said = str(refused.value)
@@ -158,7 +159,7 @@ def test_without_a_gpu_a_gpus_engine_names_the_doctor(
     manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
     monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
     monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
-    monkeypatch.setattr(detect, "find_spec", lambda name: object())
+    monkeypatch.setattr(detect, "cuda_missing", lambda: "")
     with pytest.raises(EngineError, match="for the GPU sm_121a, and no GPU.*`spark-run doctor`"):
         load(engine)
 

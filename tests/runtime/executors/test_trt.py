@@ -254,7 +254,7 @@ def test_what_its_engines_lack_here_is_said(
     found: tuple[int, int] | None, installed: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detect, "_capability", lambda: found)
-    monkeypatch.setattr(detect, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(detect, "cuda_missing", lambda: "" if installed else "No module")
     monkeypatch.setattr(detect, "extra", lambda name: f"/python -m pip install {name}")
     said = detect.foreign(RTX, ("cpu",))
     assert words in said and "a GPU of compute capability 8.9, 12.0 or 12.1" in said
