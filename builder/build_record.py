@@ -7,6 +7,7 @@ which also has the GPU's memory to itself. Knows how to start it, and nothing of
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from spark_engine.typed import typed
 
 MODULE = "spark_engine.runtime.engine.build_record"
 NOWHERE = "it was not run, since its target is not this machine's"
+_CLASS = re.compile(r"^[\w.]+: ")
 
 
 def recorded(
@@ -36,6 +38,7 @@ def recorded(
         said = typed(Greedy, json.loads(out))
     except (ValueError, TypeError):
         last = (words.strip().splitlines() or [f"exit code {code}"])[-1]
+        last = _CLASS.sub("", last)  # of an exception, which is no word of a user's
         return manifest, (f"no record of what its buckets say: running it failed ({last})",)
     if not said.md5:
         return manifest, (f"no record of what its buckets say: {NOWHERE}",)

@@ -7,7 +7,8 @@ A new option is a row here and the field that it fills, whose default is the opt
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -25,6 +26,7 @@ from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.server import ServerOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
+_ORIGIN = re.compile(r"https?://[^/\s:]+(:\d+)?|https?://\[[0-9a-fA-F:]+\](:\d+)?")
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
 # The argument of the command line, and a key of the configuration file.
@@ -232,11 +234,24 @@ SERVER = (
         fills=(ServerOptions, "dumps"),
     ),
 )
+
+
+def _origins(given: Sequence[str]) -> tuple[str, ...]:
+    """Raises OptionError for what no browser says that it is."""
+    for origin in given:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise OptionError(
+                f"--cors-origin {origin}: a browser's origin is like https://name or "
+                "http://name:8080, without a path; or *, for all"
+            )
+    return tuple(given)
+
+
 SECURITY = (
     Option(
         "--api-key",
         Group.SECURITY,
-        "The API key that clients must send.",
+        "The API key that clients must send; by SPARK_API_KEY other users do not see it.",
         envvar="SPARK_API_KEY",
         metavar="KEY",
         fills=(ServerOptions, "api_key"),
@@ -251,7 +266,7 @@ SECURITY = (
         many=True,
         metavar="ORIGIN",
         fills=(ServerOptions, "cors_origins"),
-        turn=tuple,
+        turn=_origins,
     ),
     Option(
         "--tls-cert",

@@ -25,6 +25,7 @@ from spark_engine.errors import RequestError
 
 Message: TypeAlias = dict[str, Any]
 ROLES = {"developer": "system", "function": "tool"}
+KNOWN = ("system", "user", "assistant", "tool")  # and those that ROLES makes one of them
 TEXT = {"text", "input_text", "output_text"}  # parts with a `text`
 THOUGHT = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}  # and its key
 HIDDEN = {"redacted_thinking"}  # parts that no model here can read
@@ -56,6 +57,8 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
     if not isinstance(role, str):
         raise _error(f"{where}.role is {_short(role)}; it must be a string")
     role = ROLES.get(role, role)
+    if role not in KNOWN:
+        raise _error(f"{where}.role is {_short(role)}; it must be one of {', '.join(KNOWN)}")
     text, thought = _content(f"{where}.content", given.get("content"), role == "assistant")
     made = {**given, "role": role, "content": text}
     if role != "assistant":

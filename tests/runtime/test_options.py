@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from spark_engine.errors import OptionError
 from spark_engine.runtime.cli import main
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
@@ -77,3 +78,13 @@ def test_why_an_option_does_nothing() -> None:
 def test_no_time_is_below_0(flag: str) -> None:
     done = CliRunner().invoke(main, ["--serve", flag, "-1"])
     assert done.exit_code == 2 and f"Invalid value for '{flag}'" in done.output
+
+
+def test_what_no_browser_comes_from_is_no_origin() -> None:
+    (row,) = [one for one in OPTIONS if one.flag == "--cors-origin"]
+    assert row.turn is not None
+    good = ("*", "https://a.example", "http://localhost:8080", "http://[::1]:80", "http://10.0.0.1")
+    assert row.turn(list(good)) == good
+    for bad in ("foo", "https://a.example/", "ftp://a", "http://a:b", "", "https://"):
+        with pytest.raises(OptionError, match="a browser's origin is like"):
+            row.turn([bad])

@@ -159,6 +159,7 @@ def test_an_engine_that_cannot_run_is_built_without_a_record(
     manifest, before = read_manifest(engine), (engine / MANIFEST).read_bytes()
     kept, (note,) = recorded(tmp_path, manifest)
     assert kept is manifest and "running it failed" in note and "manifest.json" in note
+    assert "Error" not in note, "the words, without the class that said them"
     monkeypatch.setattr(build_record, "_run", lambda command: (0, '{"machine": "", "md5": {}}', ""))
     kept, (note,) = recorded(engine, manifest)
     assert kept is manifest and "its target is not this machine's" in note

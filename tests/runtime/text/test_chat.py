@@ -45,7 +45,7 @@ def test_tool_call_arguments_become_mappings(template: ChatTemplate) -> None:
 @pytest.mark.parametrize(
     ("message", "options", "words"),
     [
-        ({"role": "narrator", "content": "x"}, {}, "Unexpected message role narrator"),
+        ({"role": "narrator", "content": "x"}, {}, "role is 'narrator'; it must be one of system"),
         ({"role": "user", "content": 3}, {}, "must be a string or a list"),
         ({"role": "user", "content": "x"}, {"messages": []}, "'messages'"),
         ({"role": "assistant", "tool_calls": [{"x": 1}]}, {}, "function with a name"),

@@ -156,6 +156,7 @@ def test_arguments_that_were_cut_off_keep_what_came(value: dict[str, Any], cut: 
     ("message", "words"),
     [
         ({"content": "x"}, r"messages\[1\].role is None; it must be a string"),
+        ({"role": "bot", "content": "x"}, r"messages\[1\].role is 'bot'; it must be one of system"),
         ({"role": 3}, r"messages\[1\].role is 3"),
         ({"role": "user", "content": 3}, r"messages\[1\].content is 3; it must be a string or"),
         ({"role": "user", "content": {"text": "a"}}, r"messages\[1\].content is {'text'"),
