@@ -22,12 +22,13 @@ run: $(VENV)/.run
 	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
 
 # Two processes, a file at a time: fixtures are those of a file. One thread each for small matrix
-# products, whose threads wait for one another longer than they compute.
+# products, whose threads wait for one another longer than they compute. Tests start the commands
+# some hundred times: their bytecode is kept, wherever Python is told to write none.
 test: $(VENV)/.test lint types
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Kernels of the served models' sizes for both targets: registers, spills, shared memory. Three
-# minutes; `make test` compiles every form once.
+# Kernels of the served models' sizes for both targets, and of every case: registers, spills, shared
+# memory. Five minutes; `make test` compiles every form once, whichever op launches it.
 kernels: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
 

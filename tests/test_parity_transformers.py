@@ -115,10 +115,22 @@ def _write(network: Network, folder: Path) -> None:
     )
 
 
-def _engine(network: Network, folder: Path) -> Loaded:
-    _write(network, folder)
+@dataclass(frozen=True)
+class Made:
+    """A network's checkpoint and its engine."""
+
+    name: str
+    folder: Path
+    engine: Loaded
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Once for both tests, which begin with states of their own."""
+    folder = tmp_path_factory.mktemp("network") / "checkpoint"
+    _write(NETWORKS[request.param], folder)
     build(folder, folder.with_name("engine"), OPTIONS, lambda text: None)
-    return load(folder.with_name("engine"), threads=1)
+    return Made(request.param, folder, load(folder.with_name("engine"), threads=1))
 
 
 def _run(engine: Loaded, length: int, splits: tuple[int, ...], decoded: int) -> Solo:
@@ -179,12 +191,10 @@ def _ours(solo: Solo, name: str) -> Floats:
     return pick(int(index), state)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_parity(name: str, tmp_path: Path) -> None:
+def test_parity(made: Made) -> None:
     if not all(importlib.util.find_spec(m) for m in ("torch", "transformers")):
         pytest.skip("the oracle extra is not installed; test_golden stands in")
-    engine = _engine(NETWORKS[name], tmp_path / "checkpoint")
-    theirs = Transformers(tmp_path / "checkpoint", NETWORKS[name].moe)
+    engine, theirs = made.engine, Transformers(made.folder, NETWORKS[made.name].moe)
     for length, splits, decoded in RUNS:
         solo, truth = _run(engine, length, splits, decoded), theirs.forward(_ids(length))
         what = f"{length} tokens, prefill ends at {splits}, {decoded} decoded"
@@ -193,13 +203,11 @@ def test_parity(name: str, tmp_path: Path) -> None:
             _near(_ours(solo, state), value, f"{what}: {state}")
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_golden(name: str, tmp_path: Path) -> None:
+def test_golden(made: Made) -> None:
+    name = made.name
     if os.environ.get("SPARK_WRITE_GOLDEN"):
-        _write(NETWORKS[name], tmp_path)
-        _keep(name, Transformers(tmp_path, NETWORKS[name].moe).forward(_ids(LONGEST)))
-    engine = _engine(NETWORKS[name], tmp_path / "checkpoint")
-    solo = _run(engine, LONGEST, (1, 65), 2)
+        _keep(name, Transformers(made.folder, NETWORKS[name].moe).forward(_ids(LONGEST)))
+    solo = _run(made.engine, LONGEST, (1, 65), 2)
     with np.load(GOLDEN) as golden:
         _near(solo.logits[-1], golden[f"{name}: logits"], "logits")
         states = [key for key in golden if key.startswith(f"{name}: layers.")]
