@@ -178,7 +178,7 @@ def main(
             if hub is not None:
                 gpu_of(options)  # what is wrong here need not wait for a download
                 check_destination(folder)
-                checkpoint = fetch(hub, shown, read_description)
+                checkpoint = fetch(hub, shown, read_description, folder)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

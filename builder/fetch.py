@@ -58,14 +58,17 @@ def name_of(path: Path) -> str | None:
     return str(path) if not path.parent.exists() and _NAME.fullmatch(str(path)) else None
 
 
-def fetch(name: str, shown: Progress, check: Callable[[Path], object]) -> Path:
+def fetch(
+    name: str, shown: Progress, check: Callable[[Path], object], engine: Path | None = None
+) -> Path:
     """The folder with the checkpoint `OWNER/NAME[@REVISION]`, fetched if it is not there yet.
 
     Says the sizes first. `check` is given the folder when it holds all but the weights, and raises
-    where they are of no use. Every file that Git LFS keeps has the hub's SHA-256 afterwards. Where
-    the hub cannot be reached, what was fetched before is taken. Raises OptionError without the
-    extra `hub`, CheckpointError when there is neither, the hub does not know the name or gives
-    other bytes than it says, CapacityError when the disk is too small.
+    where they are of no use. `engine` is what will be written afterwards: where its disk may lack
+    room for both, that is said before the weights come. Every file that Git LFS keeps has the hub's
+    SHA-256 afterwards. Where the hub cannot be reached, what was fetched before is taken. Raises
+    OptionError without the extra `hub`, CheckpointError when there is neither, the hub does not
+    know the name or gives other bytes than it says, CapacityError when the disk is too small.
     """
     try:
         import huggingface_hub as hub
@@ -79,7 +82,7 @@ def fetch(name: str, shown: Progress, check: Callable[[Path], object]) -> Path:
         raise OptionError(f"{name!r} is no name on the hub: OWNER/NAME or OWNER/NAME@REVISION")
     repository, revision = match.group(1), match.group(2)
     try:
-        folder, files = _download(hub, name, (repository, revision), shown, check)
+        folder, files = _download(hub, name, (repository, revision), shown, check, engine)
     except UserError:
         raise
     except hub.errors.GatedRepoError:
@@ -101,7 +104,12 @@ def fetch(name: str, shown: Progress, check: Callable[[Path], object]) -> Path:
 
 
 def _download(
-    hub: Any, name: str, wanted: _Wanted, shown: Progress, check: Callable[[Path], object]
+    hub: Any,
+    name: str,
+    wanted: _Wanted,
+    shown: Progress,
+    check: Callable[[Path], object],
+    engine: Path | None,
 ) -> tuple[Path, tuple[_File, ...]]:
     """The folder, and what it must hold. Raises what huggingface_hub does, and UserErrors."""
     repository, revision = wanted
@@ -121,6 +129,8 @@ def _download(
     small = [escape(f.path) for f in files if not f.path.endswith(WEIGHTS)]
     check(Path(_quietly(hub, allow_patterns=small, **want)))
     _check_room(name, left, cache)
+    if engine is not None and (words := _tight(left, total, cache, engine)):
+        shown.say(f"warning: {words}")
     return Path(hub.snapshot_download(**everything)), files
 
 
@@ -195,13 +205,35 @@ def _quietly(hub: Any, **want: Any) -> Any:
 
 
 def _check_room(name: str, left: int, cache: Path) -> None:
-    place = next(p for p in (cache, *cache.parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(_above(cache)).free
     if left > free:
         raise CapacityError(
             f"{name}: {left / GIB:.2f} GiB are to be fetched into {cache}, where {free / GIB:.2f} "
             "GiB are free: free some, or name another place in HF_HOME"
         )
+
+
+def _tight(left: int, total: int, cache: Path, engine: Path) -> str:
+    """Words where what is left to fetch may leave too little room for the engine, whose size is not
+    known before the weights are: about that of the checkpoint, and below it where parts of it are
+    left out. So this refuses nothing; a build does, when it knows."""
+    places = _above(cache), _above(engine)
+    free = shutil.disk_usage(places[1]).free
+    left = left if places[0].stat().st_dev == places[1].stat().st_dev else 0
+    if left + total <= free:
+        return ""
+    both = f"{left / GIB:.2f} GiB to be fetched and " if left else ""
+    return (
+        f"{both}an engine of up to about {total / GIB:.2f} GiB may not fit into the "
+        f"{free / GIB:.2f} GiB that are free for {engine}: free some, or choose another disk with "
+        "-o or HF_HOME"
+    )
+
+
+def _above(path: Path) -> Path:
+    """`path`, or the nearest above it that is there."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) -> None:

@@ -52,10 +52,13 @@ def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
     host, found = machine.host(), gpu.diagnose(load, device)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None
+    places, cache = roots(folders, engines.ENGINES), machine.hub_cache(os.environ)
+    apart = not any(machine.same_disk(cache, place) for place in places)
     return Report(
         host=host,
         gpu=found,
         extras=machine.extras(),
-        disk={str(path): machine.disk(path) for path in roots(folders, engines.ENGINES)},
+        disk={str(path): machine.disk(path) for path in (*places, *([cache] if apart else []))},
         engines=[engines.fit(path, room, host.available, found.why) for path in paths],
+        hub_cache=str(cache) if apart else None,
     )

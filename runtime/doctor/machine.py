@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -69,13 +70,34 @@ def extras() -> dict[str, tuple[str, ...]]:
 
 def disk(folder: Path) -> int | None:
     """Bytes free where `folder` is or would be; None where that cannot be told."""
+    try:
+        return shutil.disk_usage(_above(folder)).free
+    except OSError:
+        return None
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether both are or would be on one file system; True where that cannot be told."""
+    try:
+        return _above(one).stat().st_dev == _above(other).stat().st_dev
+    except OSError:
+        return True
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps what it fetches."""
+    named = environ.get("HF_HUB_CACHE")
+    home = environ.get("HF_HOME")
+    general = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named or Path(home or Path(general, "huggingface"), "hub")).expanduser()
+
+
+def _above(folder: Path) -> Path:
+    """`folder`, or the nearest above it that is there."""
     at = folder.absolute()
     while not at.exists() and at != at.parent:
         at = at.parent
-    try:
-        return shutil.disk_usage(at).free
-    except OSError:
-        return None
+    return at
 
 
 def _meminfo(path: Path) -> dict[str, int]:

@@ -16,20 +16,22 @@ from spark_engine.runtime.doctor.gpu import Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
-LITTLE_DISK = 30 * GIB  # a checkpoint of 27B in NVFP4 and its engine want more
+# Of a 27B in NVFP4, and room beside them; README says their sum.
+DISK_OF_CHECKPOINT, DISK_OF_ENGINE = 28 * GIB, 22 * GIB
 SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
 
 
 @dataclass(frozen=True)
 class Report:
     """Everything that was found. `extras`: the packages that each lacks; `disk`: bytes free by
-    folder."""
+    folder; `hub_cache`: which of them is Hugging Face's, where it has a disk of its own."""
 
     host: Host
     gpu: Diagnosis
     extras: Mapping[str, tuple[str, ...]]
     disk: Mapping[str, int | None]
     engines: Sequence[Fit]
+    hub_cache: str | None = None
 
     @property
     def served(self) -> bool:
@@ -92,11 +94,14 @@ class Report:
 
     def _of_disk(self) -> Iterator[str]:
         for folder, free in self.disk.items():
-            if free is not None and free < LITTLE_DISK:
-                yield (
-                    f"{_gib(free)} are free for {folder}: a 27B checkpoint in NVFP4 and its engine "
-                    "want some 40 GiB"
-                )
+            wants, what = DISK_OF_ENGINE, "the engine of a 27B in NVFP4 wants"
+            if self.hub_cache is None:
+                wants += DISK_OF_CHECKPOINT
+                what = "a 27B checkpoint in NVFP4 and its engine want"
+            elif folder == self.hub_cache:
+                wants, what = DISK_OF_CHECKPOINT, "a 27B checkpoint in NVFP4 wants"
+            if free is not None and free < wants:
+                yield f"{_gib(free)} are free for {folder}: {what} some {wants // GIB} GiB"
 
     def _of_engines(self) -> Iterator[str]:
         if not self.engines:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +18,9 @@ pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 
 from huggingface_hub import constants  # noqa: E402
 
+from spark_engine.builder import fetch as module  # noqa: E402
 from spark_engine.builder.fetch import by_hand, fetch, name_of  # noqa: E402
-from spark_engine.errors import CheckpointError, OptionError  # noqa: E402
+from spark_engine.errors import CapacityError, CheckpointError, OptionError  # noqa: E402
 from spark_engine.models.open_model import read_description  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
 from tests.builder.fake_hub import COMMIT, Hub, serving  # noqa: E402
@@ -62,13 +64,13 @@ class Fetching:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
         monkeypatch.setenv("NO_PROXY", "*")
 
-    def __call__(self, hub: str, name: str = NAME) -> Path:
+    def __call__(self, hub: str, name: str = NAME, engine: Path | None = None) -> Path:
         self._patch.setattr(constants, "ENDPOINT", hub)
         template = hub + "/{repo_id}/resolve/{revision}/{filename}"
         self._patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         stream = io.StringIO()
         try:
-            return fetch(name, Progress(stream), read_description)
+            return fetch(name, Progress(stream), read_description, engine)
         finally:
             self.told = stream.getvalue()
 
@@ -170,6 +172,25 @@ def test_only_what_a_build_reads_is_fetched(
     fetching(hub.url)
     assert "config.json" in hub.sent
     assert "all.safetensors" not in hub.sent and "pytorch_model.bin" not in hub.sent
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_weights_come(
+    hub: Hub, files: Path, tmp_path: Path, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too small for the weights: refused. Too small for the engine beside them: said."""
+    weights = sum(p.stat().st_size for p in files.glob("*.safetensors"))
+    free = weights // 2
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda place: usage)
+    with pytest.raises(CapacityError, match="free some, or name another place in HF_HOME"):
+        fetching(hub.url)
+    assert not [name for name, _ in hub.ranges if name.endswith(".safetensors")]
+    usage.free = 3 * weights // 2  # of these files alone: the weights are nearly all of them
+    fetching(hub.url, engine=tmp_path / "engines" / "one")
+    assert "may not fit into the" in fetching.told and "to be fetched and an" in fetching.told
+    assert fetching.told.index("may not fit") < fetching.told.index("verifying")
+    fetching(hub.url, engine=tmp_path / "engines" / "one")
+    assert "warning" not in fetching.told, "nothing is left to fetch"
 
 
 def test_what_may_be_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

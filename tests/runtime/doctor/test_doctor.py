@@ -19,9 +19,10 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver, device  # noqa: E402
 from spark_engine.runtime.cli import main  # noqa: E402
-from spark_engine.runtime.doctor import engines, gpu, machine, probe  # noqa: E402
+from spark_engine.runtime.doctor import engines, gpu, machine, probe, report  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.fake_spark import GIB, FakeSpark, meminfo  # noqa: E402
+from tests.repository import ROOT  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 
 
@@ -272,6 +273,44 @@ def test_a_folder_named_doctor_is_reached_by_its_path(bare: Path) -> None:
 def test_a_disk_is_that_of_the_folder_above(tmp_path: Path) -> None:
     assert machine.disk(tmp_path / "not" / "yet") == machine.disk(tmp_path)
     assert engines.folders([], tmp_path) == []
+
+
+def test_a_little_disk_is_told_with_what_it_is_for(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint lies in Hugging Face's cache, which may have a disk of its own."""
+    cache = bare / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    readme = (ROOT / "README.md").read_text()
+    assert f"{(report.DISK_OF_CHECKPOINT + report.DISK_OF_ENGINE) // GIB} GiB of disk" in readme
+
+    def said(free: float) -> list[str]:
+        monkeypatch.setattr(machine, "disk", lambda folder: int(free * GIB))
+        return [words for words in _json()[1]["advice"] if "are free for" in words]
+
+    assert said(50) == [] and "disk" in _json()[1] and str(cache) not in _json()[1]["disk"]
+    (words,) = said(49.9)
+    assert words == (
+        f"49.9 GiB are free for {bare / 'engines'}: a 27B checkpoint in NVFP4 and its engine want "
+        "some 50 GiB"
+    )
+    monkeypatch.setattr(machine, "same_disk", lambda one, other: False)
+    assert said(28) == [] and str(cache) in _json()[1]["disk"]
+    (words,) = said(25)
+    assert f"for {cache}: a 27B checkpoint in NVFP4 wants some 28 GiB" in words
+    assert len(said(21)) == 2
+
+
+def test_hugging_faces_cache_lies_where_its_library_keeps_it() -> None:
+    for environ, place in (
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({}, str(Path.home() / ".cache/huggingface/hub")),
+    ):
+        assert str(machine.hub_cache(environ)) == place
+    assert machine.same_disk(Path("/proc/not/there"), Path("/proc"))
+    assert not machine.same_disk(Path("/proc/self"), Path(__file__))
 
 
 def test_what_a_build_writes_in_is_no_engine(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
