@@ -92,6 +92,21 @@ def test_the_units_times_and_limits_fit_the_server(
     assert service["StateDirectory"] == "spark-run"
 
 
+def test_the_unit_waits_for_the_gpus_devices_where_there_is_a_driver(
+    unit: ConfigParser, tmp_path: Path
+) -> None:
+    script = unit["Service"]["ExecStartPre"].removeprefix("/bin/sh -c '").removesuffix("'")
+    driver, device = tmp_path / "driver", tmp_path / "uvm"
+    script = script.replace("$$", "$").replace("/proc/driver/nvidia", str(driver))
+    script = script.replace("/dev/nvidia-uvm", str(device)).replace("sleep 1", f"touch {device}")
+    assert str(driver) in script and str(device) in script and "seq 60" in script
+    for there in (False, True):
+        if there:
+            driver.touch()
+        assert subprocess.run(["/bin/sh", "-c", script], timeout=60).returncode == 0
+        assert device.exists() is there, "it slept as long as the device was not there"
+
+
 def test_the_examples_are_read(config: dict[str, Any]) -> None:
     assert {"engine", "serve", "api_keys"} <= config.keys()
     keys = read_keys(FOLDER / "keys.toml")
