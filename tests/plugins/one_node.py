@@ -7,6 +7,7 @@ ORT_ENABLE_BASIC.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,9 +90,44 @@ def run_graph(
     threads: int = 1,
 ) -> dict[str, Array]:
     """Runs the nodes over `values`; `constant` names those that become initializers."""
-    session, specs = build(nodes, values, outputs, constant, threads)
+    session, specs = _kept(_Asked(nodes, values, outputs, constant, threads))
     feeds = {k: v for k, v in values.items() if k not in constant}
     return execute(session, feeds, [specs[n] for n in outputs])
+
+
+class _Asked:
+    """What `build` is asked for; equal where nodes, specs and weights are."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        values: Mapping[str, Array],
+        outputs: Sequence[str],
+        constant: Sequence[str],
+        threads: int,
+    ) -> None:
+        self.given = nodes, values, outputs, constant, threads
+        # An op by its identity, which is no other's while this holds it.
+        said = [
+            (n.op if isinstance(n.op, str) else id(n.op), *n.inputs, 0, *n.outputs, repr(n.attrs))
+            for n in nodes
+        ]
+        specs = [(name, a.dtype.name, a.shape) for name, a in values.items()]
+        weights = [np.ascontiguousarray(values[name]).tobytes() for name in constant]
+        self._key = repr((said, specs, *outputs, 0, *constant, threads)), *weights
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(asked: _Asked) -> tuple[ort.InferenceSession, dict[str, TensorSpec]]:
+    """A session serves many calls, as in an engine: tokens of a round or rows of a launch, one by
+    one."""
+    return build(*asked.given)
 
 
 def build(
