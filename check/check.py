@@ -43,9 +43,10 @@ from spark_engine.check.engines import (
 from spark_engine.check.levels import check_ops, compare_runs
 from spark_engine.check.node_recorder import Recorder
 from spark_engine.check.prompts import Session, greedy_session, sessions
+from spark_engine.check.reference_process import texts_beside
 from spark_engine.check.repeat import Repeated, repeat
 from spark_engine.check.report import Level, Report
-from spark_engine.check.text import compare_texts
+from spark_engine.check.text import compare_texts, decode_rows
 from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
@@ -67,11 +68,13 @@ class Other:
     """The other side: `shown` for runs, and `alone`, by reference, for single nodes.
 
     `alone` has the candidate's graph; None where there is none that references can compute.
+    `folder`: the engine whose references `shown` is; None where it is no references.
     """
 
     label: str
     shown: Loaded
     alone: Loaded | None
+    folder: Path | None = None
 
 
 def run_check(
@@ -130,6 +133,31 @@ def _compare(
         if tuple(levels) == ("op",):
             raise OptionError(f"{words}, and {report.against} is an engine")
         shown.say(f"without the op level: {words}")
+    if "text" not in levels:
+        _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
+        return
+    texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
+                           _recorded(candidate))  # fmt: skip
+    rows = decode_rows(candidate, other.shown, texts)
+    # References are slow, and what they say depends on no other level.
+    with texts_beside(other.shown, other.folder, texts, rows, shown.say) as truths:
+        _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
+        said = (other.label, truths())
+        level = compare_texts(candidate, said, texts, rows, limits, shown)
+    report.levels.append(level)
+
+
+def _nodes_and_runs(
+    report: Report,
+    candidate: Loaded,
+    other: Other,
+    recorder: Recorder | None,
+    plan: Sequence[Session],
+    levels: Sequence[str],
+    shown: Progress,
+) -> None:
+    """The levels `op`, `model` and `layer`, which the same launches show."""
+    manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
     truth = other.shown
     runs = _runs(candidate, levels)
     if recorder is not None and other.alone is other.shown and runs:
@@ -137,15 +165,11 @@ def _compare(
     elif recorder is not None:
         recorder.run(shown)
     if runs:
+        limits = thresholds_for(manifests)
         report.levels += compare_runs(runs, (other.label, truth), plan, limits, shown)
     if recorder is not None:
         exact = node_limits(manifests[0].dtypes.activation)
         report.levels.insert(0, check_ops(candidate, recorder, exact, shown))
-    if "text" in levels:
-        texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
-                               _recorded(candidate))  # fmt: skip
-        sides = (candidate, (other.label, other.shown))
-        report.levels.append(compare_texts(*sides, texts, limits, shown))
 
 
 def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
@@ -179,7 +203,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
                 "computed by reference: give --against its checkpoint or a CPU engine of it"
             )
         exact = by_reference(candidate)
-        yield Other("float64 references", exact, exact)
+        yield Other("float64 references", exact, exact, folder_of(candidate).path)
     elif is_engine(against):
         _refuse(candidate, against)
         alone = by_reference(candidate) if has_graph(candidate) else None
@@ -192,7 +216,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
             twin = build_twin(against, candidate, Path(where) / "cpu", say, fused, ranks)
             label = f"{against}, float64 references, rounded alike"
             exact = open_by_reference(twin)
-            yield Other(label, exact, exact)
+            yield Other(label, exact, exact, twin)
     else:
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
@@ -205,7 +229,8 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
                 )
             ]
             label = f"{against}, unfused, float64 references"
-            yield Other(label, by_reference(twins[0]), by_reference(twins[1]))
+            exact, same = (by_reference(twin) for twin in twins)
+            yield Other(label, exact, same, folder_of(exact).path)
 
 
 def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:

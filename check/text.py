@@ -3,11 +3,14 @@
 Both are fed what the reference says, so that every position is judged, also after the first that
 differs; a candidate left to itself says the same text exactly when no position differs. Knows
 sessions and runners; knows no engine.
+
+What the reference says depends on nothing that the candidate does: it may be read elsewhere, and
+before (`reference_process.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -19,49 +22,63 @@ from spark_engine.check.report import Finding, Level
 from spark_engine.check.rounds import Decoded, compare_rounds
 from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
 from spark_engine.check.thresholds import Thresholds
-from spark_engine.interface import drafts_of
+from spark_engine.interface import DECODE, drafts_of
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.tensors import Array
 
 
+def decode_rows(one: Loaded, other: Loaded, session: Session) -> int:
+    """The bucket to decode in: the smallest of both that all texts fit in, or the largest."""
+    common = set(one.executors) & set(other.executors)
+    decode = sorted(rows for family, rows in common if family == DECODE)
+    return next((rows for rows in decode if rows >= len(session.texts)), decode[-1])
+
+
+def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array]:
+    """The reference's logits [emitting rows, V] of each launch, decoding greedily what it says."""
+    said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
+    with SessionRunner("reference", reference) as runner:
+        for launch in _launches(session, said, rows):
+            truth, _ = _logits(runner, _feed(session, launch))
+            for slot, best in zip(_saying(launch), truth.argmax(axis=1).tolist(), strict=False):
+                said[slot].append(best)
+            yield truth
+
+
 def compare_texts(
     candidate: Loaded,
-    reference: tuple[str, Loaded],
+    reference: tuple[str, Iterable[Array]],
     session: Session,
+    rows: int,
     thresholds: Thresholds,
     shown: Progress,
 ) -> Level:
     """Decodes a greedy session to its room; one finding, over all tokens of all texts.
 
-    It fails when the candidate chooses a token that the reference held to be worse than its own by
-    more than a near tie (`thresholds.tie`), or in a bucket that verifies another than it decoded.
+    `reference`: its name, and what `read_texts` has of it for the same session and rows. It fails
+    when the candidate chooses a token that the reference held to be worse than its own by more than
+    a near tie (`thresholds.tie`), or in a bucket that verifies another than it decoded.
     """
-    level = Level("text", reference[0], asdict(thresholds))
+    name, truths = reference
+    level = Level("text", name, asdict(thresholds))
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     heard: dict[int, list[Array]] = {slot: [] for slot in said}
     flips: dict[int, int] = dict.fromkeys(said, 0)
     near, wrong = 0, []
-    common = set(candidate.executors) & set(reference[1].executors)
-    decode = sorted(r for family, r in common if family == "decode")
-    rows = next((r for r in decode if r >= len(said)), decode[-1])
     total = sum(len(text.ids) - text.prompt + 1 for text in session.texts)
     with (
         SessionRunner("candidate", candidate) as one,
-        SessionRunner(*reference) as other,
         shown.track("text level, tokens", total) as step,
     ):
-        for launch in _launches(session, said, rows):
-            feed = _feed(session, launch)
-            slots = launch.slots[launch.emit == 1].tolist()
-            logits, sampled = _logits(one, feed)
-            truth, _ = _logits(other, feed)
+        for launch, truth in zip(_launches(session, said, rows), truths, strict=True):
+            logits, sampled = _logits(one, _feed(session, launch))
             apart = logits.shape[1] < truth.shape[1]  # of GPUs rank 0's ids are shown
             chosen = sampled if apart else logits.argmax(axis=1)
             logits = truth if apart else logits
             level.launches += 1
             ties = near_tie_rows(truth, chosen, thresholds.tie)
-            for row, slot in enumerate(slots):
+            for row, slot in enumerate(_saying(launch)):
                 best = int(truth[row].argmax())
                 if chosen[row] != best:
                     flips[slot] += 1
@@ -99,6 +116,12 @@ def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterat
         if not step:
             return
         yield from step
+
+
+def _saying(launch: Launch) -> list[int]:
+    """The slots of its rows that say a token, in order."""
+    slots: list[int] = launch.slots[launch.emit == 1].tolist()
+    return slots
 
 
 def _feed(session: Session, launch: Launch) -> Feed:

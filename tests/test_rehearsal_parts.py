@@ -210,7 +210,8 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
     known = lambda: measured.of_script(Path("benchmarks/part.py"), tmp_path)  # noqa: E731
     first = known()
     assert len(first) == 16
-    for name in ("plugins/x/notes.md", "tests/test_other.py", "benchmarks/tables.py"):
+    for name in ("plugins/x/notes.md", "tests/test_other.py", "benchmarks/tables.py",
+                 "check/check.py"):  # fmt: skip
         _lay(tmp_path, {name: "says other things"})
         assert known() == first, f"{name} does not count"
     seen = {first}
@@ -221,6 +222,10 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
         seen.add(known())
     (tmp_path / "plugins/x/x.cu").rename(tmp_path / "plugins/x/y.cu")
     assert len({*seen, known()}) == 8
+    _lay(tmp_path, {"benchmarks/beside.py": "from spark_engine.check.check import run_check"})
+    checking = known()
+    _lay(tmp_path, {"check/check.py": "and others"})
+    assert known() != checking, "spark-check counts where it is used"
 
 
 def test_the_tests_for_a_gpu_are_found_and_each_is_of_its_own_sources() -> None:

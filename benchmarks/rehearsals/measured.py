@@ -21,8 +21,9 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import SOURCES, sources
 
 ROOT = Path(__file__).parents[2]
-# What an engine is made of, run and checked by: all of it counts for every row of an engine.
-PRODUCT = ("spark_engine", "plugins", "models", "builder", "runtime", "check")
+# What an engine is made of and run by: all of it counts for every row of an engine.
+PRODUCT = ("spark_engine", "plugins", "models", "builder", "runtime")
+CHECK = "check"  # counts for those that check one: no other part of the product imports it
 ENDINGS = (".py", ".cu", ".cuh")
 # What every case is compared and timed by.
 BENCH = ("tests/plugins/cuda_node.py", "benchmarks/rehearsals/ops.py", "benchmarks/graphs.py")
@@ -30,15 +31,18 @@ _SCRIPT = re.compile(r"(tests|benchmarks)(\.\w+)+")
 
 
 def of_script(script: Path, root: Path = ROOT) -> str:
-    """Of the whole product, the script, and what it reads of `tests` and `benchmarks`: modules that
-    it imports or names in a string (to run them), theirs, the files that are no modules beside
-    them, and the `conftest.py` above them."""
-    read = {path: path.read_bytes().hex() for path in sorted(_reached(root / script, root))}
-    return digest([_product(root), *((str(path.relative_to(root)), v) for path, v in read.items())])
+    """Of the whole product (spark-check where it is used), the script, and what it reads of `tests`
+    and `benchmarks`: modules that it imports or names in a string (to run them), theirs, the files
+    that are no modules beside them, and the `conftest.py` above them."""
+    read = {path: path.read_bytes() for path in sorted(_reached(root / script, root))}
+    checks = any(f"spark_engine.{CHECK}".encode() in text for text in read.values())
+    rooms = (*PRODUCT, CHECK) if checks else PRODUCT
+    texts = ((str(path.relative_to(root)), text.hex()) for path, text in read.items())
+    return digest([_product(root, rooms), *texts])
 
 
-def _product(root: Path) -> str:
-    found = (p for room in PRODUCT for p in (root / room).rglob("*") if p.suffix in ENDINGS)
+def _product(root: Path, rooms: tuple[str, ...]) -> str:
+    found = (p for room in rooms for p in (root / room).rglob("*") if p.suffix in ENDINGS)
     return digest((str(p.relative_to(root)), p.read_bytes().hex()) for p in sorted(found))
 
 
