@@ -122,9 +122,7 @@ def _compare(
     shown: Progress,
     seed: int,
 ) -> None:
-    manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
     plan = _sessions(candidate, other.shown, seed)
-    limits = thresholds_for(manifests)
     recorder = None
     if "op" in levels and other.alone is not None:
         recorder = Recorder(other.alone, plan)
@@ -136,9 +134,10 @@ def _compare(
     if "text" not in levels:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
         return
-    texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
-                           _recorded(candidate))  # fmt: skip
-    rows = decode_rows(candidate, other.shown, texts)
+    common = _common(candidate, other.shown)
+    texts = greedy_session(candidate.limits, common, seed, _recorded(candidate))
+    rows = decode_rows(common, texts)
+    limits = thresholds_for([folder_of(side).manifest for side in (candidate, other.shown)])
     # References are slow, and what they say depends on no other level.
     with texts_beside(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)

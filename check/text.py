@@ -10,7 +10,7 @@ before (`reference_process.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -25,12 +25,12 @@ from spark_engine.check.thresholds import Thresholds
 from spark_engine.interface import DECODE, drafts_of
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.tensors import Array
 
 
-def decode_rows(one: Loaded, other: Loaded, session: Session) -> int:
-    """The bucket to decode in: the smallest of both that all texts fit in, or the largest."""
-    common = set(one.executors) & set(other.executors)
+def decode_rows(common: Sequence[BucketKey], session: Session) -> int:
+    """The bucket to decode in: the smallest of both sides that all texts fit in, or the largest."""
     decode = sorted(rows for family, rows in common if family == DECODE)
     return next((rows for rows in decode if rows >= len(session.texts)), decode[-1])
 
@@ -41,7 +41,7 @@ def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array
     with SessionRunner("reference", reference) as runner:
         for launch in _launches(session, said, rows):
             truth, _ = _logits(runner, _feed(session, launch))
-            for slot, best in zip(_saying(launch), truth.argmax(axis=1).tolist(), strict=False):
+            for slot, best in zip(_saying(launch), truth.argmax(axis=1).tolist(), strict=True):
                 said[slot].append(best)
             yield truth
 

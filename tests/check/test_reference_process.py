@@ -76,7 +76,7 @@ def test_a_killed_process_loses_nothing(made: Made) -> None:
     assert [text for text in said if "was killed" in text]
 
 
-def test_an_error_elsewhere_ends_the_process_at_once(made: Made, tmp_path: Path) -> None:
+def test_an_error_elsewhere_ends_the_process_at_once(made: Made) -> None:
     start = time.monotonic()
     with (
         pytest.raises(ZeroDivisionError),
