@@ -39,9 +39,10 @@ from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
 from tests.runtime.taken_memory import counting  # noqa: E402
+from tests.soak import loading  # noqa: E402
 
 PAGE = mmap.PAGESIZE
-MOST_BEYOND = 2 * GIB  # what loading may take beside the plan
+WEIGHTS = 256 << 20  # bytes of an engine that is started under a limit
 
 
 class Card(FakeGpu):
@@ -348,7 +349,7 @@ print(status("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize("limit", [0, MOST_BEYOND])
+@pytest.mark.parametrize("limit", [0, loading.BEYOND])
 def test_loading_takes_little_beyond_the_plan(tmp_path: Path, limit: int) -> None:
     """As many threads as there ever are, and a limit under which an allocation would fail."""
     path = tmp_path / "weights"
@@ -361,54 +362,18 @@ def test_loading_takes_little_beyond_the_plan(tmp_path: Path, limit: int) -> Non
     staged = 4 * upload.STAGES * upload.PIECE  # four chunks, so four threads
     assert beyond <= staged + (64 << 20), f"{beyond >> 20} MiB"
     most = upload.MAX_LANES * upload.STAGES * upload.PIECE
-    assert most + beyond - staged < MOST_BEYOND, "with all threads"
-
-
-STARTER = """
-import resource, sys
-from pathlib import Path
-from spark_engine.engine_file import read_manifest
-from spark_engine.runtime.engine import load as module
-from spark_engine.runtime.executors import native
-from spark_engine.tensors import DType, TensorSpec
-from tests.runtime import native_folder as toy
-from tests.runtime.fake_gpu import FakeGpu
-
-def status(word):  # bytes, of this process; getrusage would tell of who started it
-    rows = open("/proc/self/status").read().splitlines()
-    return int(next(row for row in rows if row.startswith(word + ":")).split()[1]) << 10
-
-class Card(FakeGpu):
-    integrated, free_bytes, total_bytes = True, 100 << 30, 119 << 30
-    def __init__(self):
-        super().__init__(toy.KERNELS)
-
-folder = Path(sys.argv[1])
-if sys.argv[2] == "write":
-    toy.W = TensorSpec("w", DType.F32, (1 << 26,))
-    toy.write(folder)
-    sys.exit()
-native.Gpu = Card
-module.runnable_targets = lambda hosts: ("cpu", toy.TARGET)
-plan = read_manifest(folder).memory.total
-most = status("VmData") + plan + (2 << 30)
-resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-before = status("VmRSS")
-loaded = module.load(folder, cache_bytes=0)
-print(plan, status("VmHWM") - before - plan)
-"""
+    assert most + beyond - staged < loading.BEYOND, "with all threads"
 
 
 def test_starting_an_engine_takes_little_beyond_its_plan(tmp_path: Path) -> None:
-    """The whole of it, from the folder to graphs, in a process of its own."""
-    for what in ("write", "start"):
-        command = [sys.executable, "-c", STARTER, str(tmp_path), what]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=Path(__file__).parents[1]
-        )
-        assert done.returncode == 0, done.stderr
-    plan, beyond = (int(word) for word in done.stdout.split())
-    assert plan > 1 << 28 and beyond < 256 << 20, f"{beyond >> 20} MiB"
+    """The whole of it, from the folder to graphs, in a process of its own, under a limit of memory
+    that its weights held twice would break: a control group's, page cache included, where one can
+    be made."""
+    loading.write(tmp_path, WEIGHTS)
+    found = loading.start(tmp_path, beyond=WEIGHTS * 3 // 4)
+    assert found.plan > WEIGHTS and found.process < WEIGHTS // 2, f"{found.process >> 20} MiB"
+    with pytest.raises(RuntimeError, match="ended with code"):
+        loading.start(tmp_path, beyond=-WEIGHTS // 2)
 
 
 def _file(path: Path, size: int) -> Path:
