@@ -331,7 +331,7 @@ def test_without_a_storage_it_works_until_it_is_closed(page: Any, url: str) -> N
     ask(page, "the apple")
     page.click("#new")
     page.click("#conversations a")
-    assert _texts(page, ".bubble") == ["the apple"]
+    until(page, lambda: _texts(page, ".bubble") == ["the apple"])
 
 
 def test_conversations_are_carried_to_another_browser(
