@@ -65,8 +65,6 @@ def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path, form
     build(path, tmp_path / "engine", FEW, lambda text: None)
     memory = read_manifest(tmp_path / "engine").memory
     found = _measured(tmp_path / "engine")
-    if found["most"] > memory.total:  # when malloc gives a block back is chance: some 30 MB apart
-        found = _measured(tmp_path / "engine")
     planned = memory.buffers + memory.kv + memory.states + memory.tables
     assert 0.5 * memory.buffers < found["held"] <= 1.1 * planned, (found, memory)
     assert found["most"] <= memory.total, (found, memory)
