@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,14 @@ def group() -> Iterator[Group | None]:
         folder.rmdir()
 
 
+def _limit(held: Group, nbytes: int) -> None:
+    """Of memory alone: what went to swap would not count."""
+    held.limit.write_text(str(nbytes))
+    for name in ("memory.swappiness", "memory.swap.max"):  # of version 1, of 2
+        if (held.folder / name).exists():
+            (held.folder / name).write_text("0")
+
+
 @dataclass(frozen=True)
 class Start:
     """Bytes: the plan of the engine, what its process took beyond (VmHWM, without what it had), and
@@ -93,11 +102,12 @@ def write(folder: Path, nbytes: int) -> None:
 
 def start(folder: Path, beyond: int = BEYOND) -> Start:
     """Starts the engine in a process that may take so many bytes beyond the plan: by its control
-    group, or, where there is none, by its own allocations. Raises RuntimeError where it fails."""
+    group, or, where there is none, by its own allocations. Raises MemoryError where that is not
+    enough."""
     plan = read_manifest(folder).memory.total
     with group() as held:
         if held:
-            held.limit.write_text(str(plan + beyond))
+            _limit(held, plan + beyond)
         found = _alone("start", folder, str(beyond), str(held.folder) if held else "")
         return Start(plan, int(found), int(held.peak.read_text()) - plan if held else None)
 
@@ -105,6 +115,10 @@ def start(folder: Path, beyond: int = BEYOND) -> Start:
 def _alone(*words: str | Path) -> str:
     command = [sys.executable, "-m", "tests.soak.loading", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode == -signal.SIGKILL:
+        raise MemoryError(f"{words[0]}: killed at the limit of its control group")
+    if "MemoryError" in done.stderr:
+        raise MemoryError(f"{words[0]}: {done.stderr[-300:]}")
     if done.returncode:
         raise RuntimeError(f"{words[0]} ended with code {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
@@ -126,18 +140,18 @@ def _touching_little(rows: int) -> Mapping[str, Any]:
 def _start(folder: Path, beyond: int, held: str) -> None:
     native.Gpu = Card  # type: ignore[misc, assignment]
     module.runnable_targets = lambda hosts: ("cpu", toy.TARGET)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     plan = read_manifest(folder).memory.total
     if held:  # what is taken from here on counts
         (Path(held) / "cgroup.procs").write_text(str(os.getpid()))
     else:
-        most = _status("VmData") + plan + beyond
+        most = status("VmData") + plan + beyond
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     module.load(folder, cache_bytes=0)
-    print(_status("VmHWM") - before - plan)
+    print(status("VmHWM") - before - plan)
 
 
-def _status(word: str) -> int:
+def status(word: str) -> int:
     """Bytes, of this process; getrusage would tell of who started it."""
     rows = Path("/proc/self/status").read_text().splitlines()
     return int(next(row for row in rows if row.startswith(word + ":")).split()[1]) << 10
