@@ -17,9 +17,14 @@ from rich.console import Console
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
-from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import DEFAULT_PREFILL, parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import (
+    CPU_MAX_CONTEXT,
+    CPU_MAX_SEQS,
+    GDN_RING,
+    KV_BUDGET,
     KV_DTYPES,
     STATE_DTYPES,
     TARGETS,
@@ -42,6 +47,10 @@ def _one_of(*words: str) -> Complete:
     return lambda context, parameter, start: [w for w in ("auto", *words) if w.startswith(start)]
 
 
+def _listed(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
@@ -49,7 +58,7 @@ def _one_of(*words: str) -> Complete:
     "--target",
     default="auto",
     shell_complete=_one_of(*TARGETS),
-    help=f"auto, {', '.join(TARGETS)}.",
+    help=f"auto (this machine's GPU, else cpu), {', '.join(TARGETS)}.",
 )
 @click.option("--executor", default="auto", help="auto, ort, native, trt (--target rtx).")
 @click.option(
@@ -67,33 +76,62 @@ def _one_of(*words: str) -> Complete:
     "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
-@click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
-@click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
-@click.option("--verify", help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2.")
-@click.option("--max-context", type=int, help="Tokens of the longest sequence.")
-@click.option("--max-seqs", type=int, help="Sequences alive at once.")
-@click.option("--kv-tokens", type=int, help="Tokens in the KV pages, all sequences together.")
+@click.option(
+    "--decode",
+    help="Rows of the decode buckets, e.g. 1,2,4; by default 1, 2, 4, … to --max-seqs, and "
+    "some between on a GPU.",
+)
+@click.option(
+    "--prefill",
+    help=f"Tokens of the prefill buckets; by default {_listed(DEFAULT_PREFILL)} on a CPU, "
+    f"{_listed(budget.PREFILL)} on a GPU (and on an H200 more).",
+)
+@click.option(
+    "--verify",
+    help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2; by default as --drafts and "
+    "--max-seqs ask for.",
+)
+@click.option(
+    "--max-context",
+    type=int,
+    help=f"Tokens of the longest sequence; by default the model's, up to {budget.MAX_CONTEXT} on a "
+    f"GPU and {CPU_MAX_CONTEXT} on a CPU.",
+)
+@click.option(
+    "--max-seqs",
+    type=int,
+    help=f"Sequences alive at once; by default up to {budget.MAX_SEQS} on a GPU, as their states "
+    f"fit, and {CPU_MAX_SEQS} on a CPU.",
+)
+@click.option(
+    "--kv-tokens",
+    type=int,
+    help="Tokens in the KV pages, all sequences together; by default as many as the GPU's memory "
+    f"holds, or {KV_BUDGET >> 30} GiB of them on a CPU.",
+)
 @click.option(
     "--cache-gib",
     type=float,
-    help="GiB for snapshots of the prefix cache, 0 for none; on a GPU, left free of KV pages.",
+    help="GiB for snapshots of the prefix cache, 0 for none; on a GPU left free of KV pages, by "
+    f"default a share of 1/{budget.CACHE} at most, on a CPU up to {budget.CPU_CACHE >> 30}.",
 )
 @click.option(
     "--kv-dtype",
     default="auto",
     shell_complete=_one_of(*KV_DTYPES),
-    help=f"auto, {', '.join(KV_DTYPES)}.",
+    help=f"{', '.join(KV_DTYPES)}; auto: the checkpoint's, else f32 on a CPU and bf16 on a GPU.",
 )
 @click.option(
     "--state-dtype",
     default="auto",
     shell_complete=_one_of(*STATE_DTYPES),
-    help=f"auto, {', '.join(STATE_DTYPES)}.",
+    help=f"{', '.join(STATE_DTYPES)}; auto: the checkpoint's, else f32.",
 )
 @click.option(
     "--gdn-ring",
     type=int,
-    help="Tokens after which a recurrent state is rewritten, 0: every token; CUDA targets 8.",
+    help="Tokens after which a recurrent state is rewritten, 0: every token; by default "
+    f"{GDN_RING} on a GPU or with drafts, else 0.",
 )
 @click.option(
     "--drafts",
@@ -123,7 +161,13 @@ def _one_of(*words: str) -> Complete:
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
-@click.option("--tp", type=int, default=1, help="Ranks that share the model, each on its own GPU.")
+@click.option(
+    "--tp",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Ranks that share the model, each on its own GPU.",
+)
 @click.option(
     "--across-hosts",
     is_flag=True,

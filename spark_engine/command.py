@@ -1,7 +1,8 @@
 """How every command of ours ends: its exit code, and one line on standard error.
 
 Knows errors, signals and the environment; knows no option. Exit codes: 0 done, 1 a bug of ours, 2
-something the user can mend, 3 `spark-check` found a divergence, 130 Ctrl-C, 143 SIGTERM.
+something the user can mend, 3 `spark-check` found a divergence, 75 memory or machines are short,
+which may pass (`EX_TEMPFAIL`), 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from spark_engine.errors import OptionError, UserError
+from spark_engine.errors import CapacityError, OptionError, UserError
 
-OK, BUG, USER, DIVERGED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+OK, BUG, USER, DIVERGED, SHORT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 75, 130, 143
 DEBUG = "SPARK_DEBUG"  # in the environment: tracebacks are shown
 _FULL = "free some space, or choose a folder on another disk"
 _CLOSED = "choose a folder that you may read and write"
@@ -39,12 +40,14 @@ class Terminated(BaseException):
 def command(name: str) -> Iterator[None]:
     """Runs the work of the command `name`; whatever ends it becomes an exit code and one line.
 
-    What the user can mend exits with 2, and so do errors of the system such as a full disk. Any
-    other exception is our bug.
+    What the user can mend exits with 2, and so do errors of the system such as a full disk; where
+    memory is short, which the next try may find free, it is 75. Any other exception is our bug.
     """
     try:
         with _sigterm_raises():
             yield
+    except CapacityError as error:
+        _leave(name, str(error), SHORT)
     except UserError as error:
         _leave(name, str(error), USER)
     except BrokenPipeError:  # who reads us has seen enough
@@ -53,7 +56,7 @@ def command(name: str) -> Iterator[None]:
     except OSError as error:
         _leave(name, system_words(error), USER)
     except MemoryError as error:
-        _leave(name, f"memory ran out ({error}): stop other programs, or ask for less", USER)
+        _leave(name, f"memory ran out ({error}): stop other programs, or ask for less", SHORT)
     except KeyboardInterrupt:
         _leave(name, "interrupted", INTERRUPTED)
     except Terminated:

@@ -19,7 +19,7 @@ from spark_engine.builder import cli as build_cli
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check_cli
 from spark_engine.command import command
-from spark_engine.errors import EngineError, GraphError
+from spark_engine.errors import CapacityError, EngineError, GraphError
 from spark_engine.progress import Progress
 from spark_engine.runtime import cli as run_cli
 
@@ -34,7 +34,8 @@ ENDS: list[tuple[BaseException, int, tuple[str, ...]]] = [
     (EngineError("cut; rebuild"), 2, ("cut; rebuild",)),
     (OSError(errno.ENOSPC, "No space left", "/x/y"), 2, ("/x/y", "No space left", "free some")),
     (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, ("/x", "you may read")),
-    (MemoryError("9 GiB"), 2, ("9 GiB", "stop other programs")),
+    (CapacityError("3 GiB are free"), 75, ("3 GiB are free",)),
+    (MemoryError("9 GiB"), 75, ("9 GiB", "stop other programs")),
     (GraphError("cycle"), 1, ("GraphError: cycle", "our bug", "SPARK_DEBUG=1")),
     (KeyError("oops"), 1, ("KeyError: 'oops'", "our bug")),
     (KeyboardInterrupt(), 130, ("interrupted",)),

@@ -17,6 +17,7 @@ import msgspec
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_process import Death
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -133,9 +134,9 @@ class EngineClient:
         return self._supervisor.reason
 
     @property
-    def users_fault(self) -> bool:
-        """It ended for something outside the program."""
-        return bool(self._supervisor.death and self._supervisor.death.user)
+    def exit_code(self) -> int:
+        """What a server exits with where the engine has ended for good."""
+        return (self._supervisor.death or Death("")).code
 
     @property
     def restarts(self) -> int:
@@ -159,7 +160,8 @@ class EngineClient:
     async def start(self) -> EngineInfo:
         """Starts the process and waits until the engine is loaded.
 
-        Raises EngineError with the process's words when it cannot be loaded, or EngineDied.
+        Raises EngineError with the process's words when it cannot be loaded, CapacityError where
+        the next try may succeed, or EngineDied.
         """
         return await self._supervisor.start()
 

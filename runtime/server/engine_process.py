@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from spark_engine.command import BUG, USER
+from spark_engine.command import BUG, SHORT, USER
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, read_black_box
 
 EXIT_S = 5.0  # the process gets this long to leave by itself
@@ -40,6 +40,11 @@ class Death:
     user: bool = False
     passing: bool = False
     final: bool = False
+
+    @property
+    def code(self) -> int:
+        """What a server exits with that ends for it."""
+        return SHORT if self.passing else USER if self.user else BUG
 
 
 class EngineProcess:

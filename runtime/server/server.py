@@ -24,7 +24,6 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from spark_engine.command import BUG, USER
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
@@ -324,7 +323,7 @@ class _Server(uvicorn.Server):
     async def _on_engine_death(self) -> None:
         await self._client.died.wait()
         log.error("the engine process died: %s", self._client.reason)
-        self._code = USER if self._client.users_fault else BUG
+        self._code = self._client.exit_code
         await asyncio.sleep(self._options.grace_s)
         self.should_exit = True
         await self._force_exit_later()

@@ -18,7 +18,7 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from spark_engine.errors import EngineError, InternalError
+from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.dumps import Dumps
 from spark_engine.runtime.server.engine_process import Death, EngineProcess
@@ -188,7 +188,8 @@ class Supervisor:
     async def start(self) -> EngineInfo:
         """Starts the first process and waits until the engine is loaded.
 
-        Raises EngineError with the process's words when it cannot be loaded, or EngineDied.
+        Raises EngineError with the process's words when it cannot be loaded, CapacityError where
+        the next try may succeed, or EngineDied.
         """
         self._first = asyncio.get_running_loop().create_future()
         self._context = zmq.asyncio.Context()
@@ -316,8 +317,7 @@ class Supervisor:
         self.running, self.death = False, death
         self.died.set()
         if self._first is not None and not self._first.done():
-            kind = EngineError if death.user else EngineDied
-            self._first.set_exception(kind(death.reason))
+            self._first.set_exception(_error_of(death))
         self._holder.on_engine_lost(death.reason, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
@@ -339,3 +339,9 @@ class Supervisor:
             "seconds_without_a_step": round(self.step_age, 3),
             "stats": self.stats,
         }
+
+
+def _error_of(death: Death) -> Exception:
+    """What a start raises that ends so."""
+    kind = CapacityError if death.passing else EngineError if death.user else EngineDied
+    return kind(death.reason)

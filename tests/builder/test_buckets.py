@@ -379,6 +379,8 @@ def test_kv_tokens() -> None:
         (Options(card="h100", target="cpu"), "h100 is of sm_90a, not of --target cpu"),
         (Options(target="gpu"), "choose from auto, cpu"),
         (Options(timing=True), "--timing: the CPU has no tactics"),
+        (Options(invariant=True), "--invariant: what runs cpu engines .* a CUDA --target"),
+        (Options(target="rtx", invariant=True), "--invariant: what runs rtx engines"),
         (Options(max_context=0), "--max-context 0"),
         (Options(max_context=10**7), "1 to 262144"),
         (Options(max_seqs=0), "--max-seqs 0"),

@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from spark_engine.builder import cli, inspect
 from spark_engine.builder.build import build, no_gpu_note, runs_here
-from spark_engine.builder.plan.options import TARGETS, Options
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.options import CPU_MAX_CONTEXT, CPU_MAX_SEQS, TARGETS, Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
@@ -149,6 +150,20 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
 def test_help_names_every_target_and_card(name: str) -> None:
     text = call("--help").stdout
     assert name in text and CARDS[name].name in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"up to {budget.MAX_CONTEXT} on a GPU and {CPU_MAX_CONTEXT} on a CPU",
+        f"up to {budget.MAX_SEQS} on a GPU, as their states fit, and {CPU_MAX_SEQS} on a CPU",
+        "by default 64,256 on a CPU, 64,128,256,512,1024 on a GPU",
+        "by default 8 on a GPU or with drafts, else 0",
+        "bf16; auto: the checkpoint's, else f32.",
+    ],
+)
+def test_help_says_what_is_taken_by_default(words: str) -> None:
+    assert words in " ".join(call("--help").stdout.split())
 
 
 def test_a_targets_name_is_looked_at_before_any_package(

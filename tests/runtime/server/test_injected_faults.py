@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from spark_engine.command import command
 from spark_engine.runtime.server import engine_process
 from spark_engine.runtime.server import supervisor as module
 from spark_engine.runtime.server.app import create_app
@@ -222,7 +223,7 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
         assert (await long).status_code == 500
         answer = await asyncio.wait_for(waits, 90)
         assert answer.status_code == 500 and "is damaged" in answer.text
-        assert server.client.died.is_set() and server.client.users_fault
+        assert server.client.died.is_set() and server.client.exit_code == 2
         assert "build the engine again" in await server.health()
         assert server.client.restarts == 1
 
@@ -239,6 +240,32 @@ def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
         assert server.client.restarts == 2 and server.client.reason.endswith("3 GiB are free")
 
     _run(tmp_path, use)
+
+
+def test_memory_that_does_not_come_free_ends_the_server_so_that_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    async def use(server: Running) -> None:
+        order(server.folder, "_launch", "kill")
+        waits = server.ask_later(SHORT)
+        await server.taken()
+        order(server.folder, "load", "lack")
+        assert (await asyncio.wait_for(waits, 90)).status_code == 500
+        assert server.client.died.is_set() and server.client.exit_code == 75
+
+    _run(tmp_path, use, restarts=1)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("lack", 75), ("refuse", 2)])
+def test_a_first_start_that_may_succeed_later_ends_with_a_code_of_its_own(
+    tmp_path: Path, fault: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order(tmp_path, "load", fault)
+    with pytest.raises(SystemExit) as left, command("spark-run"):
+        _run(tmp_path, lambda server: asyncio.sleep(0))
+    assert left.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ("3 GiB are free" if fault == "lack" else "is damaged") in line
 
 
 def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_runs_goes_on_and_its_next_life_is_not_the_other_engine(
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
 
-    async def use() -> tuple[list[int], list[int], str, bool]:
+    async def use() -> tuple[list[int], list[int], str, int]:
         command = worker_command(folder, EngineOptions())
         client = EngineClient(command, how=Supervision(dumps=folder.parent))
         try:
@@ -83,14 +83,14 @@ def test_what_runs_goes_on_and_its_next_life_is_not_the_other_engine(
             assert client.pid is not None
             os.kill(client.pid, signal.SIGKILL)
             await asyncio.wait_for(client.died.wait(), 60)
-            return first, again, client.reason, client.users_fault
+            return first, again, client.reason, client.exit_code
         finally:
             await client.close()
 
-    first, again, reason, mended_by_hand = asyncio.run(use())
+    first, again, reason, code = asyncio.run(use())
     assert first == again and len(first) == 4
     assert "was built again while it was served" in reason and "start the server again" in reason
-    assert not mended_by_hand, "a systemd unit starts the server again, with the new engine"
+    assert code == 1, "a systemd unit starts the server again, with the new engine"
 
 
 def test_the_same_engine_built_again_is_served_on(
