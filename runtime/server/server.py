@@ -57,6 +57,7 @@ from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.telemetry import check_endpoint
 from spark_engine.runtime.server.tls import check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -136,9 +137,13 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
-    check_drafts(options.engine.drafts, read_info(folder).limits)
+    info = read_info(folder)
+    check_drafts(options.engine.drafts, info.limits)
     check_cache(options.engine.cache_bytes, folder)
     check_tls(options.tls_cert, options.tls_key)
+    shorten(info, options.max_model_len)
+    if options.traces is not None:
+        check_endpoint(options.traces)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:

@@ -7,6 +7,7 @@ its own and drops what cannot be sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.server.http_request import HttpRequest
 
+NEEDED = ("opentelemetry.sdk.resources", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 PATH = "/v1/traces"  # of a collector, where the URL says none
 SEND_S = 5.0  # one export; what is on its way down gets so long too
 OPERATIONS = {  # a route's operation, as the conventions for generative AI name it
@@ -25,6 +27,20 @@ OPERATIONS = {  # a route's operation, as the conventions for generative AI name
 Value = str | int | float | tuple[str, ...]
 
 
+def check_endpoint(endpoint: str) -> str:
+    """The URL that spans are sent to. Raises OptionError for no URL, or without the extra."""
+    given = f"--otlp-traces-endpoint is {endpoint!r}"
+    try:
+        for name in NEEDED:
+            import_module(name)
+    except ImportError:
+        raise OptionError(f"{given}, which needs the extra `otel`: {extra('otel')}") from None
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise OptionError(f"{given}; give a collector's URL, e.g. http://localhost:4318")
+    return (url._replace(path=PATH) if url.path in ("", "/") else url).geturl()
+
+
 class Traces:
     """Sends a span for each request that used the engine. `endpoint`: a collector's http(s) URL.
 
@@ -32,27 +48,20 @@ class Traces:
     """
 
     def __init__(self, endpoint: str, model: str) -> None:
-        given = f"--otlp-traces-endpoint is {endpoint!r}"
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace import SpanKind, Status, StatusCode
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError:
-            raise OptionError(f"{given}, which needs the extra `otel`: {extra('otel')}") from None
-        url = urlsplit(endpoint)
-        if url.scheme not in ("http", "https") or not url.netloc:
-            raise OptionError(f"{given}; give a collector's URL, e.g. http://localhost:4318")
-        if url.path in ("", "/"):
-            url = url._replace(path=PATH)
+        url = check_endpoint(endpoint)
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         self._model = model
         self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
         self._parent = TraceContextTextMapPropagator().extract
         service = {"service.name": "spark-run", "service.version": version("spark-engine")}
         self._provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(url.geturl(), timeout=SEND_S)
+        exporter = OTLPSpanExporter(url, timeout=SEND_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("spark-engine")
 

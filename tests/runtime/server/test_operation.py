@@ -15,6 +15,7 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
+from spark_engine.runtime.server import server as module
 from spark_engine.runtime.server.api.routes import ROUTES
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
@@ -23,7 +24,7 @@ from spark_engine.runtime.server.operation import shorten
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests import patient
-from tests.runtime import small_tokenizer
+from tests.runtime import native_folder, small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.test_server import Running, _server, _wait
 
@@ -106,6 +107,22 @@ def test_no_engine_is_longer_than_it_was_built() -> None:
     for most in (1, 65):
         with pytest.raises(OptionError, match=f"--max-model-len is {most}; .* 2 to 64 tokens"):
             shorten(info, most)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": 1 << 20}, "--max-model-len is 1048576"),
+        ({"traces": "localhost:4318"}, "--otlp-traces-endpoint is 'localhost:4318'"),
+    ],
+)
+def test_what_no_engine_is_served_with_is_refused_before_one_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
+) -> None:
+    native_folder.write(tmp_path)
+    monkeypatch.setattr(module.asyncio, "run", lambda serving: pytest.fail("it is loaded"))
+    with pytest.raises(OptionError, match=words):
+        module.run(tmp_path, module.ServerOptions(**options))
 
 
 class Watched(Tokenizer):
