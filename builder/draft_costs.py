@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spark_engine.builder.report import size
+from spark_engine.builder.report import size, timed
 from spark_engine.interface import DECODE, DRAFT_HEAD, VERIFY
 from spark_engine.manifest import Manifest, StateInfo
 from spark_engine.tensors import TensorSpec
@@ -37,12 +37,13 @@ def _rounds(manifest: Manifest) -> Iterable[str]:
         for b in sorted(manifest.buckets, key=lambda b: b.tile)
         if b.family.startswith(VERIFY) and steps.get(b.rows)
     }
+    how = "" if timed(manifest) else " (predicted)"
     for rows in sorted({min(longest), max(longest)} if longest else ()):
         bucket, step = longest[rows], steps[rows]
         more = bucket.cost_us / step
         yield (
-            f"{bucket.family} of {rows} rows takes {bucket.cost_us:.0f} us, decode {step:.0f}: "
-            f"drafts pay there from {more:.2f} tokens of a row each round on"
+            f"{bucket.family} of {rows} rows takes {bucket.cost_us:.0f} us, decode {step:.0f}{how}"
+            f": drafts pay there from {more:.2f} tokens of a row each round on"
         )
 
 

@@ -161,12 +161,17 @@ def _refusals(m: Manifest) -> Table:
     return _table("fusions refused", ("rule", "at", "because"), rows)
 
 
+def timed(m: Manifest) -> bool:
+    """Whether the time of any node was measured; else those of the buckets are all predictions."""
+    return any(row["timed"] for row in m.tactics)
+
+
 def _buckets(m: Manifest) -> Table:
     def row(b: Bucket) -> tuple[str, ...]:
         sizes = (size(b.arena_bytes), size(m.files[b.file].bytes))
         return b.file, str(b.rows), str(b.tokens), f"{b.cost_us:.0f}", *sizes
 
-    columns = ("bucket", "rows", "tokens", "us", "arena", "file")
+    columns = ("bucket", "rows", "tokens", "us" if timed(m) else "us, predicted", "arena", "file")
     return _table("buckets", columns, [row(b) for b in m.buckets])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -10,16 +11,18 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from spark_engine.builder import cli, inspect
 from spark_engine.builder.build import build, no_gpu_note, runs_here
 from spark_engine.builder.plan import budget
 from spark_engine.builder.plan.options import CPU_MAX_CONTEXT, CPU_MAX_SEQS, TARGETS, Options
-from spark_engine.builder.report import size
+from spark_engine.builder.report import render, size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
 from spark_engine.hints import extra
@@ -99,6 +102,15 @@ def test_json_report(tmp_path: Path, checkpoint: Path) -> None:
     assert row["peak_rss"] > 1 << 20 and set(row["seconds"]) == STAGES
     again = call(checkpoint, "-o", tmp_path / "engine", *FEW, "--json", "--no-fuse")
     assert json.loads(again.stdout)["built"] is False
+
+
+def test_the_report_says_where_times_are_predicted(tmp_path: Path, checkpoint: Path) -> None:
+    assert "us, predicted" in call(checkpoint, "-o", tmp_path / "engine", *FEW).stdout
+    timed = replace(read_manifest(tmp_path / "engine"), tactics=({"timed": True},))
+    console = Console(file=io.StringIO(), width=200, record=True)
+    console.print(render(timed))
+    text = console.export_text()
+    assert " us " in text and "predicted" not in text
 
 
 def test_the_default_folder_is_named_after_the_checkpoint(

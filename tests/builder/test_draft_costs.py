@@ -32,10 +32,12 @@ BUCKETS = (
 WEIGHTS = [TensorSpec(n, DType.U8, (1000,)) for n in ("mtp.fc.weight", "lm_head.weight")]
 
 
-def manifest(drafts: int) -> Manifest:
+def manifest(drafts: int, timed: bool = True) -> Manifest:
     made: Manifest = object.__new__(Manifest)
     limits = replace(Limits(2, 256, 4, 9), drafts=drafts, gdn_ring=8)
-    for name, value in (("limits", limits), ("states", STATES), ("buckets", BUCKETS)):
+    rows = ({"timed": False}, {"timed": timed})
+    given = {"limits": limits, "states": STATES, "buckets": BUCKETS, "tactics": rows}
+    for name, value in given.items():
         object.__setattr__(made, name, value)
     return made
 
@@ -50,6 +52,11 @@ def test_bytes_and_rounds() -> None:
         "each round on"
     )
     assert many.startswith("verify_k1 of 64 rows takes 900 us, decode 400: drafts pay there from 2")
+
+
+def test_times_that_nothing_measured_are_called_predicted() -> None:
+    _, one, _ = draft_costs(manifest(2, timed=False), WEIGHTS)
+    assert "takes 130 us, decode 100 (predicted): drafts pay" in one
 
 
 def test_an_engine_without_drafts_says_nothing() -> None:
