@@ -37,6 +37,7 @@ from benchmarks.graphs import each_seconds, target_here
 from benchmarks.kernel_split import time_launches
 from benchmarks.launch_costs import Launches
 from benchmarks.lockstep import Bench, card, checked
+from benchmarks.stages.machine import ROOT, commit_here
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches
@@ -245,7 +246,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of each sequence")
     parser.add_argument("--steps", type=int, default=16, help="decode steps of each width")
     parser.add_argument("--drawn", action="store_true", help="contexts need not be computed")
-    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--commit", help="by default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of runs to add to")
     args = parser.parse_args(words)
     bench = Bench(args.engine, drafts=None)
@@ -258,8 +259,10 @@ def main(words: Sequence[str] | None = None) -> None:
         )
     gpu = next(iter(bench.executors.values())).inner.gpu
     run: Row = {"model": args.config.name, "target": manifest.target, "machine": machine(gpu)}
-    run |= {"config": str(args.config)}
-    run |= {"options": wanted_options(manifest), "commit": args.commit, "date": str(date.today())}
+    config = args.config.resolve()
+    run |= {"config": str(config.relative_to(ROOT) if config.is_relative_to(ROOT) else config)}
+    run |= {"options": wanted_options(manifest), "commit": args.commit or commit_here()}
+    run |= {"date": str(date.today())}
     run |= {"engine_card": manifest.card, "buckets": []}
     print(json.dumps(run["machine"]), flush=True)
     timer = Timer(bench)

@@ -28,6 +28,7 @@ from benchmarks.graphs import each_seconds, target_here
 from benchmarks.launch_times import machine
 from benchmarks.node_work import amounts
 from benchmarks.predict_gb10 import CONFIGS, RESULTS, options
+from benchmarks.stages.machine import commit_here
 from benchmarks.weightless_plan import decided_of, label_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
@@ -210,7 +211,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")
     parser.add_argument("--reckon", action="store_true", help="floors alone, without a GPU")
     parser.add_argument("--only", default="", help="ops to time, a list; default all")
-    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--commit", help="by default the tree's, or SPARK_COMMIT's")
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     args = parser.parse_args(words)
     target = rehearsal(GB10, H200) if args.reckon else target_here()
@@ -236,7 +237,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.out:
         measured, floor = summed(rows)
         run = {"model": args.model, "tokens": args.tokens, "layers": layers_of(decided)}
-        run |= {"machine": known, "commit": args.commit, "date": str(date.today())}
+        run |= {"machine": known, "commit": args.commit or commit_here()}
+        run |= {"date": str(date.today())}
         run |= {"ms": round(measured, 3), "floor_ms": round(floor, 3)}
         keep(args.out, run | {"rows": [asdict(k) for k in rows]})
 

@@ -57,9 +57,10 @@ Start = Callable[[str, Sequence[str]], Sequence[str]]
 
 @dataclass
 class Found:
-    """What a part told, in the file that it is kept in."""
+    """What a part told, in the file that it is kept in; `stamp`: fields that each row gets."""
 
     path: Path
+    stamp: Row = field(default_factory=dict)
     head: Row = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     begun: str = ""
@@ -81,14 +82,14 @@ class Found:
             count, first = len(said["stale"]), said["stale"][0]
             return f"{count} rows are of other sources, {first} the first: measured anew"
         if "row" in said:
-            row = said["row"]
+            row = said["row"] | self.stamp
             self.rows[row["label"]], self.begun = row, ""
             if time.monotonic() - self._kept >= KEEP:
                 self.keep()
             more = {
                 k: v
                 for k, v in row.items()
-                if k not in ("label", "right", "digest") and v not in ("", 0)
+                if k not in ("label", "right", "digest", *self.stamp) and v not in ("", 0)
             }
             words = ", ".join(f"{k} {v}" for k, v in more.items() if not isinstance(v, list | dict))
             return f"{'right' if row.get('right') else 'WRONG'} {row['label']}: {words}"
@@ -199,8 +200,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_here(target: str) -> None:
-    """Ends with a sentence where nothing could be run, before any kept file is touched."""
+def check_here(target: str) -> str:
+    """The card's name. Ends with a sentence where nothing could be run, before any kept file is
+    touched."""
     if target not in TARGETS:
         raise SystemExit(f"--target {target} is not known; there are {', '.join(TARGETS)}")
     if (here := present()) is None:
@@ -210,6 +212,7 @@ def check_here(target: str) -> None:
             f"{here.card.product} has {here.card.sms} multiprocessors, fewer than the "
             f"{TARGETS[target].card.sms} that {target} is rehearsed on"
         )
+    return here.card.product
 
 
 def main() -> int:
@@ -220,11 +223,11 @@ def main() -> int:
     options |= {"out": str(args.out), "jobs": args.jobs}
     for name in ("models", "ops"):
         options |= {name: value.split(",")} if (value := getattr(args, name)) else {}
-    check_here(args.target)
+    stamp = {"card": check_here(args.target), "date": str(date.today())}
     right = True
     for part in args.part.split(","):
         options["part"] = part
-        found = Found(args.out / f"rehearsal_{part}.json")
+        found = Found(args.out / f"rehearsal_{part}.json", stamp)
         if found.path.is_file() and not args.again:
             kept = json.loads(found.path.read_text())
             found.rows = kept_rows(kept.pop("rows"))

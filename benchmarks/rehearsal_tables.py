@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def rehearsed(folder: Path = RESULTS) -> str:
     found = {part: kept for part in PARTS if (kept := _read(folder / f"rehearsal_{part}.json"))}
     if not found:
         return "Not run yet."
-    blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found))]
+    blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found)), _cards(found)]
     blocks += [_undated(found), _skipped(found)]
     wrong = [(part, r["label"], " ".join(r.get("note", "").split())) for part, kept in found.items()
              for r in kept["rows"] if not r.get("right")]  # fmt: skip
@@ -67,6 +68,21 @@ def _parts(found: Mapping[str, Row]) -> Iterable[Sequence[object]]:
         if "multiprocessors" in kept:
             where += f", {kept['kind']}, blocks on {kept['seen'][-1]} multiprocessors"
         yield what, len(kept["rows"]), wrong, where, kept.get("date", "")
+
+
+def _cards(found: Mapping[str, Row]) -> str:
+    """How many rows of each part are of which card, as far as they say."""
+    said = {
+        part: Counter(r["card"] for r in kept["rows"] if "card" in r)
+        for part, kept in found.items()
+    }
+    words = (
+        f"{part} {', '.join(f'{count} on an {card}' for card, count in counts.items())}"
+        for part, counts in said.items()
+        if counts
+    )
+    named = "; ".join(words)
+    return named and f"Rows by the card that they were measured on: {named}."
 
 
 def _undated(found: Mapping[str, Row]) -> str:

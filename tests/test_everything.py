@@ -388,3 +388,14 @@ def test_commands_see_their_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machines.environment(stage("s"), ("5",))["CUDA_VISIBLE_DEVICES"] == "5"
     assert machines.words_of("python -m x")[0] == sys.executable
     assert os.path.basename(machines.words_of("spark-check e")[0]) == "spark-check"
+
+
+def test_a_tree_without_git_is_told_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("SPARK_COMMIT", raising=False)
+    assert machines.commit_here() == "unknown"
+    monkeypatch.setenv("SPARK_COMMIT", "1234abcd")
+    assert machines.commit_here() == "1234abcd"

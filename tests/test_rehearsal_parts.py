@@ -158,9 +158,12 @@ def test_rows_of_other_sources_are_measured_anew(
     monkeypatch.setattr(sys, "argv", ["rehearsal", "--part", "ops", "--out", str(tmp_path)])
     assert rehearsal.main() == 0
     found = {
-        row["label"]: (row["us"], row["digest"]) for row in json.loads(kept.read_text())["rows"]
+        row["label"]: (row["us"], row["digest"], row.get("card"))
+        for row in json.loads(kept.read_text())["rows"]
     }
-    assert found == {"a": (7.0, "1"), "b": (1.5, "2"), "c": (1.5, "3"), "d": (1.5, "4")}
+    card = H200.card.product
+    new = {label: (1.5, digest, card) for label, digest in (("b", "2"), ("c", "3"), ("d", "4"))}
+    assert found == {"a": (7.0, "1", None)} | new
     assert "3 rows are of other sources, b the first: measured anew" in capsys.readouterr().out
 
 
@@ -474,7 +477,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         ],
         "layers": [
             {"label": "m/op/linear", "right": True, "findings": 3, "failed": 0,
-             "worst": {"rel_l2": 0.0123}},
+             "worst": {"rel_l2": 0.0123}, "card": "H200"},
             {"label": "m/decode 8", "right": True, "graph_ms": 2.5,
              "kinds": [["mlp.down", "linear", "m16", 2, 700.0]]},
         ],
@@ -501,6 +504,7 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         "m, decode 8 rows: 2.500 ms as a graph",
         "| mlp.down | linear | m16 | 2 | 0.700 |",
         "| m | 40,000 | 0.5 | 9.0 | yes |",
+        "Rows by the card that they were measured on: layers 1 on an H200.",
     ):
         assert line in lines, (line, lines)
 

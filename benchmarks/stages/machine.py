@@ -57,7 +57,10 @@ def told(machine: Machine, commit: str) -> Json:
 
 
 def commit_here() -> str:
-    """Of the tree that is measured, with what was changed in it; "unknown" without git."""
+    """Of the tree that is measured, with what was changed in it. A copy without git is told it
+    (SPARK_COMMIT in the environment); else it is "unknown"."""
+    if told_commit := os.environ.get("SPARK_COMMIT"):
+        return told_commit
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
