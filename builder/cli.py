@@ -159,7 +159,8 @@ def _listed(sizes: tuple[int, ...]) -> str:
 @click.option(
     "--invariant",
     is_flag=True,
-    help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
+    help="Give a sequence the same bits whatever batch it runs in, and whatever of it was cached "
+    "(not with TensorRT).",
 )
 @click.option(
     "--tp",

@@ -170,10 +170,10 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
         raise OptionError(f"--across-hosts is for GPUs of several hosts; {why}")
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
-    if gpu is None and options.invariant:
+    if target == RTX and options.invariant:
         raise OptionError(
-            f"--invariant: what runs {target} engines chooses its own order of sums, bucket by "
-            "bucket; leave it out, or give a CUDA --target"
+            f"--invariant: TensorRT chooses its own order of sums, bucket by bucket, for --target "
+            f"{RTX}; leave it out, or name another target"
         )
     precision = _precision(options, facts, gpu)
     asked = DEFAULT if options.drafts is None and options.verify else options.drafts
