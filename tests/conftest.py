@@ -18,7 +18,7 @@ def pytest_configure() -> None:
     """Where these are set, pytest prints differences in full; of two states' bytes it would compute
     them for longer than a test may take, and hide that the test failed."""
     for name in ("CI", "BUILD_NUMBER"):
-        if name in os.environ:  # and stays so, for hypothesis
+        if name in os.environ:  # emptied and not removed: hypothesis asks whether it is there
             os.environ[name] = ""
 
 

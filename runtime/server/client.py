@@ -17,7 +17,6 @@ import msgspec
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server.engine_process import Death
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -136,7 +135,7 @@ class EngineClient:
     @property
     def exit_code(self) -> int:
         """What a server exits with where the engine has ended for good."""
-        return (self._supervisor.death or Death("")).code
+        return self._supervisor.exit_code
 
     @property
     def restarts(self) -> int:

@@ -18,6 +18,7 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
+from spark_engine.command import BUG
 from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.dumps import Dumps
@@ -184,6 +185,11 @@ class Supervisor:
     def reason(self) -> str:
         """Why the last process ended."""
         return self.death.reason if self.death else ""
+
+    @property
+    def exit_code(self) -> int:
+        """What a server exits with that ends for the last process's end."""
+        return self.death.code if self.death else BUG
 
     async def start(self) -> EngineInfo:
         """Starts the first process and waits until the engine is loaded.
