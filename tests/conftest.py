@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,16 @@ settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; 3 otherwise
 
 
 def pytest_configure() -> None:
-    """Where these are set, pytest prints differences in full; of two states' bytes it would compute
-    them for longer than a test may take, and hide that the test failed."""
+    """Makes a run independent of how it is started."""
+    # Where these are set, pytest prints differences in full. For the bytes of two states that takes
+    # longer than a test may take, and hides that the test failed.
     for name in ("CI", "BUILD_NUMBER"):
         if name in os.environ:  # emptied and not removed: hypothesis asks whether it is there
             os.environ[name] = ""
+    # A script starts background jobs with SIGINT ignored. Python and its child processes keep that,
+    # so a test that sends Ctrl-C would wait for nothing.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -80,14 +80,7 @@ class Stubs:
 
     def started(self) -> subprocess.Popen[bytes]:
         """In a process group of its own, as a shell starts it."""
-        return subprocess.Popen(
-            [str(SCRIPT)], env=self.told, process_group=0, preexec_fn=_hear_ctrl_c
-        )
-
-
-def _hear_ctrl_c() -> None:
-    """These tests may run in the background, where it is ignored, which a shell script keeps to."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen([str(SCRIPT)], env=self.told, process_group=0)
 
 
 def packed_in(path: Path) -> dict[str, bytes]:
