@@ -10,11 +10,12 @@ PYTHON ?= python3
 ORACLE_PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 PACKAGES := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
+.PHONY: lock ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -92,13 +93,13 @@ soak-server: $(VENV)/.test
 # all are replaced; then two in a cluster, whose front, controller and commands are killed. Ten minutes
 # where there are cores for them; 80 MB of packages.
 replicas: $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[ray]'
+	$(PIP) install -e '.[ray]'
 	$(BIN)/python -m tests.soak.replicas
 	$(BIN)/python -m tests.soak.replicas_life
 
 # The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
 page: $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[page]'
+	$(PIP) install -e '.[page]'
 	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
 
 # Real clients (openai, anthropic, langchain, lm-eval, …), each in an environment of its own, against
@@ -116,16 +117,29 @@ $(BIN)/python:
 	  || { echo "venv is missing: sudo apt-get install -y python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+$(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/python
+	@grep -oE '^[A-Za-z0-9._-]+==[^ ;\\]+' requirements.lock > $(VENV)/versions.txt
+	$(PIP) install -c $(VENV)/versions.txt -e .
 	@touch $@
 
-# Without torch the tests still run; parity is then held against the stored golden files.
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
-	$(BIN)/pip install --quiet --disable-pip-version-check $(ORACLE_PIP_ARGS) '$(TORCH)' \
-	  && $(BIN)/pip install --quiet --disable-pip-version-check -e '.[oracle]' \
-	  || echo "torch or transformers is not to be had here: parity runs on golden files"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[trt]' \
-	  || echo "TensorRT-RTX is not to be had here: its tests skip"
+# Exactly what requirements.lock names. Without torch the tests still run; parity is then held against
+# the stored golden files.
+$(VENV)/.test: pyproject.toml requirements.lock | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install $(ORACLE_PIP_ARGS) '$(TORCH)' \
+	  || echo "torch cannot be installed here: parity runs on golden files"
+	$(PIP) install -e '.[trt]' \
+	  || echo "TensorRT-RTX cannot be installed here: its tests skip"
 	@touch $@ $(VENV)/.run
+
+# Writes requirements.lock: versions and hashes of all that the tests install, for every platform and
+# Python. Versions that it has stay unless pyproject.toml asks for others; make lock UPGRADE=--upgrade
+# takes the newest. torch is left out: it is installed by its own line above.
+UPGRADE ?=
+lock: | $(BIN)/python
+	$(PIP) install uv
+	echo "torch ; sys_platform == 'never'" > $(VENV)/overrides.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
+	  --extra test --extra check --extra hub --extra oracle --override $(VENV)/overrides.txt \
+	  --no-emit-package torch --custom-compile-command "make lock" -o requirements.lock pyproject.toml
