@@ -89,7 +89,12 @@ def free_bytes(device: Any) -> int:
     given up on demand: there the host's word is asked.
     """
     shared = available_memory() if attribute(device, "INTEGRATED") else None
-    return int(values(driver.cuMemGetInfo())[0]) if shared is None else shared
+    return driver_free_bytes() if shared is None else shared
+
+
+def driver_free_bytes() -> int:
+    """Memory of the current device that the driver reports as free."""
+    return int(values(driver.cuMemGetInfo())[0])
 
 
 def attribute(device: Any, name: str) -> int:

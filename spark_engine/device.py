@@ -21,6 +21,7 @@ from spark_engine.cuda_driver import (
     attribute,
     copy_all,
     driver,
+    driver_free_bytes,
     free_bytes,
     queueing,
     resident_blocks,
@@ -139,6 +140,12 @@ class Gpu:
         """Memory that may be taken for the device (see `cuda_driver.free_bytes`)."""
         self.use()
         return free_bytes(self._device)
+
+    @property
+    def driver_free_bytes(self) -> int:
+        """Memory that the driver reports as free; it counts the page cache as taken."""
+        self.use()
+        return driver_free_bytes()
 
     @property
     def total_bytes(self) -> int:

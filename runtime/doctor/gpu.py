@@ -45,6 +45,7 @@ class Card:
         cuda: version of CUDA that the driver speaks, 13000 for 13.0.
         driver: the driver's version; None where nothing tells.
         room: memory in bytes.
+        driver_free: bytes that CUDA reports as free.
         sm_mhz: under load; None, as `bandwidth`, where it was not tried.
         max_mhz: the highest that the driver tells; None where it tells none.
         bandwidth: bytes a second, read and written.
@@ -58,6 +59,7 @@ class Card:
     cuda: int
     driver: str | None
     room: GpuMemory
+    driver_free: int
     sm_mhz: float | None = None
     max_mhz: float | None = None
     bandwidth: float | None = None
@@ -90,10 +92,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Trial:
-    """The GPU when it was opened: its memory, the driver's highest clock in MHz, whether NVIDIA MPS
-    shares it, what was measured, None where it was not tried, and what nvidia-smi tells then."""
+    """What was found when the GPU was open.
+
+    Attributes:
+        room: its memory in bytes.
+        driver_free: bytes that CUDA reports as free.
+        max_mhz: the driver's highest clock; None where it reports none.
+        mps: NVIDIA MPS shares the GPU.
+        told: what was measured; None where nothing was tried.
+        after: what nvidia-smi reports then.
+    """
 
     room: GpuMemory
+    driver_free: int
     max_mhz: float | None
     mps: bool
     told: Probe | None
@@ -167,8 +178,9 @@ def _try(load: bool, device: str) -> Trial:
     with closing(Gpu()) as gpu:
         mps = gpu.shared_by_mps
         room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+        free = gpu.driver_free_bytes
         told = probe(gpu) if load and room.usable >= NEEDS else None
-    return Trial(room, mhz, mps, told, _smi(device) if load else {})
+    return Trial(room, free, mhz, mps, told, _smi(device) if load else {})
 
 
 def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]) -> Card:
@@ -180,6 +192,7 @@ def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[
         cuda=cuda,
         driver=idle.get("driver_version"),
         room=trial.room,
+        driver_free=trial.driver_free,
         sm_mhz=told.sm_mhz if told else None,
         max_mhz=_number(idle.get("clocks.max.sm")) or trial.max_mhz,
         bandwidth=told.bandwidth if told else None,

@@ -18,12 +18,20 @@ from spark_engine.host_memory import MEMINFO, available_memory
 
 PACKAGE = "spark-engine"
 EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # those that an owner may want
+MODPROBE = Path("/etc/modprobe.d")  # options of the driver's modules, a memory limit among them
 _NAME = re.compile(r"[\w.-]+")
+_OPTION = re.compile(r"^\s*options\s+nvidia", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes, but for `cores`; None where Linux does not tell. `available`: without swapping."""
+    """Bytes, except `cores`; None where Linux does not say.
+
+    Attributes:
+        available: can be taken without swapping.
+        free: holds nothing, not even the page cache.
+        nvidia_options: the files in /etc/modprobe.d that set options of NVIDIA's modules.
+    """
 
     system: str
     arch: str
@@ -34,6 +42,8 @@ class Host:
     available: int | None
     swap: int | None
     swap_used: int | None
+    free: int | None = None
+    nvidia_options: tuple[str, ...] = ()
 
 
 def host(meminfo: Path = MEMINFO) -> Host:
@@ -51,7 +61,22 @@ def host(meminfo: Path = MEMINFO) -> Host:
         available=available_memory(meminfo),
         swap=swap,
         swap_used=used,
+        free=table.get("MemFree"),
+        nvidia_options=nvidia_options(),
     )
+
+
+def nvidia_options(folder: Path | None = None) -> tuple[str, ...]:
+    """The files in `folder`, by default /etc/modprobe.d, that set options of NVIDIA's modules."""
+    found = []
+    for path in sorted((folder or MODPROBE).glob("*.conf")):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if _OPTION.search(text):
+            found.append(str(path))
+    return tuple(found)
 
 
 def extras() -> dict[str, tuple[str, ...]]:

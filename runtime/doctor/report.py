@@ -18,6 +18,7 @@ from spark_engine.runtime.doctor.machine import Host
 GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
 # Of a 27B in NVFP4, and room beside them; README says their sum.
 DISK_OF_CHECKPOINT, DISK_OF_ENGINE = 28 * GIB, 22 * GIB
+HIDDEN = 8 * GIB  # bytes that the kernel has and CUDA does not see, from which there is a limit
 SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
 
 
@@ -81,8 +82,32 @@ class Report:
         yield from (f"  {number}. {words}" for number, words in enumerate(advice, 1))
         yield "an engine can be served" if self.served else "no engine can be served"
 
+    def _hidden(self) -> str | None:
+        """How CUDA's figures contradict the kernel's, where GPU and host have one memory."""
+        card, host = self.gpu.card, self.host
+        if card is None or not card.room.shared:
+            return None
+        if host.total is not None and host.total - card.room.total > HIDDEN:
+            return f"CUDA sees {_gib(card.room.total)} of the machine's {_gib(host.total)}"
+        if host.free is not None and host.free - card.driver_free > HIDDEN:
+            free = f"{_gib(card.driver_free)} as free where the kernel has {_gib(host.free)} free"
+            return f"CUDA reports {free} ({_gib(host.available)} available)"
+        return None
+
     def _of_memory(self) -> Iterator[str]:
         card, host = self.gpu.card, self.host
+        if hidden := self._hidden():
+            files = ", ".join(host.nvidia_options)
+            limit = (
+                f"remove a memory limit from {files}, run `sudo update-initramfs -u`, restart. If "
+                "that changes nothing"
+                if files
+                else "no file in /etc/modprobe.d sets a limit"
+            )
+            yield (
+                f"{hidden}: {limit}, a killed program may still hold the memory (restart the "
+                "machine), or the driver is not that of DGX OS (`apt policy` names the archive)"
+            )
         if card and card.room.shared and (host.swap_used or 0) > SWAPPED:
             # Emptying swap into memory that has no room for it would end programs or hang the host.
             fits = (host.available or 0) - card.room.kept > (host.swap_used or 0)

@@ -252,6 +252,32 @@ def test_swap_is_not_emptied_into_memory_without_room(spark: Use) -> None:
     assert "swapoff" in words
 
 
+@pytest.mark.parametrize("limited", ["total", "free", "nothing"])
+def test_memory_that_cuda_does_not_see_is_named(
+    limited: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a limit of 62 GB in a file of /etc/modprobe.d, which owners of a Spark have met."""
+    driver = spark(free=90 * GIB)
+    table = bare / "meminfo"
+    table.write_text(table.read_text().replace("MemFree: 1000000", f"MemFree: {97 << 20}"))
+    monkeypatch.setattr(machine, "MODPROBE", bare)
+    (bare / "blacklist.conf").write_text("blacklist nouveau\n")
+    if limited == "total":
+        driver.total = 62 * 10**9
+    elif limited == "free":
+        driver.free = 80 * GIB
+    words = [line for line in _json("--no-load")[1]["advice"] if line.startswith("CUDA")]
+    assert len(words) == (limited != "nothing")
+    if words:
+        wanted = "57.7 GiB of the machine's 119.6" if limited == "total" else "80.0 GiB as free"
+        assert wanted in words[0] and "no file" in words[0]
+        (bare / "zz-nvidia-drm-override.conf").write_text("# cap\noptions nvidia NVreg_x=1\n")
+        (words_again,) = [w for w in _json("--no-load")[1]["advice"] if w.startswith("CUDA")]
+        assert "zz-nvidia-drm-override.conf" in words_again and "blacklist" not in words_again
+    driver.attributes["INTEGRATED"] = 0
+    assert not any(line.startswith("CUDA") for line in _json("--no-load")[1]["advice"])
+
+
 def test_nvidia_smis_words_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, wanted in {
         "580.95.05, 3003, 41.20, [N/A]\n": {"driver_version": "580.95.05", "power.draw": "41.20"},
