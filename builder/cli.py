@@ -35,6 +35,8 @@ from spark_engine.builder.plan.options import (
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.device_choice import HELP, choose
+from spark_engine.engine_file import has_text
+from spark_engine.foreign_options import explain
 from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
@@ -51,7 +53,19 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
 
-@click.command()
+class _Build(click.Command):
+    """`spark-build`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's. Of another server's option, NoSuchOption says what to use here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            error.message += explain(error.option_name)
+            raise
+
+
+@click.command(cls=_Build)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option(
@@ -228,7 +242,8 @@ def main(
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
         else:
-            show_report(Console(), report, str(folder), runs_here(report.manifest.target))
+            here, text = runs_here(report.manifest.target), has_text(folder)
+            show_report(Console(), report, str(folder), here, text)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,14 @@ class Report:
     peak_anonymous: int = 0
 
 
-def show_report(console: Console, report: Report, folder: str, here: bool) -> None:
-    """Prints the report of one build; `here`: its target is this machine's."""
-    last = _next(folder) if here else _elsewhere(folder, report.manifest.target)
+def show_report(
+    console: Console, report: Report, folder: str, here: bool, text: bool = True
+) -> None:
+    """Prints the report of one build.
+
+    `here`: its target is this machine's; `text`: the engine has a tokenizer.
+    """
+    last = _next(folder, text) if here else _elsewhere(folder, report.manifest.target)
     if not report.built:
         _say(console, f"{folder} is up to date: checkpoint, options and tools are unchanged")
         _say(console, last)
@@ -57,8 +62,14 @@ def show_report(console: Console, report: Report, folder: str, here: bool) -> No
     _say(console, last)
 
 
-def _next(folder: str) -> str:
+def _next(folder: str, text: bool) -> str:
     name = quote(folder)
+    if not text:
+        return (
+            f"the checkpoint has no tokenizer.json, so the engine takes token ids only: `spark-run "
+            f"{name} --prompt-ids 1,2,3`, or `spark-run {name} --serve` and /v1/completions; for "
+            "text, put tokenizer.json into the checkpoint and build again"
+        )
     return f"run it: `spark-run {name}` for a chat, `spark-run {name} --serve` for a server"
 
 
@@ -186,7 +197,7 @@ def _memory(m: Manifest) -> Table:
 def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

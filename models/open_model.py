@@ -41,7 +41,10 @@ def open_model(path: Path | str) -> Model:
     Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
     `quant_table` and `check_tensors`.
     """
-    checkpoint = open_synthetic(path) if is_synthetic(path) else open_checkpoint(path)
+    synthetic = is_synthetic(path)
+    if not synthetic and Path(path, CONFIGS[0]).is_file():
+        read_description(Path(path))  # an unknown model is named before its weights are looked at
+    checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path)
     config = read_config(checkpoint.config, checkpoint.generation)
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)

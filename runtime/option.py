@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 import click
 import msgspec
 
+from spark_engine.foreign_options import explain
+
 T = TypeVar("T")
 # bool makes a flag
 Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.ParamType[Any]"
@@ -203,6 +205,14 @@ class Grouped(click.Command):
     def __init__(self, *args: Any, rows: Sequence[Option] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self._group = {row.name: row.group.title for row in rows}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's. Of another server's option, NoSuchOption says what to use here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            error.message += explain(error.option_name)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a section for each group, and one for what is left."""

@@ -278,3 +278,8 @@ def _read(path: Path, remedy: str) -> bytes:
 
 def _remedy(folder: Path) -> str:
     return f"rebuild the engine with `spark-build CHECKPOINT -o {folder}`"
+
+
+def has_text(folder: Path) -> bool:
+    """Whether an engine folder has a tokenizer; without one an engine takes token ids only."""
+    return (folder / TOKENIZER / "tokenizer.json").exists()

@@ -31,13 +31,23 @@ def extra(name: str) -> str:
 WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), WSL)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_OLLAMA = re.compile(r"qwen(\d+(?:\.\d+)?)(?::([\w.-]+))?", re.IGNORECASE)
+_SIZE = re.compile(r"\d+(?:\.\d+)?b(?:-a\d+b)?", re.IGNORECASE)
+_GGUF = (
+    "GGUF holds llama.cpp's own formats, which are not read: take the model's safetensors "
+    "checkpoint in NVFP4 or FP8 (nvidia/…-NVFP4, Qwen/…-FP8)"
+)
 _POINTER = b"version https://git-lfs"
 
 
 def no_checkpoint(path: Path) -> str:
     """Why there is no checkpoint folder `path`, and what to do."""
+    if words := gguf(path):
+        return f"{path}: {words}"
     if path.exists():
         return f"{path} is not a folder; give the folder that holds config.json"
+    if meant := _meant(path):
+        return f"there is no folder {path}; did you mean `spark-build {meant}`?"
     return f"there is no folder {path}; {hub(path) or 'give the folder that holds config.json'}"
 
 
@@ -60,6 +70,9 @@ def no_engine(path: Path) -> str:
         return "there is no engine folder serve; did you mean `spark-run ENGINE --serve`?"
     if meant := near(str(path), ("doctor",)):
         return f"there is no engine folder {path}{meant}"
+    if meant := _meant(path):
+        build = f"build it with `spark-build {meant}`"
+        return f"there is no engine folder {path}; did you mean {meant}? If so, {build} first"
     return f"there is no engine folder {path}; " + (
         f"if this names a model on Hugging Face, build it first: spark-build {path} -o "
         f"engines/{path.name}, then name engines/{path.name}"
@@ -76,6 +89,25 @@ def hub(path: Path) -> str | None:
         f"if this names a model on Hugging Face, fetch it first: hf download {path} "
         f"--local-dir {path.name}, then spark-build {path.name}"
     )
+
+
+def gguf(path: Path) -> str:
+    """What to take in place of a GGUF file, or of a folder with one and without config.json; empty
+    for other paths."""
+    if path.is_dir():
+        found = not (path / "config.json").exists() and any(path.glob("*.gguf"))
+    else:
+        found = path.suffix.lower() == ".gguf"
+    return _GGUF if found else ""
+
+
+def _meant(path: Path) -> str:
+    """The name on the hub of what Ollama calls qwen3.6:27b; empty for other names."""
+    found = _OLLAMA.fullmatch(str(path))
+    if found is None:
+        return ""
+    size = _SIZE.match(found[2] or "")  # `latest` and the like name none
+    return f"Qwen/Qwen{found[1]}-{size[0].upper() if size else '27B'}"
 
 
 def is_lfs_pointer(start: bytes) -> bool:

@@ -31,6 +31,10 @@ from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
+OTHER_CARDS = (
+    "for another RTX card with FP8 there is --target rtx: TensorRT-RTX compiles the same graph, to "
+    "check answers with spark-check --against, not to serve a large model"
+)
 RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
 CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all
 # Each target's executor, by the module of the builder that has its build half.
@@ -233,7 +237,8 @@ def _hardware(options: Options, present: Target | None) -> Target | None:
         if named is None:
             known = ("auto", *kernel.CARDS)
             near = hints.near(card, known)
-            raise OptionError(f"--card {card} is not known{near} (choose from {', '.join(known)})")
+            words = f"--card {card} is not known{near} (choose from {', '.join(known)})"
+            raise OptionError(f"{words}; {OTHER_CARDS}")
         if target not in ("auto", named.name):
             raise OptionError(f"--card {card} is of {named.name}, not of --target {target}")
         return named

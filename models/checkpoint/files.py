@@ -133,6 +133,8 @@ def _fail(file: str, what: str, remedy: str) -> NoReturn:
 
 
 def _remedy(folder: Path) -> str:
+    if words := hints.gguf(folder):
+        return words
     if (folder / "manifest.json").is_file():
         return f"that is an engine already: run it with `spark-run {folder}`"
     return "give a Hugging Face checkpoint folder"

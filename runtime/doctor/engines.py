@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_engine.engine_file import read_manifest
+from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.capacity import check_capacity
@@ -35,6 +35,7 @@ class Fit:
     needs: int | None = None
     leaves: int | None = None
     why: str = ""
+    text: bool = True  # it has a tokenizer
 
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
@@ -60,7 +61,7 @@ def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = ""
     of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
     why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)
     leaves = None if free is None or (native and room is None) else free - needs
-    return Fit(str(path), manifest.name, manifest.target, needs, leaves, why)
+    return Fit(str(path), manifest.name, manifest.target, needs, leaves, why, has_text(path))
 
 
 def _target(manifest: Manifest) -> str:

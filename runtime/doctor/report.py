@@ -181,6 +181,8 @@ def _engine(engine: Fit) -> Iterator[str]:
         takes += f", {_gib(-engine.leaves)} more than is free"
     elif engine.leaves is not None:
         takes += f" and leaves {_gib(engine.leaves)}"
+    if not engine.text:
+        takes += "; it has no tokenizer, so it takes token ids only"
     yield f"engine      {engine.path}, for {engine.target}, {verdict}; {takes}"
 
 

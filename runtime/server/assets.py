@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_engine.engine_file import MANIFEST, TOKENIZER, read_manifest
+from spark_engine.engine_file import MANIFEST, TOKENIZER, has_text, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
@@ -35,11 +35,6 @@ def read_info(folder: Path) -> EngineInfo:
         generation=dict(manifest.generation),
         build=manifest.fingerprint.all,
     )
-
-
-def has_text(folder: Path) -> bool:
-    """Whether an engine folder has a tokenizer."""
-    return (folder / TOKENIZER / "tokenizer.json").exists()
 
 
 def find_manifest(folder: Path) -> Manifest | None:

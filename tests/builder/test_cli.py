@@ -136,6 +136,7 @@ NO_F32_PAGES = "bf16 or fp8 pages" if importlib.util.find_spec("cuda") else "spa
         (("--target", "sm90"), "--target sm90 is not known; did you mean sm_90a?"),
         (("--target", "CPU"), "did you mean cpu?"),
         (("--card", "h10"), "--card h10 is not known; did you mean h100?"),
+        (("--card", "rtx4090"), "for another RTX card with FP8 there is --target rtx"),
         (("--card", "gb10", "--target", "sm_90a"), "gb10 is of sm_121a, not of --target sm_90a"),
         (("--target", "cuda"), "named by its architecture: sm_90a"),
     ],
@@ -156,6 +157,35 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
     (tmp_path / "photos" / "a.jpg").touch()
     done = call(checkpoint, "-o", tmp_path / "photos", *FEW)
     assert done.exit_code == 2 and "not an engine folder" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["model.gguf", "folder"])
+def test_gguf_is_named_with_what_to_take(tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for folder in (tmp_path, tmp_path / "folder"):
+        (folder / "model.gguf").write_bytes(b"GGUF")
+    done = call(tmp_path / path, "-o", tmp_path / "engine")
+    assert done.exit_code == 2 and "GGUF" in done.stderr and "nvidia/…-NVFP4" in done.stderr
+
+
+def test_an_unknown_model_is_named_before_its_weights_are_missed(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = call(tmp_path, "-o", tmp_path / "engine")
+    assert done.exit_code == 2 and "model_type is 'llama'" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes"])
+def test_an_unsupported_quantisation_names_other_checkpoints(
+    tmp_path: Path, checkpoint: Path, method: str
+) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(checkpoint, other)
+    config = json.loads((other / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4}
+    (other / "config.json").write_text(json.dumps(config))
+    done = call(other, "-o", tmp_path / "engine", *FEW)
+    assert done.exit_code == 2 and method in done.stderr and "Qwen/…-FP8" in done.stderr
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -216,6 +246,7 @@ def test_a_checkpoint_without_tokenizer_warns_and_one_not_fetched_is_refused(
 ) -> None:
     done = call(checkpoint, "-o", tmp_path / "engine", *FEW)
     assert done.exit_code == 0 and "note: " in done.stdout
+    assert "for a chat" not in done.stdout and "--prompt-ids" in done.stdout
     assert f"warning: {checkpoint} has no tokenizer.json" in done.stderr
     other = tmp_path / "model"
     shutil.copytree(checkpoint, other)
