@@ -13,6 +13,8 @@ from spark_engine.check.report import Finding, Level
 from spark_engine.runtime.engine.build_record import greedy, machine
 from spark_engine.runtime.engine.load import Loaded, load
 
+NO_RECORD = "the build did not run this engine (spark-build --record does, where it can)"
+
 
 def check_record(loaded: Loaded) -> Level | str:
     """A finding for each bucket of the record, or why there is none that can be held.
@@ -22,7 +24,7 @@ def check_record(loaded: Loaded) -> Level | str:
     folder = folder_of(loaded)
     kept, here = folder.manifest.greedy, machine(loaded)
     if not kept.md5:
-        return "the build did not run this engine (spark-build --record does, where it can)"
+        return NO_RECORD
     if kept.machine != here:
         return f"the record was made on {kept.machine}, and this is {here}"
     level = Level("record", f"its build's, on {kept.machine}", {})

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from spark_engine.check.build_record import check_record
+from spark_engine.check.build_record import NO_RECORD, check_record
 from spark_engine.check.engines import (
     GRAPH,
     build_twin,
@@ -90,6 +90,8 @@ def run_check(
     unusable or the two engines cannot run the same launches.
     """
     report = Report(str(engine), str(against or ""))
+    if tuple(levels) == ("record",) and not read_manifest(engine).greedy.md5:
+        raise OptionError(f"{engine}: {NO_RECORD}")  # before an engine is loaded in vain
     shown.say(f"opening {engine}")
     with closing(open_engine(engine)) as candidate:
         record = check_record(candidate) if "record" in levels else None

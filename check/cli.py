@@ -65,6 +65,9 @@ def main(
     give its checkpoint, or a CPU engine (without its op level). Names every module whose op
     differs by itself, then the first layer that does, and counts tokens that differ. The record
     level asks whether every bucket still generates the tokens of the engine's build.
+
+    Every table names its limits; the words behind the tables explain each figure. A near tie is a
+    token that the reference holds as likely as its own choice, within rounding.
     """
     with command("spark-check"):
         choose(os.environ, device)

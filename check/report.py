@@ -27,6 +27,30 @@ FIGURES = (
     "differ",
 )
 _WORST_IS_LEAST = ("cosine", "same")
+# What each figure says of the worst row (a token, a slot), in the order of FIGURES.
+LEGEND = {
+    "rel_l2": "length of the difference, as a part of the reference's length",
+    "scale": "part by which neighbouring columns are too large or too small beyond rounding",
+    "cosine": "cosine of the angle to the reference; 1 is equal",
+    "max_abs": "greatest difference of one value; it has no limit",
+    "kl": "divergence of the next token's distribution from the reference's, in nats",
+    "texts": "texts that were decoded greedily",
+    "same": "texts that are equal to the reference's, every token of them",
+    "tokens": "tokens of those texts",
+    "flips": "rows that choose another token than the reference; each must be a near tie",
+    "near_ties": "flips where the reference holds both tokens equally likely, within `tie`",
+    "differ": "values that differ",
+}
+# What is a limit from below, and what from above.
+_AT_LEAST = ("cosine",)
+LIMITS = {
+    "tie": "part of a row's range of logits within which two tokens are a near tie",
+    "stray": "share of rows that may be beyond the limits",
+    "exact": "rel_l2 of results in f32",
+    "coded": "rel_l2 of results in 8 or 4 bits",
+    "noise": "relative rounding error of a value in 16 bits",
+    "coded_noise": "the same in 8 or 4 bits",
+}
 MOST_FAILURES = 40  # shown for one level; the JSON holds all
 
 
@@ -146,11 +170,17 @@ def show(report: Report, console: Console) -> None:
     """The modules that differ by themselves, tables of all levels, and a verdict in one line."""
     for line in report.headlines[:MOST_FAILURES]:
         console.print(f"[red]{line}")
+    seen: set[str] = set()
+    figures: dict[str, None] = {}
+    limits: dict[str, None] = {}
     for level in report.levels:
         title = f"{level.name}: {level.launches} launches against {level.reference}"
-        table = Table(title=title, title_justify="left")
+        table = Table(title=title, title_justify="left", caption=_limits(level))
+        table.caption_justify = "left"
         table.add_column("tensor or node", no_wrap=True)
-        rows = _summary(level.findings)
+        # the run that shows its layers shows all that the other run has shown
+        rows = _summary(f for f in level.findings if not (f.passed and f.name in seen))
+        seen |= {f.name for f in level.findings} if level.name in ("model", "layer") else set()
         columns = [key for key in FIGURES if any(key in finding.figures for _, finding in rows)]
         for key in columns:
             table.add_column(key, justify="right", no_wrap=True)
@@ -158,11 +188,34 @@ def show(report: Report, console: Console) -> None:
         for name, finding in rows:
             cells = [_cell(finding.figures.get(key)) for key in columns]
             table.add_row(name, *cells, _verdict(finding))
+        figures |= dict.fromkeys(columns)
+        limits |= dict.fromkeys(level.thresholds)
         console.print(table)
+    _show_legend(console, figures, limits)
     if report.passed:
-        console.print(f"[green]{report.engine}: no divergence")
+        texts = [one for level in report.levels if level.name == "text" for one in level.findings]
+        near = sum(finding.figures.get("near_ties", 0) for finding in texts)
+        ties = f"; {near:.0f} tokens of texts differ at near ties, by rounding" if near else ""
+        console.print(f"[green]{report.engine}: no divergence, all figures within limits{ties}")
     else:
         console.print(f"[red]{report.engine}: first divergence at {report.first}")
+
+
+def _limits(level: Level) -> str:
+    """The limits of a level's figures, as one line."""
+    rows = [(key, value) for key, value in level.thresholds.items() if isinstance(value, float)]
+    words = [f"{key} {'>=' if key in _AT_LEAST else '<='} {value:g}" for key, value in rows]
+    return f"limits: {', '.join(words)}" if words else "limits: none, all must be equal"
+
+
+def _show_legend(console: Console, figures: Iterable[str], limits: Iterable[str]) -> None:
+    """What the columns and limits mean that were shown."""
+    console.print("Figures are those of the worst row:")
+    for key in figures:
+        console.print(f"  {key:<10} {LEGEND[key]}", highlight=False, soft_wrap=True)
+    for key in limits:
+        if key in LIMITS:
+            console.print(f"  {key:<10} limit: {LIMITS[key]}", highlight=False, soft_wrap=True)
 
 
 def _summary(findings: Iterable[Finding]) -> list[tuple[str, Finding]]:

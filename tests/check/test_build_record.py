@@ -85,5 +85,6 @@ def test_what_cannot_be_held_is_said(built: Path, tmp_path: Path, kind: str) -> 
     words = words if other.md5 else "the build did not run this engine"
     alone = _check(engine, "--level", "record")
     assert alone.exit_code == 2 and f"{engine}: {words}" in alone.stderr
+    assert ("opening" in alone.stderr) == (kind == "another machine"), "said before it is loaded"
     whole = _check(engine)
     assert whole.exit_code == 0 and f"without the record level: {words}" in whole.stderr

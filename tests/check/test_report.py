@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from spark_engine.check.compare import Verdict
-from spark_engine.check.report import Finding, Level, Report, show
-from spark_engine.check.thresholds import thresholds_for
+from spark_engine.check.report import FIGURES, LEGEND, LIMITS, Finding, Level, Report, show
+from spark_engine.check.thresholds import NodeLimits, Thresholds, load, thresholds_for
 from spark_engine.interface import Precision
 from spark_engine.tensors import DType
 
@@ -75,3 +76,33 @@ def manifest(activation: DType, kv: DType, *formats: str) -> SimpleNamespace:
 )
 def test_the_coarsest_engine_decides(engines: list[SimpleNamespace], row: str) -> None:
     assert thresholds_for(engines).name == row  # type: ignore[arg-type]
+
+
+def test_limits_and_a_legend_come_with_the_figures() -> None:
+    limits = load("bf16 quantised")
+    figures = {"rel_l2": 0.11, "cosine": 0.99, "kl": 0.0098, "flips": 1, "near_ties": 1}
+    levels = [
+        Level(
+            name, "reference", asdict(limits), [finding("logits", Verdict("logits", True, **row))]
+        )
+        for name, row in (("model", {"figures": figures}), ("layer", {"figures": figures}))
+    ]
+    levels[1].findings.append(finding("layers.0.x", Verdict("layers.0.x", True, figures=figures)))
+    out = io.StringIO()
+    show(Report("engine", "reference", levels), Console(file=out, width=120))
+    said = out.getvalue()
+    wanted = "limits: cosine >= 0.97, rel_l2 <= 0.25, kl <= 0.1, tie <= 0.08, stray <= 0.1"
+    assert said.count(wanted) == 2
+    for key in (*figures, "tie", "stray"):
+        assert f"  {key:<10} " in said
+    layer = said.partition("layer: ")[2]
+    assert said.count("kind") == 2 and "kind (2)" not in layer, "logits are shown once"
+    levels.append(replace(levels[0], name="text"))
+    show(Report("engine", "reference", levels), Console(file=out, width=120))
+    assert "near ties, by" not in said and "; 1 tokens of texts differ at near" in out.getvalue()
+
+
+def test_every_figure_and_limit_has_words() -> None:
+    assert set(LEGEND) == set(FIGURES)
+    limits = {f.name for kind in (Thresholds, NodeLimits) for f in fields(kind)} - {"name"}
+    assert limits <= {*LEGEND, *LIMITS}
