@@ -49,6 +49,13 @@ ANSWER = (
     _answer("--top-p", "Sample from the likeliest tokens with this total probability.", float),
     _answer("--top-k", "Sample from this many of the likeliest tokens.", int),
     _answer("--min-p", "Sample from tokens above this share of the top probability.", float),
+    _answer("--presence-penalty", "Added against each token that was generated, -2 to 2.", float),
+    _answer("--frequency-penalty", "The same, times how often it was generated.", float),
+    _answer(
+        "--repetition-penalty",
+        "Divides the score of each token of prompt and answer; 1 is off.",
+        float,
+    ),
     _answer("--seed", "Makes the answer repeatable.", int),
     _answer("--stop", "End before this text. May be given several times.", many=True, turn=list),
     _answer("--ignore-eos", "Continue after the model's end token.", bool),

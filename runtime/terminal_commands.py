@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from spark_engine.command import system_words
 from spark_engine.errors import OptionError
 from spark_engine.hints import near
 from spark_engine.runtime.answer_options import ANSWER
@@ -21,6 +22,7 @@ from spark_engine.runtime.server.api.common import Body, check
 from spark_engine.runtime.terminal_conversation import Conversation
 
 MARK = "/"  # of a command; twice for a message that begins with it
+MOST_FILE = 4 << 20  # bytes of a file that /file reads
 # What /set sets: the options that fill a field of a request, by the name that is typed.
 SETTINGS: Mapping[str, Option] = {
     row.key: row for row in ANSWER if row.fills is not None and row.fills[0] is Body
@@ -46,7 +48,8 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Command:
-    """A row: `takes` is what may follow the name, `choices` the words that are completed."""
+    """A row: `takes` is what may follow the name, `choices` the words that are completed.
+    `aliases` are names that other programs have for it."""
 
     name: str
     takes: str
@@ -54,13 +57,14 @@ class Command:
     run: Callable[[Conversation, str], CommandResult]
     choices: Sequence[str] = ()
     files: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 def run(line: str, conversation: Conversation) -> CommandResult:
     """Runs a line that begins with `/`. Raises OptionError or RequestError."""
     name, _, rest = line.strip().removeprefix(MARK).partition(" ")
     for row in COMMANDS:
-        if name.lower() == row.name:
+        if name.lower() in (row.name, *row.aliases):
             if rest.strip() and not row.takes:
                 raise OptionError(f"/{row.name} takes nothing, not {rest.strip()!r}")
             return row.run(conversation, rest.strip())
@@ -169,6 +173,30 @@ def _retry(conversation: Conversation, _: str) -> CommandResult:
     return CommandResult(next=Next.ANSWER)
 
 
+def _undo(conversation: Conversation, _: str) -> CommandResult:
+    conversation.take_back_answer()
+    conversation.take_back_question()
+    left = len(conversation.messages)
+    return CommandResult(f"your last message and its answer are removed; {left} messages are left")
+
+
+def _file(conversation: Conversation, text: str) -> CommandResult:
+    """A text file as a message of its own; the answer follows."""
+    if not text:
+        raise OptionError("/file needs the name of a text file, e.g. /file notes.md")
+    path = Path(text).expanduser()
+    try:
+        if path.stat().st_size > MOST_FILE:
+            raise OptionError(f"{path} has over {MOST_FILE >> 20} MiB: take a part of it")
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(system_words(error)) from None
+    except UnicodeDecodeError:
+        raise OptionError(f"{path} is not a text file in UTF-8: only text can be read") from None
+    conversation.attach(path.name, content)
+    return CommandResult(f"{path.name}, {len(content):,} characters, goes with your next message")
+
+
 def _stats(conversation: Conversation, _: str) -> CommandResult:
     total = conversation.totals
     lines = [
@@ -188,8 +216,8 @@ def _exit(_: Conversation, __: str) -> CommandResult:
 
 
 COMMANDS = (
-    Command("help", "", "this list", _help),
-    Command("new", "", "begin a new chat", _new),
+    Command("help", "", "this list", _help, aliases=("?",)),
+    Command("new", "", "begin a new chat", _new, aliases=("clear", "reset")),
     Command("system", "[TEXT|off]", "show, set or drop the system message", _system, ("off",)),
     Command("think", "[on|off]", "think before answering, or not", _think, ("on", "off")),
     Command(
@@ -199,11 +227,13 @@ COMMANDS = (
         _set,
         tuple(SETTINGS),
     ),
-    Command("retry", "", "answer the last message again", _retry),
+    Command("retry", "", "answer the last message again", _retry, aliases=("regenerate",)),
+    Command("undo", "", "remove your last message and its answer", _undo),
+    Command("file", "FILE", "send a text file with your next message", _file, (), True),
     Command(
         "save", "[FILE]", "write the chat to a file, as a request of the server", _save, (), True
     ),
     Command("load", "[FILE]", "continue a saved chat", _load, (), True),
-    Command("stats", "", "tokens, speed, and cached prompt tokens", _stats),
-    Command("exit", "", "leave", _exit),
+    Command("stats", "", "model, tokens, speed, cached tokens", _stats, aliases=("model",)),
+    Command("exit", "", "leave", _exit, aliases=("quit", "bye")),
 )

@@ -6,6 +6,7 @@ Knows messages and settings. Knows no terminal, no engine and no template.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,7 @@ class Conversation:
         messages: what was said, without the system message, oldest first.
         used: tokens of the prompt and the answer at the last turn.
         file: where it was saved last, or loaded from.
+        attached: texts of files that go with the next message.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Conversation:
     totals: Totals = field(default_factory=Totals)
     used: int = 0
     file: Path | None = None
+    attached: list[str] = field(default_factory=list)
 
     def prompt(self) -> list[Message]:
         """All messages, as a chat template takes them."""
@@ -76,8 +79,15 @@ class Conversation:
         return [*first, *self.messages]
 
     def ask(self, text: str) -> None:
-        """The user's turn."""
-        self.messages.append({"role": "user", "content": text})
+        """The user's turn, with the files that were attached."""
+        self.messages.append({"role": "user", "content": "\n\n".join([*self.attached, text])})
+        self.attached = []
+
+    def attach(self, name: str, text: str) -> None:
+        """A text file goes with the next message. It is quoted by more backticks than it holds."""
+        longest = max((len(run) for run in re.findall("`+", text)), default=0)
+        fence = "`" * max(3, longest + 1)
+        self.attached.append(f"{name}:\n{fence}\n{text.rstrip()}\n{fence}")
 
     def reply(self, parts: Mapping[Kind, str]) -> None:
         """The model's turn, whole or as far as it came."""
@@ -100,6 +110,7 @@ class Conversation:
     def clear(self) -> None:
         """Begins again; the system message and the settings stay."""
         self.messages.clear()
+        self.attached.clear()
         self.used = 0
 
     def save(self, path: Path) -> None:

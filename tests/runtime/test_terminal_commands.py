@@ -95,6 +95,52 @@ def test_what_follows_a_command(chat: Conversation) -> None:
     assert run("/new", chat).next is Next.ASK and chat.messages == []
 
 
+def test_names_of_other_programs_work(chat: Conversation) -> None:
+    assert run("/?", chat).text == run("/help", chat).text
+    chat.ask("hi")
+    run("/clear", chat)
+    assert chat.messages == [] and "model     small" in run("/model", chat).text
+    assert run("/quit", chat).next is Next.LEAVE and run("/bye", chat).next is Next.LEAVE
+
+
+def test_undo_removes_a_question_with_its_answer(chat: Conversation) -> None:
+    with pytest.raises(RequestError, match="nothing was asked"):
+        run("/undo", chat)
+    for text in ("one", "two"):
+        chat.ask(text)
+        chat.reply({})
+    assert "2 messages are left" in run("/undo", chat).text
+    assert [m["content"] for m in chat.messages] == ["one", ""]
+
+
+def test_a_file_goes_with_the_next_message(chat: Conversation, tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text("```\ncode\n```\n")
+    assert "notes.md, 13 characters" in run(f"/file {path}", chat).text
+    chat.ask("Explain.")
+    assert chat.messages[-1]["content"] == "notes.md:\n````\n```\ncode\n```\n````\n\nExplain."
+    chat.ask("More.")
+    assert chat.messages[-1]["content"] == "More."
+    path.write_bytes(b"\xff\xfe")
+    for line, words in (
+        (f"/file {path}", "is not a text file"),
+        ("/file", "needs the name"),
+        (f"/file {tmp_path / 'none'}", "No such file"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            run(line, chat)
+
+
+def test_penalties_are_settings(chat: Conversation) -> None:
+    run("/set presence-penalty 1.5", chat)
+    run("/set frequency_penalty 0.5", chat)
+    run("/set repetition-penalty 1.05", chat)
+    wanted = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.05}
+    assert chat.settings == wanted
+    with pytest.raises(RequestError, match="must be from -2 to 2"):
+        run("/set presence-penalty 3", chat)
+
+
 def test_stats(chat: Conversation) -> None:
     assert "answers   0, 0 tokens\n" in run("/stats", chat).text
     total = chat.totals
