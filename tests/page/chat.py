@@ -55,9 +55,9 @@ def test_figures_of_an_answer(page: Any) -> None:
     set_field(page, **SHORT)
     ask(page, "ROUND WARM")
     words = page.inner_text(f"{LAST} .figures")
-    assert "30 tokens" in words and "tokens/s" in words and "first after" in words
+    assert "30 tokens" in words and "tokens/s" in words and "TTFT" in words
     assert re.search(r"\d+ of \d+ prompt tokens cached", words)
-    assert "67 % of drafts kept" in words and "cut at the most tokens" in words
+    assert "67 % of drafts kept" in words and "stopped at max tokens" in words
 
 
 def test_stopping_ends_the_request_at_the_server(page: Any, url: str) -> None:
@@ -82,10 +82,10 @@ def test_an_answer_made_again_stands_beside_the_first(page: Any) -> None:
     page.unroute("**/v1/chat/completions")
     script(page, delta(content="The second."), delta("stop"))
     page.hover(LAST)
-    page.click(f"{LAST} [aria-label='Answer again']")
+    page.click(f"{LAST} [aria-label='Regenerate']")
     page.wait_for_selector(f"{LAST} :text('2 of 2')")
     assert page.inner_text(f"{LAST} .content") == "The second."
-    page.click(f"{LAST} [aria-label='The one before']")
+    page.click(f"{LAST} [aria-label='Previous version']")
     assert page.inner_text(f"{LAST} .content") == "The first."
     page.reload()
     page.wait_for_selector(f"{LAST} :text('1 of 2')")
@@ -104,7 +104,7 @@ def test_a_changed_question_begins_another_branch(page: Any) -> None:
     page.wait_for_selector(".message.user :text('2 of 2')")
     assert [m["content"] for m in sent[-1]["messages"]] == ["one more"]
     assert _texts(page, ".bubble") == ["one more"]
-    page.click("[aria-label='The one before']")
+    page.click("[aria-label='Previous version']")
     assert _texts(page, ".bubble") == ["one", "two"]
 
 
@@ -229,7 +229,7 @@ def test_settings_become_fields_of_the_request(page: Any) -> None:
     assert "JSON schema" in page.inner_text("#chips"), "a new conversation begins with them"
     page.click("#open-settings")
     assert page.get_attribute("#setting-top_k", "placeholder") == "20", "the engine's own default"
-    page.click(":text('Set all back')")
+    page.click(":text('Reset all to defaults')")
     page.keyboard.press("Escape")
     assert page.inner_text("#chips") == ""
 
@@ -255,6 +255,34 @@ def test_a_failure_is_told_and_can_be_tried_again(page: Any) -> None:
     page.wait_for_selector(f"{LAST} .content p")
     assert page.inner_text(f"{LAST} .content") == "Well."
     assert page.locator(".turns").count() == 0, "what failed without a word is not kept"
+
+
+def test_a_conversation_that_is_too_long_offers_a_new_one(page: Any) -> None:
+    """To try again could only fail again."""
+    words = "This conversation is too long"
+    error = {"error": {"message": words, "code": "context_length_exceeded"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
+    ask(page, "more")
+    assert words in page.text_content(".problem") and not page.is_visible(":text('Try again')")
+    page.click(".problem :text('New conversation')")
+    assert page.is_visible(".welcome")
+
+
+def test_headings_and_landmarks_are_there_in_every_view(page: Any) -> None:
+    """As screen readers go by them; the brand has a name on a phone, too."""
+    assert page.locator("main").count() == 1 and page.locator("section main").count() == 0
+    assert page.locator("h1:visible").count() == 1
+    ask(page, "hello")
+    assert page.locator("#chat h1:not([hidden])").count() == 1
+    assert page.text_content("#chat h1") == "hello"
+    for view in ("live", "engine"):
+        page.click(f"[data-view={view}]")
+        page.wait_for_selector(f"#{view} h1")
+        assert page.is_visible("main")
+        assert page.locator(f"#{view} th:empty").count() == 0
+    page.set_viewport_size({"width": 360, "height": 700})
+    assert page.get_attribute(".brand", "aria-label") == "Spark"
+    assert page.is_visible("#health .model")
 
 
 def test_an_error_within_a_stream_keeps_what_came(page: Any) -> None:

@@ -32,7 +32,7 @@ def test_live_plots_follow_the_server(page: Any, url: str) -> None:
         between = _title(page, "Time between tokens")
         until(page, lambda: between.locator("path.line").count() == 2)
         assert re.match(r"\d+ ms", between.locator("b").first.inner_text())
-        kept = _title(page, "Drafts kept")
+        kept = _title(page, "Drafts accepted")
         until(page, lambda: kept.locator("b").inner_text() == "67 %")
         answer.close()
     until(page, lambda: "running 0" in str(batch.get_attribute("aria-label")))
@@ -54,7 +54,7 @@ def test_plots_of_what_an_engine_has_not_are_left_out(page: Any) -> None:
     )
     page.click("[data-view=live]")
     until(page, lambda: _title(page, "Requests").locator("b").first.inner_text() == "3")
-    assert not _title(page, "Drafts kept").is_visible()
+    assert not _title(page, "Drafts accepted").is_visible()
     assert _title(page, "Generated tokens").locator("b").inner_text() == "–"
 
 
@@ -123,7 +123,7 @@ def test_the_engines_report(page: Any) -> None:
         *(
             "sm_90a (native), h200",
             "Weights 3.00 GiB 75.0 %",
-            "Together 4.00 GiB",
+            "Total 4.00 GiB",
             "up to 3 a round",
         ),
         *("decode_b1 1 1 1.23 ms 2.00 KiB 100 B", "layers.mlp.up nvfp4 64 128", "norm_quant 16 8"),
@@ -274,5 +274,5 @@ def test_the_keyboard_alone_is_enough(page: Any) -> None:
         here = "document.activeElement"
         seen.add(page.evaluate(f"{here}.getAttribute('aria-label') ?? {here}.id"))
         assert page.evaluate(f"{here}.checkVisibility()")
-    assert {"Copy", "Answer again", "Edit", "composer-text", "open-settings", "new"} <= seen
+    assert {"Copy", "Regenerate", "Edit", "composer-text", "open-settings", "new"} <= seen
     assert "the answer is complete" in page.inner_text("#said").lower()

@@ -48,6 +48,7 @@ export async function run(node, body, signal, changed) {
       node.state = "error";
       node.error = problem.message;
       node.status = problem.status;
+      node.code = problem.code;
     }
   }
   clock.end();

@@ -20,10 +20,11 @@ export function setKey(value, keep) {
 }
 
 export class ApiError extends Error {
-  constructor(message, status, param) {
+  constructor(message, status, param, code) {
     super(message);
     this.status = status; // 0: no answer came
     this.param = param;
+    this.code = code;
   }
 }
 
@@ -45,7 +46,7 @@ async function ask(path, init = {}) {
     // a proxy's own words are not shown
   }
   const words = error.message ?? `The server answered with status ${response.status}.`;
-  throw new ApiError(words, response.status, error.param);
+  throw new ApiError(words, response.status, error.param, error.code);
 }
 
 export async function getJson(path) {
@@ -111,7 +112,7 @@ export async function* stream(path, body, signal) {
           break;
         }
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.param);
+        if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.param, chunk.error.code);
         yield chunk;
       }
       if (done && !ended) throw new ApiError("The connection ended before the answer did.", 0);

@@ -114,6 +114,8 @@ export class Chat {
     }
     this.side.show(this.conversation.id);
     this.showComposer();
+    find("chat-title").textContent = store.titleOf(this.conversation);
+    find("chat-title").hidden = !nodes.length; // else the welcome has the heading
     document.title = nodes.length ? `${store.titleOf(this.conversation)} – Spark` : "Spark";
     this.#toEnd(true);
   }

@@ -29,13 +29,13 @@ const SERIES = {
 
 const PLOTS = [
   { title: "Generated tokens", series: [["generated", ""]], format: rate, about: "Over the last 4 s" },
-  { title: "Prompt tokens", series: [["prompt", ""]], format: rate, about: "Taken in, those found in the cache included; over the last 4 s" },
+  { title: "Prompt tokens", series: [["prompt", ""]], format: rate, about: "Read, cached ones included; over the last 4 s" },
   { title: "Requests", series: [["running", "running"], ["waiting", "waiting"]], format: count, whole: true, about: "Running is the batch" },
-  { title: "Time to the first token", series: [["first50", "half"], ["first95", "95 %"]], format: seconds, about: "Half and 95 % of the last 15 s' requests came within; read from a histogram's buckets" },
-  { title: "Time between tokens", series: [["between50", "half"], ["between95", "95 %"]], format: seconds, about: "Half and 95 % of the last 15 s' tokens came within; read from a histogram's buckets" },
+  { title: "Time to first token (TTFT)", series: [["first50", "p50"], ["first95", "p95"]], format: seconds, about: "Percentiles of the last 15 s, from a histogram's buckets" },
+  { title: "Time between tokens (ITL)", series: [["between50", "p50"], ["between95", "p95"]], format: seconds, about: "Percentiles of the last 15 s, from a histogram's buckets" },
   { title: "Memory", series: [["kv", "KV pages"], ["cache", "prefix cache"]], format: percent, top: 100, about: "Pages in use of all, and the prefix cache of its budget" },
-  { title: "Prompt tokens found in the cache", series: [["hits", ""]], format: percent, top: 100, about: "Of those that were looked up in the last 15 s" },
-  { title: "Drafts kept", series: [["kept", ""]], format: percent, top: 100, about: "Of those that were verified in the last 15 s", only: "drafts" },
+  { title: "Prefix cache hits", series: [["hits", ""]], format: percent, top: 100, about: "Share of prompt tokens of the last 15 s that were cached" },
+  { title: "Drafts accepted", series: [["kept", ""]], format: percent, top: 100, about: "Share of draft tokens of the last 15 s", only: "drafts" },
 ];
 
 export class Live {
@@ -114,17 +114,17 @@ export class Live {
 
   #drawTotals(values) {
     const rows = [
-      ["Requests ended", count(values[NAMES.ended] ?? 0)],
-      ["Refused: queue full", count(values[NAMES.refused] ?? 0)],
+      ["Completed requests", count(values[NAMES.ended] ?? 0)],
+      ["Rejected: queue full", count(values[NAMES.refused] ?? 0)],
       ["Prompt tokens", count(values[NAMES.prompt] ?? 0)],
       ["Generated tokens", count(values[NAMES.generated] ?? 0)],
       ["Preempted", count(values[NAMES.preempted] ?? 0)],
     ];
-    if (values[NAMES.queries]) rows.push(["Prompt tokens found in the cache", percent((100 * values[NAMES.hits]) / values[NAMES.queries])]);
+    if (values[NAMES.queries]) rows.push(["Prefix cache hits", percent((100 * values[NAMES.hits]) / values[NAMES.queries])]);
     if (values[NAMES.cacheBudget]) rows.push(["Prefix cache", `${bytes(values[NAMES.cacheBytes])} of ${bytes(values[NAMES.cacheBudget])}`]);
     if (values[NAMES.drafts]) {
-      rows.push(["Drafts kept", percent((100 * values[NAMES.kept]) / values[NAMES.drafts])]);
-      rows.push(["Tokens a round", count(values[NAMES.perRound])]);
+      rows.push(["Drafts accepted", percent((100 * values[NAMES.kept]) / values[NAMES.drafts])]);
+      rows.push(["Tokens per round", count(values[NAMES.perRound])]);
     }
     this.totals.replaceChildren(...rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
   }

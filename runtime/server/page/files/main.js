@@ -13,12 +13,12 @@ const HEALTH_MS = 10_000;
 const THEMES = { auto: "System theme", light: "Light theme", dark: "Dark theme" };
 const SHORTCUTS = [
   ["Enter", "send"],
-  ["Shift + Enter", "a new line"],
+  ["Shift + Enter", "new line"],
   ["Esc", "stop the answer"],
-  ["↑", "in an empty message box: change the last message"],
-  ["/", "to the message box"],
-  ["Alt + N", "a new conversation"],
-  ["Alt + ↑ ↓", "the conversation above or below"],
+  ["↑", "edit the last message (in an empty message box)"],
+  ["/", "focus the message box"],
+  ["Alt + N", "new conversation"],
+  ["Alt + ↑ ↓", "previous or next conversation"],
   ["Alt + C", "copy the last answer"],
   ["Alt + S", "settings"],
   ["Alt + 1 2 3", "chat, live figures, engine"],
@@ -165,7 +165,7 @@ async function upload(event) {
   if (!file) return;
   try {
     const taken = store.importAll(await file.text());
-    toast(`${taken} conversation${taken === 1 ? "" : "s"} taken in.`);
+    toast(`${taken} conversation${taken === 1 ? "" : "s"} imported.`);
   } catch (problem) {
     toast(problem.message);
   }

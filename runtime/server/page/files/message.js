@@ -3,7 +3,7 @@
 import { copyButton, copyText, count, h, icon, iconButton, say, seconds } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-const ENDS = { length: "cut at the most tokens", abort: "ended by the server", content_filter: "filtered" };
+const ENDS = { length: "stopped at max tokens", abort: "stopped by the server", content_filter: "filtered" };
 
 // `actions`: edit(node, text), again(node), turn(node, step), results(node, texts).
 export class MessageView {
@@ -100,8 +100,13 @@ export class MessageView {
     this.waiting.hidden = !running || Boolean(node.content || node.reasoning || node.calls?.length);
     this.problem.hidden = node.state !== "error";
     if (node.state === "error") {
-      const again = h("button", { type: "button", class: "button", onclick: () => this.actions.again(node) }, "Try again");
-      this.problem.replaceChildren(h("p", null, node.error ?? "The answer failed."), again);
+      // a conversation that is too long stays too long, whatever is tried again
+      const [label, act] =
+        node.code === "context_length_exceeded"
+          ? ["New conversation", () => this.actions.startNew()]
+          : ["Try again", () => this.actions.again(node)];
+      const button = h("button", { type: "button", class: "button", onclick: act }, label);
+      this.problem.replaceChildren(h("p", null, node.error ?? "The answer failed."), button);
     }
     this.#foot.replaceChildren(...this.#answerFoot());
   }
@@ -128,7 +133,7 @@ export class MessageView {
       const head = h("div", { class: "call-head" }, icon("tool"), h("strong", null, call.name), copyButton("Copy arguments", () => call.arguments));
       const box = h("div", { class: "call" }, head, h("pre", { tabindex: "0" }, pretty(call.arguments)));
       if (!open) return box;
-      const area = h("textarea", { rows: 2, placeholder: "What the tool answered", "aria-label": `Result of ${call.name}` });
+      const area = h("textarea", { rows: 2, placeholder: "The tool's result", "aria-label": `Result of ${call.name}` });
       areas.push(area);
       box.append(area);
       return box;
@@ -147,7 +152,7 @@ export class MessageView {
       "span",
       { class: "buttons" },
       copyButton("Copy", () => node.content ?? ""),
-      iconButton("again", "Answer again", () => this.actions.again(node)),
+      iconButton("again", "Regenerate", () => this.actions.again(node)),
     );
     return [...this.#turns(), figures, buttons];
   }
@@ -161,9 +166,9 @@ export class MessageView {
       h(
         "span",
         { class: "turns" },
-        iconButton("left", "The one before", turn(-1), { disabled: index === 0 }),
+        iconButton("left", "Previous version", turn(-1), { disabled: index === 0 }),
         h("span", null, `${index + 1} of ${total}`),
-        iconButton("right", "The next one", turn(1), { disabled: index === total - 1 }),
+        iconButton("right", "Next version", turn(1), { disabled: index === total - 1 }),
       ),
     ];
   }
@@ -178,7 +183,7 @@ function figuresOf({ stats = {}, state, finish }) {
   if (stats.tokens) words.push(`${count(stats.tokens)} token${stats.tokens === 1 ? "" : "s"}`);
   if (stats.rate) words.push(`${count(stats.rate)} tokens/s`);
   if (state !== "running") {
-    if (stats.first !== undefined) words.push(`first after ${seconds(stats.first)}`);
+    if (stats.first !== undefined) words.push(`TTFT ${seconds(stats.first)}`);
     if (stats.cached) words.push(`${count(stats.cached)} of ${count(stats.prompt)} prompt tokens cached`);
     const drafts = (stats.kept ?? 0) + (stats.rejected ?? 0);
     if (drafts) words.push(`${Math.round((100 * stats.kept) / drafts)} % of drafts kept`);

@@ -105,7 +105,7 @@ export class Plot {
       parts.push(svg("line", line), words);
     }
     const empty = !this.rows.some((row) => this.series.some(([key]) => has(row, key)));
-    if (empty) parts.push(svg("text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT / 2, class: "tick middle" }, "nothing of late"));
+    if (empty) parts.push(svg("text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT / 2, class: "tick middle" }, "no data"));
     const left = svg("text", { x: LEFT, y: HEIGHT - 5, class: "tick" }, ago(this.span));
     const right = svg("text", { x: this.width - RIGHT, y: HEIGHT - 5, class: "tick end" }, "now");
     parts.push(left, right);

@@ -7,7 +7,7 @@ const MEMORY = [
   ["weights", "Weights"],
   ["kv", "Keys and values"],
   ["states", "States"],
-  ["snapshots", "Kept states"],
+  ["snapshots", "Prefix cache states"],
   ["arena", "Scratch"],
   ["buffers", "Inputs and outputs"],
   ["tables", "Tables"],
@@ -30,11 +30,11 @@ function sections(report) {
   const parts = [h("div", { class: "page-head" }, h("h1", null, report.name)), summary(report)];
   if (report.memory) parts.push(h("h2", null, "Memory"), memory(report));
   if (report.buckets) parts.push(h("h2", null, "Buckets"), buckets(report));
-  if (report.quantisation) parts.push(h("h2", null, "Stored as"), stored(report));
+  if (report.quantisation) parts.push(h("h2", null, "Quantisation"), stored(report));
   if (report.fusions) parts.push(h("h2", null, "Fusions"), fusions(report));
   if (report.refusals?.length) parts.push(folded(`Fusions refused (${report.refusals.length})`, refusals(report)));
   if (report.tactics?.length) parts.push(folded(`Tactics (${report.tactics.length})`, tactics(report)));
-  if (report.producer) parts.push(h("h2", null, "Made by"), made(report));
+  if (report.producer) parts.push(h("h2", null, "Build"), made(report));
   return parts;
 }
 
@@ -56,15 +56,15 @@ function summary({ model, target, card, executor, invariant, dtypes, limits, cac
     ["KV pages", `${count(limits.pages)} of ${limits.page_size} tokens`],
     ["Prefix cache", cache.budget_bytes ? `${bytes(cache.budget_bytes)}, ${count(cache.snapshots)} states` : "none"],
     ["Drafts", limits.drafts ? `up to ${limits.drafts} a round` : "none"],
-    ["Same bits in every batch", invariant === undefined ? null : invariant ? "yes" : "no"],
-    ["Sampling by default", sampling(generation)],
+    ["Batch-invariant", invariant === undefined ? null : invariant ? "yes" : "no"],
+    ["Default sampling", sampling(generation)],
     ["Spark", version],
   ]);
 }
 
 function sampling(generation) {
   const names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
-  if (generation.do_sample === false) return "the likeliest token";
+  if (generation.do_sample === false) return "greedy";
   return names.filter((name) => generation[name] !== undefined).map((name) => `${name} ${generation[name]}`).join(", ");
 }
 
@@ -81,12 +81,12 @@ function memory({ memory }) {
     bytes(memory[key]),
     `${((100 * memory[key]) / memory.total).toFixed(1)} %`,
   ]);
-  return h("div", null, bar, table(["", "Size", "Share"], [...rows, ["Together", bytes(memory.total), ""]]));
+  return h("div", null, bar, table(["", "Size", "Share"], [...rows, ["Total", bytes(memory.total), ""]]));
 }
 
 function buckets({ buckets }) {
   const rows = buckets.map((b) => [b.file.replace(/\.engine$/, ""), count(b.rows), count(b.tokens), micro(b.cost_us), bytes(b.arena_bytes), bytes(b.file_bytes)]);
-  return table(["Bucket", "Rows", "Tokens", "By plan", "Scratch", "File"], rows);
+  return table(["Bucket", "Rows", "Tokens", "Planned time", "Scratch", "File"], rows);
 }
 
 function stored({ quantisation }) {
@@ -127,7 +127,7 @@ function folded(title, inner) {
 // The first `words` columns are text, the others figures.
 function table(head, rows, words = 1) {
   const side = (i) => (i < words ? "to-left" : "to-right");
-  const line = (tag, cells) => h("tr", null, cells.map((cell, i) => h(tag, { class: side(i), scope: tag === "th" ? "col" : null }, cell)));
+  const line = (tag, cells) => h("tr", null, cells.map((cell, i) => (tag === "th" && cell ? h("th", { class: side(i), scope: "col" }, cell) : h("td", { class: side(i) }, cell))));
   const body = rows.map((cells) => line("td", cells));
   return h("div", { class: "table", tabindex: "0" }, h("table", null, h("thead", null, line("th", head)), h("tbody", null, body)));
 }

@@ -8,14 +8,14 @@ export const GROUPS = [
     title: "Conversation",
     fields: [
       { name: "model", label: "Model", kind: "choice", choices: [] },
-      { name: "system", label: "System message", kind: "area", rows: 4, hint: "Stands before everything else." },
+      { name: "system", label: "System prompt", kind: "area", rows: 4, hint: "Instructions for the whole conversation." },
       {
         name: "thinking",
         label: "Thinking",
         kind: "choice",
-        choices: [["", "As the model does"], ["on", "On"], ["off", "Off"]],
+        choices: [["", "Default"], ["on", "On"], ["off", "Off"]],
       },
-      { name: "thinking_budget", label: "Tokens of thought at most", kind: "number", min: 0, whole: true, placeholder: "no limit" },
+      { name: "thinking_budget", label: "Max thinking tokens", kind: "number", min: 0, whole: true, placeholder: "no limit" },
     ],
   },
   {
@@ -28,22 +28,22 @@ export const GROUPS = [
       { name: "presence_penalty", label: "Presence penalty", kind: "number", min: -2, max: 2, placeholder: "0" },
       { name: "frequency_penalty", label: "Frequency penalty", kind: "number", min: -2, max: 2, placeholder: "0" },
       { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 10, placeholder: "1" },
-      { name: "max_tokens", label: "Tokens at most", kind: "number", min: 1, whole: true, placeholder: "as fit" },
-      { name: "seed", label: "Seed", kind: "number", whole: true, placeholder: "drawn" },
-      { name: "stop", label: "Stop at", kind: "lines", rows: 2, hint: "One text a line." },
+      { name: "max_tokens", label: "Max tokens", kind: "number", min: 1, whole: true, placeholder: "as many as fit" },
+      { name: "seed", label: "Seed", kind: "number", whole: true, placeholder: "random" },
+      { name: "stop", label: "Stop sequences", kind: "lines", rows: 2, hint: "One per line." },
     ],
   },
   {
-    title: "Form",
+    title: "Output",
     fields: [
       {
         name: "schema",
-        label: "JSON schema of the answer",
+        label: "JSON schema",
         kind: "json",
         rows: 6,
         type: "object",
         placeholder: '{"type": "object", "properties": {"city": {"type": "string"}}}',
-        hint: "The answer is JSON of this schema.",
+        hint: "The answer follows this schema.",
       },
       {
         name: "tools",
@@ -52,7 +52,7 @@ export const GROUPS = [
         rows: 6,
         type: "array",
         placeholder: '[{"type": "function", "function": {"name": "weather", "parameters": {}}}]',
-        hint: "A list as in OpenAI's API. You give each call's result by hand.",
+        hint: "A list as in OpenAI's API. You type the result of each call.",
       },
     ],
   },
@@ -113,10 +113,10 @@ export function requestFields(settings) {
   return body;
 }
 
-// Words for what is set beyond the model's own, for the row under the message box.
+// Words for what differs from the defaults, for the row under the message box.
 export function summary(settings) {
   const words = [];
-  if (settings.system?.trim()) words.push("System message");
+  if (settings.system?.trim()) words.push("System prompt");
   if (settings.thinking) words.push(`Thinking ${settings.thinking}`);
   if (settings.schema?.trim()) words.push("JSON schema");
   if (settings.tools?.trim()) words.push("Tools");
@@ -143,8 +143,8 @@ export function fillDialog(dialog, settings, models, defaults, changed) {
     h(
       "footer",
       null,
-      h("p", { class: "hint" }, "They hold for this conversation; a new one begins with them."),
-      h("button", { type: "button", class: "link", onclick: clear }, "Set all back"),
+      h("p", { class: "hint" }, "These settings apply to this conversation and to new ones."),
+      h("button", { type: "button", class: "link", onclick: clear }, "Reset all to defaults"),
     ),
   );
 }
