@@ -29,7 +29,7 @@ def test_live_plots_follow_the_server(page: Any, url: str) -> None:
         until(page, lambda: "running 1" in str(batch.get_attribute("aria-label")))
         generated = _title(page, "Generated tokens")
         until(page, lambda: re.match(r"[1-9]", generated.locator("b").inner_text()) is not None)
-        between = _title(page, "Time between tokens")
+        between = _title(page, "Time between tokens (ITL)")
         until(page, lambda: between.locator("path.line").count() == 2)
         assert re.match(r"\d+ ms", between.locator("b").first.inner_text())
         kept = _title(page, "Drafts accepted")
