@@ -4,13 +4,19 @@ Knows the forms in which OpenAI's and Anthropic's clients write a message. Knows
 fields of requests beside `messages`, and no tokens. What is brought into one form:
 
     developer           is a system message
-    system messages     those at the beginning are one; a later one keeps its place as a turn of
-                        the user's, since templates take none there. It is not moved to the front:
-                        every new one would change the beginning of the prompt, which is cached
-    parts               of text are joined; an assistant's thinking is its `reasoning_content`
+    system messages     those at the beginning are one; a later one keeps its place, since moving it
+                        to the front would change the beginning of the prompt, which is cached.
+                        Templates take none there: behind a tool's result it becomes part of that
+                        result, elsewhere a turn of the user's
+    user                where no turn is the user's, an empty one is put behind the system message:
+                        templates refuse a chat without one
+    parts               of text are joined; an assistant's thinking is its `reasoning_content`. What
+                        is no text becomes a note in its place (`parts`)
     function            a tool's answer; an assistant's `function_call` is one of its `tool_calls`
     arguments           of past calls are mappings. JSON that was cut off is closed; what is no JSON
                         stands as text under one name, since it cannot be made unwritten
+
+A client sends its whole history each time, so what is in it is refused only where it is no message.
 """
 
 from __future__ import annotations
@@ -22,34 +28,71 @@ from typing import Any, TypeAlias
 from pydantic_core import from_json
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of, thought_of, to_json
 
 Message: TypeAlias = dict[str, Any]
 ROLES = {"developer": "system", "function": "tool"}
-KNOWN = ("system", "user", "assistant", "tool")  # and those that ROLES makes one of them
-TEXT = {"text", "input_text", "output_text"}  # parts with a `text`
-THOUGHT = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}  # and its key
-HIDDEN = {"redacted_thinking"}  # parts that no model here can read
+KNOWN = ("system", "user", "assistant", "tool")  # any other role is the user's
 UNREADABLE = "arguments"  # the name under which arguments stand that are no JSON
+UNNAMED = "unknown"  # the name of a call that was cut off before its name
+_RESULT = ("<tool_response>", "</tool_response>")  # around results that a client wrote itself
 _SHOWN = 80  # characters of a value in an error
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages in the one form that templates take; those given are not changed.
 
-    Raises RequestError with `param` "messages" that names the place of what is malformed.
+    Raises RequestError with `param` "messages" that names the place of what is no message.
     """
     return _order([_message(f"messages[{i}]", given) for i, given in enumerate(messages)])
 
 
+def joined(first: str, second: str) -> str:
+    """Two texts with a blank line between them, if neither is empty."""
+    return f"{first}\n\n{second}" if first and second else first or second
+
+
 def _order(messages: list[Message]) -> list[Message]:
-    """One system message at the beginning, and none behind it."""
+    """One system message at the beginning, none behind it, and a turn of the user's."""
     first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     head, rest = messages[:first], messages[first:]
     if len(head) > 1:
         texts = [m["content"] for m in head if m["content"]]
         head = [{**head[0], "content": "\n\n".join(texts)}]
-    later = [{**m, "role": "user"} if m["role"] == "system" else m for m in rest]
-    return head + later
+    rest = _without_reminders(rest)
+    if messages and not any(map(_is_question, rest)):
+        rest = [{"role": "user", "content": ""}, *rest]
+    return head + rest
+
+
+def _without_reminders(messages: list[Message]) -> list[Message]:
+    """System messages as part of the tool's result that they follow, or that follows them where
+    they stand between a call and its result; else as turns of the user's."""
+    made: list[Message] = []
+    waiting = ""  # what was said between a call and its result
+    for message in messages:
+        last = made[-1] if made else {}
+        if message["role"] == "system" and last.get("role") == "tool":
+            made[-1] = {**last, "content": joined(last["content"], message["content"])}
+        elif message["role"] == "system" and last.get("tool_calls"):
+            waiting = joined(waiting, message["content"])
+        elif message["role"] == "tool":
+            made.append({**message, "content": joined(message["content"], waiting)})
+            waiting = ""
+        else:
+            if waiting:
+                made.append({"role": "user", "content": waiting})
+                waiting = ""
+            made.append({**message, "role": "user"} if message["role"] == "system" else message)
+    return [*made, {"role": "user", "content": waiting}] if waiting else made
+
+
+def _is_question(message: Message) -> bool:
+    """Whether templates take it for a turn of the user's, and not for a tool's result."""
+    text = message["content"].strip()
+    return message["role"] == "user" and not (
+        text.startswith(_RESULT[0]) and text.endswith(_RESULT[1])
+    )
 
 
 def _message(where: str, given: Mapping[str, Any]) -> Message:
@@ -58,99 +101,62 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
         raise _error(f"{where}.role is {_short(role)}; it must be a string")
     role = ROLES.get(role, role)
     if role not in KNOWN:
-        raise _error(f"{where}.role is {_short(role)}; it must be one of {', '.join(KNOWN)}")
-    text, thought = _content(f"{where}.content", given.get("content"), role == "assistant")
-    made = {**given, "role": role, "content": text}
+        role = "user"
+    content = given.get("content")
+    if not isinstance(content, str | list | Mapping | None) and role != "tool":
+        raise _error(
+            f"{where}.content is {_short(content)}; it must be a string or a list of parts"
+        )
     if role != "assistant":
-        return made
-    if not text and isinstance(given.get("refusal"), str):
+        return {**given, "role": role, "content": text_of(content)}
+    return _answer(given, content)
+
+
+def _answer(given: Mapping[str, Any], content: Any) -> Message:
+    """An assistant's message."""
+    parts = content if isinstance(content, list) else []
+    thoughts = [thought_of(part) for part in parts if kind_of(part) in THOUGHTS]
+    said = [part for part in parts if kind_of(part) not in THOUGHTS] if parts else content
+    made = {**given, "role": "assistant", "content": text_of(said)}
+    if not made["content"] and isinstance(given.get("refusal"), str):
         made["content"] = given["refusal"]
-    reasoning = _reasoning(where, given)
-    thought = thought if reasoning is None else reasoning
-    made.pop("reasoning", None)
-    made.pop("reasoning_content", None)
-    if thought is not None:
-        made["reasoning_content"] = thought
-    if calls := _calls(where, made.pop("function_call", None), given.get("tool_calls")):
-        made["tool_calls"] = calls
-    else:
-        made.pop("tool_calls", None)
+    own = made.pop("reasoning", None)
+    own = either if (either := made.pop("reasoning_content", None)) is not None else own
+    if own is not None and not isinstance(own, Mapping):
+        made["reasoning_content"] = text_of(own)
+    elif any(thoughts):
+        made["reasoning_content"] = "\n".join(filter(None, thoughts))
+    old, calls = made.pop("function_call", None), made.pop("tool_calls", None)
+    if calls is None and old is not None:
+        calls = [{"type": "function", "function": old}]
+    if found := [_call(call) for call in _listed(calls)]:
+        made["tool_calls"] = found
     return made
 
 
-def _reasoning(where: str, given: Mapping[str, Any]) -> str | None:
-    for name in ("reasoning_content", "reasoning"):
-        if (value := given.get(name)) is not None:
-            if not isinstance(value, str):
-                raise _error(f"{where}.{name} is {_short(value)}; it must be a string")
-            return value
-    return None
+def _call(given: Mapping[str, Any]) -> Message:
+    """One call. What a client stored of one that was cut off may lack anything."""
+    function = given.get("function", given.get("custom"))
+    function = function if isinstance(function, Mapping) else given
+    name, arguments = function.get("name"), function.get("arguments", function.get("input"))
+    if "custom" in given:
+        arguments = {"input": arguments}
+    name = name if isinstance(name, str) and name else UNNAMED
+    kept = {key: value for key, value in given.items() if key != "custom"}
+    return {**kept, "function": {**function, "name": name, "arguments": _arguments(arguments)}}
 
 
-def _content(where: str, content: Any, assistant: bool) -> tuple[str, str | None]:
-    """(text, thought); a thought only of an assistant."""
-    if content is None or isinstance(content, str):
-        return content or "", None
-    if not isinstance(content, list):
-        raise _error(f"{where} is {_short(content)}; it must be a string or a list of parts")
-    texts: list[str] = []
-    thoughts: list[str] = []
-    for part in content:
-        kind, text = _part(part)
-        if kind in HIDDEN and assistant:
-            continue
-        if text is None or (kind in THOUGHT and not assistant):
-            words = "only text can be read, in parts of type 'text', 'input_text' or 'output_text'"
-            also = ", and of an assistant 'refusal' and 'thinking'"
-            raise _error(f"{where} holds {_short(part)}; {words}{also if assistant else ''}")
-        (thoughts if kind in THOUGHT else texts).append(text)
-    return "".join(texts), "\n".join(thoughts) if thoughts else None
+def _listed(calls: Any) -> list[Mapping[str, Any]]:
+    rows = [calls] if isinstance(calls, Mapping) else calls
+    return [r for r in rows if isinstance(r, Mapping) and r] if isinstance(rows, list) else []
 
 
-def _part(part: Any) -> tuple[str, str | None]:
-    """(type, text) of one part of a content; the text is None where it has none."""
-    if isinstance(part, str):
-        return "text", part
-    if not isinstance(part, Mapping):
-        return "", None
-    kind = part.get("type")
-    if not isinstance(kind, str):
-        return "", None
-    if kind in TEXT:
-        text = part.get("text")
-    elif kind == "refusal":
-        text = part.get("refusal", part.get("text"))
-    elif kind in THOUGHT:
-        text = part.get(THOUGHT[kind], part.get("text"))
-    else:
-        text = None
-    return kind, text if isinstance(text, str) else None
-
-
-def _calls(where: str, old: Any, given: Any) -> list[Message]:
-    """The `tool_calls` of a message; `old` is its `function_call`."""
-    if given is None and old is not None:
-        given = [{"type": "function", "function": old}]
-    if not isinstance(given or [], list):
-        raise _error(f"{where}.tool_calls is {_short(given)}; it must be a list")
-    return [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(given or [])]
-
-
-def _call(where: str, call: Any) -> Message:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _error(f"{where} is {_short(call)}; it must have a function with a name")
-    arguments = function.get("arguments")
-    if arguments is not None and not isinstance(arguments, str | Mapping):
-        words = "must be a JSON object or the text of one"
-        raise _error(f"{where}.function.arguments is {_short(arguments)}; it {words}")
-    return {**call, "function": {**function, "arguments": _arguments(arguments or {})}}
-
-
-def _arguments(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _arguments(given: Any) -> Mapping[str, Any]:
     """Arguments as a mapping, whatever a model wrote."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
     if not isinstance(given, str):
-        return given
+        given = to_json(given)
     text = given.strip()
     if not text or text == "null":
         return {}

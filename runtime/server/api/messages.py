@@ -6,7 +6,7 @@ Knows its bodies and blocks; the answers are in `messages_answer.py`. A model th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,11 +14,13 @@ import msgspec
 from spark_engine.runtime.server.api.answers import Json, Reply, new_id
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
+from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 from spark_engine.runtime.server.api.messages_answer import MessagesReply
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.text.messages import joined
+from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 
 BILLING = "x-anthropic-billing-header:"  # a line for Anthropic's own servers, new in each request
-THOUGHTS = "clear_thinking"  # of context_management
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # the names under which fields of a `ChatRequest` were sent, for errors
 NAMES = {
@@ -41,8 +43,9 @@ class CountBody(msgspec.Struct, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # accepted, and nothing is done for them: no edit is applied, no tool is run here
     context_management: dict[str, Any] | None = None
-    mcp_servers: list[Any] | None = None
+    mcp_servers: Any = None
     container: Any = None
 
 
@@ -65,44 +68,46 @@ async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
 
-    def read() -> ChatRequest:
+    def read() -> tuple[ChatRequest, bool]:
         with renamed(NAMES):
-            return service.accept(to_chat_request(decode(data, MessagesBody)))
+            body = decode(data, MessagesBody)
+            return service.accept(to_chat_request(body)), body.context_management is not None
 
-    chat = await service.checked(data, read, deadline)
+    chat, managed = await service.checked(data, read, deadline)
     with renamed(NAMES):
         found = await service.converse(chat, deadline)
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
-    return MessagesReply(running, found, service, new_id("msg", "_"))
+    return MessagesReply(running, found, service, new_id("msg", "_"), managed)
 
 
 async def count(service: Service, data: bytes) -> Json:
     """`input_tokens` of a body."""
+    managed = False
+
+    def read() -> ChatRequest:
+        nonlocal managed
+        body = decode(data, CountBody)
+        managed = body.context_management is not None
+        return to_chat_request(body)
+
     with renamed(NAMES):
-        return {
-            "input_tokens": await service.count(lambda: to_chat_request(decode(data, CountBody)))
-        }
+        tokens = await service.count(read)
+    edited: Json = {"context_management": {"original_input_tokens": tokens}} if managed else {}
+    return {"input_tokens": tokens, **edited}
 
 
 def to_chat_request(body: CountBody) -> ChatRequest:
     """The conversation that a body means. Raises BadField in the body's own words."""
-    for name in ("mcp_servers", "container"):
-        if getattr(body, name):
-            raise BadField(f"{name} is not supported: this server calls no tools itself", name)
-    for i, edit in enumerate((body.context_management or {}).get("edits") or []):
-        kind = edit.get("type") if isinstance(edit, dict) else None
-        if not str(kind).startswith(THOUGHTS):  # old thoughts are the template's business
-            words = f"context_management.edits[{i}] is {short(edit)}; what is sent is read whole"
-            raise BadField(words, "context_management")
     messages = _system(body.system)
     for i, message in enumerate(body.messages):
         messages += _message(f"messages[{i}]", message)
     chat = ChatRequest(messages=messages, model=body.model)
-    chat.tools = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or [])] or None
-    _choose(chat, body.tool_choice)
+    offered = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or [])]
+    chat.tools = [tool for tool in offered if tool is not None] or None
+    _choose(chat, body)
     _think(chat, body)
     chat.chat_template_kwargs = body.chat_template_kwargs
-    if body.messages and body.messages[-1].get("role") == "assistant":
+    if messages and _is_begun(messages[-1]):
         chat.continue_final_message, chat.add_generation_prompt = True, False
     if isinstance(body, MessagesBody):
         for name in ("stream", "temperature", "top_p", "top_k", "min_p", "seed", "priority"):
@@ -113,106 +118,96 @@ def to_chat_request(body: CountBody) -> ChatRequest:
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[Json]:
-    parts = [{"type": "text", "text": system}] if isinstance(system, str) else system or []
-    texts = [_text_of(f"system[{i}]", part, "system") for i, part in enumerate(parts)]
-    text = "\n\n".join(t for t in texts if not t.startswith(BILLING))
+    texts = [text_of(part) for part in ([system] if isinstance(system, str) else system or [])]
+    text = "\n\n".join(t for t in texts if t and not t.startswith(BILLING))
     return [{"role": "system", "content": text}] if text else []
 
 
 def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
     """One message; the results of tools that it holds are messages of their own."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
+    if not isinstance(role, str):
         words = f"{where}.role is {short(role)}; it must be 'user' or 'assistant'"
         raise BadField(words, "messages")
-    if isinstance(content, str):
+    if content is None or isinstance(content, str):
         return [{"role": role, "content": content}]
-    if not isinstance(content, list):
+    if not isinstance(content, list | dict):
         words = f"{where}.content is {short(content)}; it must be a string or a list of blocks"
         raise BadField(words, "messages")
-    blocks = [(f"{where}.content[{i}]", block) for i, block in enumerate(content)]
-    return [_answer(blocks)] if role == "assistant" else _turn(str(role), blocks)
+    blocks = content if isinstance(content, list) else [content]
+    return [_answer(blocks)] if role == "assistant" else _turn(role, blocks)
 
 
-def _turn(role: str, blocks: Iterable[tuple[str, Any]]) -> list[Json]:
-    """The messages of a user's blocks, in their order."""
-    found: list[Json] = []
-    for where, block in blocks:
-        if isinstance(block, dict) and block.get("type") == "tool_result":
-            found.append(_result(where, block))
-            continue
-        part = {"type": "text", "text": _text_of(where, block)}
-        if found and found[-1]["role"] == role:
-            found[-1]["content"].append(part)
+def _is_begun(message: Json) -> bool:
+    """Whether it is an answer that is to go on. A call that was not answered is no such text, and
+    a thought alone is none that every template can continue."""
+    if message["role"] != "assistant" or "tool_calls" in message:
+        return False
+    blocks = message["content"]
+    return any(text_of(b) for b in blocks if kind_of(b) not in THOUGHTS) if blocks else False
+
+
+def _turn(role: str, blocks: list[Any]) -> list[Json]:
+    """The messages of a user's blocks: the results of tools, else one turn.
+
+    What else is said beside results becomes part of the result before it (or of the first). It is
+    the client's, a reminder mostly; a turn of the user's would end the model's loop of calls, whose
+    thoughts and cached prefix would then be gone.
+    """
+    results: list[Json] = []
+    rest: list[Any] = []
+    for block in blocks:
+        if kind_of(block) == "tool_result":
+            _append(results, rest)
+            rest = [] if results else rest
+            results.append(_result(block))
         else:
-            found.append({"role": role, "content": [part]})
-    return found or [{"role": role, "content": ""}]
+            rest.append(block)
+    if not results:
+        return [{"role": role, "content": blocks}]
+    _append(results, rest)
+    return results
 
 
-def _result(where: str, block: Mapping[str, Any]) -> Json:
-    content, ident = block.get("content"), block.get("tool_use_id")
-    if not isinstance(ident, str):
-        words = f"{where}.tool_use_id is {short(ident)}; it must be a string"
-        raise BadField(words, "messages")
-    if isinstance(content, list):
-        parts = enumerate(content)
-        content = "\n".join(_text_of(f"{where}.content[{i}]", part) for i, part in parts)
-    elif content is not None and not isinstance(content, str):
-        words = f"{where}.content is {short(content)}; it must be a string or a list of blocks"
-        raise BadField(words, "messages")
-    text = content or ""
+def _append(results: list[Json], blocks: list[Any]) -> None:
+    """Adds what blocks say to the last result, if there is one."""
+    if results:
+        results[-1]["content"] = joined(results[-1]["content"], text_of(blocks))
+
+
+def _result(block: Mapping[str, Any]) -> Json:
+    text = text_of(block.get("content"), "\n")
     if block.get("is_error") is True:  # templates have no word for it
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": ident, "content": text}
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text}
 
 
-def _answer(blocks: Iterable[tuple[str, Any]]) -> Json:
+def _answer(blocks: list[Any]) -> Json:
     """An assistant's message."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[Json] = []
-    for where, block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "thinking":
-            thoughts.append(_string(where, block, "thinking"))
-        elif kind == "tool_use":
-            call = {"name": _string(where, block, "name"), "arguments": block.get("input") or {}}
-            ident = _string(where, block, "id")
-            calls.append({"id": ident, "type": "function", "function": call})
-        elif kind != "redacted_thinking":  # which nobody can read here
-            texts.append(_text_of(where, block))
-    message: Json = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
+    message: Json = {"role": "assistant", "content": []}
+    for block in blocks:
+        if kind_of(block) == "tool_use":
+            call = {"name": block.get("name"), "arguments": block.get("input")}
+            row = {"id": str(block.get("id")), "type": "function", "function": call}
+            message.setdefault("tool_calls", []).append(row)
+        else:
+            message["content"].append(block)
     return message
 
 
-def _text_of(where: str, block: Any, field: str = "messages") -> str:
-    """The text of a block. Raises BadField for one that holds something else."""
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind == "text":
-        return _string(where, block, "text", field)
-    if kind == "document" and isinstance(source := block.get("source"), dict):
-        if source.get("type") == "text":
-            return _string(f"{where}.source", source, "data", field)
-    words = f"{where} is {short(block)}; only text can be read, in blocks of type 'text'"
-    raise BadField(words, field)
-
-
-def _string(where: str, block: Mapping[str, Any], name: str, field: str = "messages") -> str:
-    value = block.get(name)
+def _string(where: str, row: Mapping[str, Any], name: str, field: str) -> str:
+    value = row.get(name)
     if not isinstance(value, str):
         raise BadField(f"{where}.{name} is {short(value)}; it must be a string", field)
     return value
 
 
-def _tool(where: str, tool: Mapping[str, Any]) -> Json:
-    """OpenAI's form of a tool."""
-    if tool.get("type") not in (None, "custom"):
-        words = f"{where}.type is {short(tool['type'])}; this server calls no tools itself"
-        raise BadField(f"{words}: offer tools with an input_schema", "tools")
+def _tool(where: str, tool: Mapping[str, Any]) -> Json | None:
+    """OpenAI's form of a tool; None for one of those that Anthropic's models know by its type."""
+    if tool.get("type") not in (None, "custom", "function") and "input_schema" not in tool:
+        return None
+    if isinstance(tool.get("function"), dict):
+        return {"type": "function", "function": tool["function"]}
     function: Json = {"name": _string(where, tool, "name", "tools")}
     if tool.get("description") is not None:
         function["description"] = _string(where, tool, "description", "tools")
@@ -222,15 +217,20 @@ def _tool(where: str, tool: Mapping[str, Any]) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choose(chat: ChatRequest, choice: Mapping[str, Any] | None) -> None:
+def _choose(chat: ChatRequest, body: CountBody) -> None:
+    choice = body.tool_choice
     if choice is None:
         return
     kind = choice.get("type")
     if kind == "tool":
         name = _string("tool_choice", choice, "name", "tool_choice")
+        offered = [tool["function"].get("name") for tool in chat.tools or []]
+        if name not in offered and any(tool.get("name") == name for tool in body.tools or []):
+            raise not_run(name)
         chat.tool_choice = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in CHOICES:
         chat.tool_choice = CHOICES[kind]
+        check_any(chat.tool_choice, bool(body.tools), bool(chat.tools))
     else:
         known = "'auto', 'any', 'tool' or 'none'"
         raise BadField(f"tool_choice.type is {short(kind)}; it must be {known}", "tool_choice")

@@ -38,9 +38,17 @@ def anthropic_error(status: int, problem: Json) -> Json:
 
 
 class MessagesReply:
-    """The answer to one conversation."""
+    """The answer to one conversation. `managed`: the client asked for edits of its context, and is
+    told that none was applied."""
 
-    def __init__(self, running: Running, found: Conversation, service: Service, ident: str) -> None:
+    def __init__(
+        self,
+        running: Running,
+        found: Conversation,
+        service: Service,
+        ident: str,
+        managed: bool = False,
+    ) -> None:
         tokenizer = service.need_tokenizer()
         self.stream = bool(running.body.stream)
         self._running = running
@@ -48,6 +56,7 @@ class MessagesReply:
         self._shown = found.shown
         self._header: Json = {"id": ident, "type": "message", "role": "assistant"}
         self._header |= {"model": service.names[0]}
+        self._edits: Json = {"context_management": {"applied_edits": []}} if managed else {}
         self._indices: dict[int, int] = {}  # of blocks that are shown, by their own
 
     def close(self) -> None:
@@ -60,7 +69,8 @@ class MessagesReply:
         async for _, last in self._running.pieces():
             self._blocks.push(last)
         content = [_content(b) for b in self._blocks.all if self._is_shown(b)]
-        return {**self._header, "content": content, **self._end(last), "usage": self._usage()}
+        end = {**self._end(last), "usage": self._usage(), **self._edits}
+        return {**self._header, "content": content, **end}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The events of a message. Raises what `Generation.pieces` raises."""
@@ -73,7 +83,7 @@ class MessagesReply:
                 if self._is_shown(step.block):
                     yield self._event(step)
         end = self._end(last)
-        yield event("message_delta", {"delta": end, "usage": self._usage()})
+        yield event("message_delta", {"delta": end, "usage": self._usage(), **self._edits})
         yield event("message_stop", {})
 
     def last_words(self, status: int, problem: Json) -> bytes:

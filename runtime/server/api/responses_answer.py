@@ -1,6 +1,7 @@
 """Answers of /v1/responses, whole or as events.
 
-Knows OpenAI's items: a thought is a `reasoning` item, text a `message`, a call a `function_call`.
+Knows OpenAI's items: a thought is a `reasoning` item, text a `message`, a call a `function_call`,
+or a `custom_tool_call` where its tool takes a text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import Json, chat_logprob, event
-from spark_engine.runtime.server.api.blocks import Block, Blocks, Step
+from spark_engine.runtime.server.api.blocks import PREFIXES, Block, Blocks, Step
+from spark_engine.runtime.server.api.custom_input import CustomInput
+from spark_engine.runtime.server.api.responses_tools import Named, ToolNames
 from spark_engine.runtime.server.http_errors import error_response
 from spark_engine.runtime.server.http_request import note_problem
 from spark_engine.runtime.server.service import Conversation, Running, Service
@@ -22,11 +25,12 @@ from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
 
 CANCELLED = "cancelled"
+_NONE = -1  # the index of no block
 log = logging.getLogger(__name__)
 
 
 class ResponsesReply:
-    """One response. `head` is its JSON, which grows into the whole one."""
+    """One response. `head` is its JSON, which grows into the whole one; `names`: of its tools."""
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class ResponsesReply:
         service: Service,
         head: Json,
         logprobs: bool,
+        names: ToolNames,
     ) -> None:
         self.stream = bool(running.body.stream)
         self._running = running
@@ -43,6 +48,8 @@ class ResponsesReply:
         self._shown = found.shown
         self._response = head
         self._logprobs = logprobs
+        self._names = names
+        self._inputs: dict[int, CustomInput] = {}  # of custom tools, by block
         self._chances: dict[int, list[Json]] = {}  # log-probabilities by block
         self._news: list[Json] = []  # those of this round
         self._places: dict[int, int] = {}  # of blocks that are shown, in the output
@@ -164,13 +171,29 @@ class ResponsesReply:
             self._kept.update(self._entry, self._response)
 
     def _push(self, piece: Piece) -> list[Step]:
-        steps = self._blocks.push(piece)
+        steps = self._as_tools(self._blocks.push(piece))
         self._news = []
         if self._logprobs and self._blocks.all:
             self._news = [chat_logprob(one, self._tokenizer) for one in piece.tokens]
             rows = self._chances.setdefault(self._blocks.all[-1].index, [])
             rows += self._news
         return [step for step in steps if self._shown or step.block.kind is not Kind.REASONING]
+
+    def _as_tools(self, steps: list[Step]) -> list[Step]:
+        """The same steps; what custom tools are given is taken out of the JSON of their calls."""
+        made: list[Step] = []
+        for step in steps:
+            block = step.block
+            if block.kind is not Kind.CALL or not self._names.of(block.name).custom:
+                made.append(step)
+                continue
+            if step.text is None and not step.closed:
+                block.ident = "ctc" + block.ident.removeprefix(PREFIXES[Kind.CALL])
+            given = self._inputs.setdefault(block.index, CustomInput())
+            text = given.end() if step.closed else given.push(step.text or "")
+            made += [Step(block, text)] if text else []
+            made += [step] if step.closed or step.text is None else []
+        return made
 
     def _output(self, status: str) -> list[Json]:
         """All items; `status` is the last one's."""
@@ -186,10 +209,19 @@ class ResponsesReply:
             thought = {"summary": [], "content": content, "encrypted_content": sealed}
             return {"type": "reasoning", **named, **thought}
         if block.kind is Kind.CALL:
-            call = {"call_id": block.call, "name": block.name, "arguments": block.text}
-            return {"type": "function_call", **named, **call}
+            return self._call(block, named)
         content = [self._part(block)] if block.text else []
         return {"type": "message", **named, "role": "assistant", "content": content}
+
+    def _call(self, block: Block, named: Json) -> Json:
+        """A call as the item of its tool."""
+        tool = self._names.of(block.name)
+        space = {} if tool.namespace is None else {"namespace": tool.namespace}
+        named |= {"call_id": block.call, "name": tool.name, **space}
+        if not tool.custom:
+            return {"type": "function_call", **named, "arguments": block.text}
+        text = self._inputs[block.index].text if block.index in self._inputs else ""
+        return {"type": "custom_tool_call", **named, "input": text}
 
     def _part(self, block: Block) -> Json:
         chances = self._chances.get(block.index, [])
@@ -209,7 +241,7 @@ class ResponsesReply:
             item = self._item(block, "completed")
             return [*ends, self._event("output_item.done", output_index=place, item=item)]
         if text is None:
-            empty = Block(block.kind, -1, block.ident, block.name, "", block.call)
+            empty = Block(block.kind, _NONE, block.ident, block.name, "", block.call)
             item = self._item(empty, "in_progress")
             opened = [self._event("output_item.added", output_index=place, item=item)]
             if block.kind is Kind.CALL:
@@ -219,7 +251,7 @@ class ResponsesReply:
                 part = {"type": "reasoning_text", "text": ""}
             return [*opened, self._event("content_part.added", **at, content_index=0, part=part)]
         if block.kind is Kind.CALL:
-            return [self._event("function_call_arguments.delta", **at, delta=text)]
+            return [self._event(f"{_inner(self._names.of(block.name))}.delta", **at, delta=text)]
         if block.kind is Kind.REASONING:
             return [self._event("reasoning_text.delta", **at, content_index=0, delta=text)]
         news, self._news = self._news, []
@@ -230,8 +262,11 @@ class ResponsesReply:
         """What ends the inside of an item."""
         text = block.text
         if block.kind is Kind.CALL:
-            own = {"name": block.name, "arguments": text}
-            return [self._event("function_call_arguments.done", **at, **own)]
+            tool = self._names.of(block.name)
+            own = {"name": tool.name, "arguments": text}
+            if tool.custom:
+                own = {"input": self._inputs[block.index].text}
+            return [self._event(f"{_inner(tool)}.done", **at, **own)]
         if block.kind is Kind.REASONING:
             part: Json = {"type": "reasoning_text", "text": text}
             done = self._event("reasoning_text.done", **at, content_index=0, text=text)
@@ -257,3 +292,8 @@ class ResponsesReply:
     def _named(self, kind: str, **body: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event(kind, {"sequence_number": number, **body})
+
+
+def _inner(tool: Named) -> str:
+    """What the events of a call's inside are named after."""
+    return "custom_tool_call_input" if tool.custom else "function_call_arguments"

@@ -20,6 +20,7 @@ _SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
 _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
 _GRAMMAR = "use response_format or structured_outputs"
+VERBOSITIES = ("low", "medium", "high")  # a wish of OpenAI's; it changes nothing here
 # name: (values that ask for nothing, what to do instead); null always asks for nothing
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
@@ -36,7 +37,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "audio": ((), "this server reads and writes text"),
         "modalities": ((["text"], []), "this server reads and writes text: say ['text']"),
         "web_search_options": ((), "this server searches nothing: offer a tool that does"),
-        "verbosity": (("medium",), "ask for it in a message"),
+        "verbosity": (VERBOSITIES, "say low, medium or high"),
         "typical_p": ((1, 0), _SHAPE),
         "tfs_z": ((1, 0), _SHAPE),
         "top_a": ((0,), _SHAPE),

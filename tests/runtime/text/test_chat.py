@@ -37,18 +37,14 @@ def test_tool_call_arguments_become_mappings(template: ChatTemplate) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert "city=Paris" in template.render([USER, message])
-    call["function"] = {"name": "f", "arguments": 7}
-    with pytest.raises(RequestError, match="JSON object"):
-        template.render([USER, message])
 
 
 @pytest.mark.parametrize(
     ("message", "options", "words"),
     [
-        ({"role": "narrator", "content": "x"}, {}, "role is 'narrator'; it must be one of system"),
+        ({"role": None, "content": "x"}, {}, "role is None; it must be a string"),
         ({"role": "user", "content": 3}, {}, "must be a string or a list"),
         ({"role": "user", "content": "x"}, {"messages": []}, "'messages'"),
-        ({"role": "assistant", "tool_calls": [{"x": 1}]}, {}, "function with a name"),
     ],
 )
 def test_what_the_template_refuses_is_the_requests_fault(

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.messages import UNREADABLE, normalise
+from spark_engine.runtime.text.messages import UNNAMED, UNREADABLE, normalise
 from tests.repository import ROOT
 
 USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "7"}
 STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises
 
 
@@ -25,6 +27,11 @@ def _system(text: str) -> dict[str, Any]:
 
 def _assistant(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", **fields}
+
+
+def _one(**fields: Any) -> dict[str, Any]:
+    """An assistant's message behind a question."""
+    return normalise([USER, _assistant(**fields)])[1]
 
 
 def _called(arguments: Any) -> Any:
@@ -48,7 +55,8 @@ def test_a_plain_conversation_stays_as_it_is() -> None:
 def test_system_messages_at_the_beginning_are_one() -> None:
     given = [_system("a"), {"role": "developer", "content": "b"}, _system(""), USER]
     assert normalise(given) == [_system("a\n\nb"), USER]
-    assert normalise([{"role": "developer", "content": "b"}]) == [_system("b")]
+    empty = {"role": "user", "content": ""}
+    assert normalise([{"role": "developer", "content": "b"}]) == [_system("b"), empty]
 
 
 def test_a_later_system_message_keeps_its_place_as_a_turn() -> None:
@@ -72,7 +80,7 @@ def test_parts_of_every_client_are_text() -> None:
     ]
     assert normalise([{"role": "user", "content": parts}])[0]["content"] == "abcd"
     assert normalise([{"role": "user", "content": None}])[0]["content"] == ""
-    assert normalise([{"role": "function", "name": "f", "content": parts}]) == [
+    assert normalise([USER, {"role": "function", "name": "f", "content": parts}])[1:] == [
         {"role": "tool", "name": "f", "content": "abcd"}
     ]
 
@@ -85,27 +93,25 @@ def test_an_assistants_thoughts_and_refusals() -> None:
         {"type": "text", "text": "yes"},
         {"type": "refusal", "refusal": "no"},
     ]
-    found = normalise([_assistant(content=parts)])
-    assert found == [_assistant(content="yesno", reasoning_content="hm\nso")]
-    assert normalise([_assistant(content=None, refusal="never")])[0]["content"] == "never"
-    assert normalise([_assistant(content="yes", refusal="never")])[0]["content"] == "yes"
+    assert _one(content=parts) == _assistant(content="yesno", reasoning_content="hm\nso")
+    assert _one(content=None, refusal="never")["content"] == "never"
+    assert _one(content="yes", refusal="never")["content"] == "yes"
     for fields in ({"reasoning": "r"}, {"reasoning_content": "r"}, {"reasoning": "r", "x": 1}):
-        made = normalise([_assistant(content=parts, **fields)])[0]
+        made = _one(content=parts, **fields)
         assert made["reasoning_content"] == "r" and "reasoning" not in made
-    both = _assistant(content="", reasoning_content="first", reasoning="second")
-    assert normalise([both])[0]["reasoning_content"] == "first"
-    assert "reasoning_content" not in normalise([_assistant(content="a", reasoning=None)])[0]
+    both = _one(content="", reasoning_content="first", reasoning="second")
+    assert both["reasoning_content"] == "first"
+    assert "reasoning_content" not in _one(content="a", reasoning=None)
 
 
 def test_an_old_function_call_is_a_tool_call() -> None:
-    old = _assistant(content=None, function_call={"name": "f", "arguments": '{"a": 1}'})
-    made = normalise([old])[0]
+    made = _one(content=None, function_call={"name": "f", "arguments": '{"a": 1}'})
     assert made["tool_calls"] == [
         {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     ]
     assert "function_call" not in made
-    assert "tool_calls" not in normalise([_assistant(content="a", tool_calls=None)])[0]
-    assert "tool_calls" not in normalise([_assistant(content="a", tool_calls=[])])[0]
+    assert "tool_calls" not in _one(content="a", tool_calls=None)
+    assert "tool_calls" not in _one(content="a", tool_calls=[])
 
 
 @pytest.mark.parametrize(
@@ -120,6 +126,9 @@ def test_an_old_function_call_is_a_tool_call() -> None:
         ('{"path": "/tmp/x", "text": "it was cut', {"path": "/tmp/x", "text": "it was cut"}),
         ('{"a": [1, 2', {"a": [1, 2]}),
         ('{"a": 1}\n</tool_call>', {"a": 1}),
+        (7, {UNREADABLE: "7"}),
+        ([1], {UNREADABLE: "[1]"}),
+        ('{"a": tru', {UNREADABLE: '{"a": tru'}),
         ('{"a": "He said "hello" and left"}', {UNREADABLE: '{"a": "He said "hello" and left"}'}),
         ("[1]", {UNREADABLE: "[1]"}),
         ('"Paris"', {UNREADABLE: '"Paris"'}),
@@ -156,42 +165,103 @@ def test_arguments_that_were_cut_off_keep_what_came(value: dict[str, Any], cut: 
     ("message", "words"),
     [
         ({"content": "x"}, r"messages\[1\].role is None; it must be a string"),
-        ({"role": "bot", "content": "x"}, r"messages\[1\].role is 'bot'; it must be one of system"),
         ({"role": 3}, r"messages\[1\].role is 3"),
         ({"role": "user", "content": 3}, r"messages\[1\].content is 3; it must be a string or"),
-        ({"role": "user", "content": {"text": "a"}}, r"messages\[1\].content is {'text'"),
-        (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
-            "holds {'type': 'image_url'.*only text can be read",
-        ),
-        ({"role": "user", "content": [{"type": "text", "text": 3}]}, "only text can be read"),
-        ({"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}, "only text"),
-        ({"role": "assistant", "content": [{"type": "audio"}]}, "of an assistant 'refusal'"),
-        ({"role": "user", "content": [None]}, "holds None"),
-        ({"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}, "only text"),
-        ({"role": "user", "content": [{"type": ["text"]}]}, "only text can be read"),
-        ({"role": "assistant", "reasoning": {"a": 1}}, r"messages\[1\].reasoning is {'a': 1}"),
-        ({"role": "assistant", "tool_calls": {}}, None),
-        (
-            {"role": "assistant", "tool_calls": {"x": 1}},
-            "tool_calls is .*; it must be a list",
-        ),
-        ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\] is {}; it must have a funct"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 7}}]},
-            r"messages\[1\].tool_calls\[0\].function.arguments is 7; it must be a JSON object",
-        ),
     ],
 )
-def test_what_is_malformed_is_named_with_its_place(
-    message: dict[str, Any], words: str | None
-) -> None:
-    if words is None:
-        assert normalise([USER, message])
-        return
+def test_what_is_no_message_is_named_with_its_place(message: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         normalise([USER, message])
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"content": {"type": "text", "text": "a"}}, {"content": "a"}),
+        ({"reasoning": {"a": 1}}, {"content": ""}),
+        ({"reasoning": [{"type": "text", "text": "t"}]}, {"content": "", "reasoning_content": "t"}),
+        ({"tool_calls": {}}, {"content": ""}),
+        ({"tool_calls": "x"}, {"content": ""}),
+        ({"tool_calls": [{}, None]}, {"content": ""}),
+    ],
+)
+def test_what_an_assistants_message_lacks_ends_no_chat(
+    fields: dict[str, Any], want: dict[str, Any]
+) -> None:
+    assert _one(**fields) == {"role": "assistant", **want}
+
+
+@pytest.mark.parametrize(
+    ("call", "want"),
+    [
+        ({"index": 0}, {"name": UNNAMED, "arguments": {}}),
+        ({"function": {"name": None, "arguments": None}}, {"name": UNNAMED, "arguments": {}}),
+        ({"function": {"name": "f"}}, {"name": "f", "arguments": {}}),
+        ({"custom": {"name": "f", "input": "t"}}, {"name": "f", "arguments": {"input": "t"}}),
+    ],
+)
+def test_a_call_that_was_cut_off_ends_no_chat(call: dict[str, Any], want: dict[str, Any]) -> None:
+    made = _one(tool_calls=[call])["tool_calls"][0]["function"]
+    assert {key: made[key] for key in want} == want
+
+
+def test_a_role_that_no_template_knows_is_the_users() -> None:
+    assert normalise([{"role": "critic", "content": "x"}]) == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [],
+        [_assistant(content="Hello!")],
+        [_assistant(tool_calls=[CALL]), RESULT],
+        [RESULT],
+        [{"role": "user", "content": "<tool_response>\n7\n</tool_response>"}],
+    ],
+)
+@pytest.mark.parametrize("system", [[], [_system("s")]])
+def test_a_chat_without_a_question_gets_an_empty_one(
+    rest: list[dict[str, Any]], system: list[dict[str, Any]]
+) -> None:
+    """Agents that cut their history send such chats, and could never go on."""
+    if not (given := [*system, *rest]):
+        return
+    roles = [m["role"] for m in normalise(given)]
+    assert roles == [*(m["role"] for m in system), "user", *(m["role"] for m in rest)]
+    text = ChatTemplate(STRICT.read_text()).prompt(given).text
+    assert text.endswith("<|im_start|>assistant\n<think>\n")
+    assert "<|im_start|>user\n<|im_end|>\n" in text
+
+
+REMINDERS = [_system("No list."), {"role": "developer", "content": [{"text": "No list."}]}]
+
+
+@pytest.mark.parametrize("reminder", REMINDERS)
+def test_a_reminder_in_a_loop_of_calls_is_part_of_the_result(reminder: dict[str, Any]) -> None:
+    loop = [USER, _assistant(reasoning_content="why", tool_calls=[CALL]), RESULT]
+    found = normalise([*loop, reminder, reminder])
+    assert [m["role"] for m in found] == ["user", "assistant", "tool"]
+    assert found[-1]["content"] == "7\n\nNo list.\n\nNo list."
+    between = normalise([*loop[:2], reminder, RESULT])
+    assert between[-1]["content"] == "7\n\nNo list." and len(between) == 3
+    alone = normalise([*loop[:2], reminder, USER])
+    assert [m["role"] for m in alone] == ["user", "assistant", "user", "user"]
+
+
+@pytest.mark.parametrize("reminder", REMINDERS)
+def test_each_step_of_a_loop_begins_with_the_prompt_before(reminder: dict[str, Any]) -> None:
+    """With its thoughts, which templates drop before the last turn of the user's."""
+    template = ChatTemplate(STRICT.read_text())
+    given, before = [_system("s"), USER], ""
+    for step in range(4):
+        thought = {"content": f"Step {step}.", "reasoning_content": f"Thought {step}."}
+        given += [_assistant(**thought, tool_calls=[CALL]), RESULT]
+        given += [reminder] if step % 2 else []
+        text = template.prompt(given).text
+        assert text.startswith(before) and text.count("Thought") == step + 1
+        before = text.removesuffix("<|im_start|>assistant\n<think>\n")
+    assert before.count("No list.") == 2
 
 
 def test_a_template_that_raises_where_qwens_does_takes_what_clients_send() -> None:
@@ -209,4 +279,5 @@ def test_a_template_that_raises_where_qwens_does_takes_what_clients_send() -> No
     ).text
     assert text.startswith("<|im_start|>system\none\n\ntwo<|im_end|>\n")
     assert "<parameter=x>\ncut o\n</parameter>" in text
-    assert "<|im_start|>user\na reminder<|im_end|>\n<|im_start|>assistant\n<think>\n" in text
+    end = "<tool_response>\n7\n\na reminder\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert text.endswith(f"{end}<think>\n")

@@ -76,6 +76,11 @@ def _refused(value: Any, words: str) -> Row:
     return value, lambda a: a.status == 400 and words in a.text
 
 
+def _taken(value: Any) -> Row:
+    """It asks for nothing that this server has."""
+    return value, lambda a: a.status == 200
+
+
 SHARED: Mapping[str, Row] = {
     "model": ("other", lambda a: a.status == 404),
     "n": (2, lambda a: len(a.requests) == 2 and len(a.answer["choices"]) == 2),
@@ -222,7 +227,7 @@ RESPONSES: Mapping[str, Row] = {
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
     "conversation": _refused("c", "previous_response_id"),
     "prompt": _refused({"id": "p"}, "instructions"),
-    "context_management": _refused([{}], "read whole"),
+    "context_management": _taken([{"type": "compaction", "compact_threshold": 9}]),
     "moderation": _refused({}, "judges nothing"),
     **{
         name: ({"a": "b"} if name == "metadata" else "v", lambda a, n=name: _repeated(a, n))
@@ -244,9 +249,12 @@ COUNTED: Mapping[str, Row] = {
     "chat_template_kwargs": ({"enable_thinking": True}, _thought_of),
     "output_config": _bound({"format": {"type": "json_schema", "schema": SCHEMA}}),
     "output_format": _bound({"type": "json_schema", "schema": SCHEMA}),
-    "context_management": _refused({"edits": [{"type": "clear_tool_uses_1"}]}, "read whole"),
-    "mcp_servers": _refused([{}], "mcp_servers is not supported"),
-    "container": _refused("c", "container is not supported"),
+    "context_management": (
+        {"edits": [{"type": "clear_tool_uses_1"}]},
+        lambda a: a.answer["context_management"] == {"applied_edits": []},
+    ),
+    "mcp_servers": _taken([{}]),
+    "container": _taken("c"),
 }
 MESSAGES: Mapping[str, Row] = {
     **COUNTED,
@@ -271,7 +279,7 @@ CASES = [(api, name) for api, (_, rows, _) in APIS.items() for name in rows]
 NO_EFFECT = {
     "user": "u", "metadata": {"a": "b"}, "service_tier": "flex", "store": True,
     "safety_identifier": "s", "prompt_cache_key": "k", "prediction": {"type": "content"},
-    "add_special_tokens": True, "modalities": ["text"], "verbosity": "medium",
+    "add_special_tokens": True, "modalities": ["text"], "verbosity": "low",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ WORDS = [
     *("effort", "mode", "tools", "parameters", "input_schema", "verbosity", "edits", "strict"),
     *("user", "assistant", "system", "tool_use", "tool_result", "message", "function"),
     *("function_call", "function_call_output", "reasoning", "item_reference", "allowed_tools"),
+    *("custom_tool_call", "mcp_call", "namespace", "web_search_call", "action", "image"),
     *("json_schema", "auto", "any", "tool", "enabled", "custom", "document", "source", "data"),
 ]
 LEAF = st.one_of(
@@ -58,4 +59,6 @@ def test_whatever_comes_is_taken_or_refused(kind: Any, data: Any) -> None:
 
 
 def _response(body: ResponsesBody) -> Any:
-    return response_job(body, _items(body, [{"type": "message", "role": "user", "content": "x"}]))
+    return response_job(body, _items(body, [{"type": "message", "role": "user", "content": "x"}]))[
+        0
+    ]

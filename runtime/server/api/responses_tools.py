@@ -1,0 +1,169 @@
+"""The tools of /v1/responses as functions, and the names by which its items speak of them.
+
+Knows OpenAI's types of tools. A `namespace` is offered as functions `NAMESPACE__NAME`, a `custom`
+tool as a function of one text. What OpenAI's servers run themselves, or their models know by its
+type alone, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from spark_engine.runtime.server.api.answers import Json
+from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.fields import BadField, short
+from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
+
+INPUT = "input"  # the one parameter of a custom tool
+_KEYS = ("description", "parameters", "strict")
+_MOST_NOTE = 16 << 10  # characters of a custom tool's grammar that its description shows
+
+
+class Named(NamedTuple):
+    """What a tool's items call it. `custom`: it takes a text, and no JSON."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+class ToolNames:
+    """Which tool each function is that the model is offered."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Named] = {}  # by function
+        self._functions: dict[tuple[str | None, str], str] = {}
+        self._spaces: dict[str, list[str]] = {}  # functions of tools in a namespace, by their name
+        self._same: dict[str, int] = {}
+
+    def add(self, tool: Named) -> str:
+        """The name of its function; one in a namespace has it for itself."""
+        name = joined = function_name(tool.name, tool.namespace)
+        while tool.namespace is not None and name in self._tools:
+            self._same[joined] = self._same.get(joined, 1) + 1
+            name = f"{joined}_{self._same[joined]}"
+        self._tools.setdefault(name, tool)
+        self._functions.setdefault((tool.namespace, tool.name), name)
+        if tool.namespace is not None:
+            self._spaces.setdefault(tool.name, []).append(name)
+        return name
+
+    def of(self, function: str) -> Named:
+        """The tool that a call of this function means."""
+        return self._tools.get(function) or Named(function)
+
+    def function(self, name: str, namespace: Any = None) -> str:
+        """The function of a tool, also of one that is not offered any more."""
+        space = namespace if isinstance(namespace, str) else None
+        return self._functions.get((space, name)) or function_name(name, space)
+
+    def chosen(self, name: str, namespace: Any = None) -> str:
+        """The function that a choice names: in a namespace, or in the only one that has it."""
+        if namespace is None and (None, name) not in self._functions:
+            if len(found := self._spaces.get(name, [])) == 1:
+                return found[0]
+        return self.function(name, namespace)
+
+    def within(self, namespace: Any) -> set[str]:
+        """The functions of a namespace."""
+        return {f for f, tool in self._tools.items() if tool.namespace == namespace}
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """The name of the function that stands for a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames:
+    """Sets the tools of a chat, and what is said of calling them. Raises BadField."""
+    names = ToolNames()
+    tools: list[Json] = []
+    for where, tool, namespace in _flat(given or []):
+        named = Named(_name(where, tool), namespace, tool.get("type") == "custom")
+        function: Json = {"name": names.add(named)}
+        function |= _custom(tool) if named.custom else _function(tool)
+        tools.append({"type": "function", "function": function})
+    chat.tools = tools or None
+    if isinstance(choice, Mapping):
+        choice = _choice(choice, names, chat)
+    check_any(choice, bool(given), bool(chat.tools))
+    chat.tool_choice = choice
+    return names
+
+
+def _flat(given: Iterable[Json]) -> Iterator[tuple[str, Json, str | None]]:
+    """(place, tool, its namespace) of what can be offered."""
+    for i, tool in enumerate(given):
+        kind = tool.get("type")
+        if kind in ("function", "custom"):
+            yield f"tools[{i}]", _unnested(tool), None
+        elif kind == "namespace" and isinstance(rows := tool.get("tools"), list):
+            space = _name(f"tools[{i}]", tool)
+            for k, row in enumerate(rows):
+                if isinstance(row, dict) and row.get("type") in ("function", "custom"):
+                    yield f"tools[{i}].tools[{k}]", _unnested(row), space
+
+
+def _unnested(tool: Json) -> Json:
+    """A tool in the form of this API, also where it is sent in that of chat completions."""
+    kind = str(tool.get("type"))
+    inner = tool.get(kind)
+    return {"type": kind, **inner} if isinstance(inner, dict) and "name" not in tool else tool
+
+
+def _function(tool: Json) -> Json:
+    return {key: tool[key] for key in _KEYS if tool.get(key) is not None}
+
+
+def _custom(tool: Json) -> Json:
+    """A custom tool as a function. A regex of its input becomes a pattern, which binds a call that
+    is asked for; a grammar is shown to the model alone."""
+    words = tool["description"] if isinstance(tool.get("description"), str) else ""
+    form = tool.get("format")
+    form = form.get("grammar", form) if isinstance(form, dict) else {}
+    field: Json = {"type": "string"}
+    if isinstance(form, dict) and isinstance(text := form.get("definition"), str):
+        syntax = form.get("syntax")
+        words += f"\n\nThe {INPUT} must follow this {syntax} grammar:\n{text[:_MOST_NOTE]}"
+        if syntax == "regex":
+            field["pattern"] = f"^(?:{text})$"
+    schema = {"type": "object", "properties": {INPUT: field}, "required": [INPUT]}
+    return {"description": words.strip(), "parameters": {**schema, "additionalProperties": False}}
+
+
+def _choice(choice: Mapping[str, Any], names: ToolNames, chat: ChatRequest) -> Any:
+    """A choice that names tools, in the form of chat completions."""
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
+        row = _unnested(dict(choice))
+        name = names.chosen(_name("tool_choice", row, "tool_choice"), row.get("namespace"))
+        return {"type": "function", "function": {"name": name}}
+    if kind in ("auto", "none", "required"):
+        return kind
+    if kind == "any":
+        return "required"
+    if kind != "allowed_tools":
+        if isinstance(kind, str):
+            raise not_run(choice.get("name") or kind)
+        words = f"tool_choice.type is {short(kind)}; it must be 'function' or 'allowed_tools'"
+        raise BadField(words, "tool_choice")
+    rows = choice.get("tools")
+    if not isinstance(rows, list):
+        words = f"tool_choice.tools is {short(rows)}; it must be a list of tools"
+        raise BadField(words, "tool_choice")
+    wanted: set[str] = set()
+    for row in rows:
+        if isinstance(row, Mapping) and row.get("type") == "namespace":
+            wanted |= names.within(row.get("name"))
+        elif isinstance(row, Mapping) and isinstance(name := row.get("name"), str):
+            wanted.add(names.chosen(name, row.get("namespace")))
+    chat.tools = [t for t in chat.tools or [] if t["function"]["name"] in wanted] or None
+    return choice.get("mode") or "auto"
+
+
+def _name(where: str, row: Mapping[str, Any], field: str = "tools") -> str:
+    name = row.get("name")
+    if not isinstance(name, str):
+        raise BadField(f"{where}.name is {short(name)}; it must be a string", field)
+    return name

@@ -1,0 +1,135 @@
+"""The text of a message's parts, whichever API and client wrote them.
+
+Knows the part types of OpenAI's and Anthropic's APIs. A model of text cannot read images, audio or
+files, and a client sends its whole history with every request. So nothing here raises: what cannot
+be read becomes a short note in its place, and the model can say that it does not see it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+THOUGHTS = ("thinking", "reasoning", "reasoning_text", "summary_text", "redacted_thinking")
+_TEXTS = ("text", "input_text", "output_text")
+_IMAGES = ("image", "image_url", "input_image", "image_file", "computer_screenshot", "screenshot")
+_FILES = ("file", "input_file", "document", "container_upload", "file_id", "attachment")
+_SOUNDS = ("audio", "input_audio", "audio_url", "output_audio")
+_VIDEOS = ("video", "video_url", "input_video")
+_NAMES = ("filename", "file_name", "title", "name", "file_id")  # of a file, best first
+_DEPTH = 4  # of parts within parts
+_SHOWN = 80  # characters of a client's words in a note
+
+
+def text_of(content: Any, joint: str = "") -> str:
+    """The text of a content: a string, a list of parts, or one part. `joint` stands between parts
+    of text; what stands for something else begins a line of its own."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, Mapping) and {"type", "text"} & set(content):
+        content = [content]
+    return _joined(content, joint, _DEPTH) if isinstance(content, list) else to_json(content)
+
+
+def thought_of(part: Mapping[str, Any]) -> str:
+    """The text of a part whose type is in THOUGHTS; empty where it is sealed."""
+    found = [part.get(name) for name in ("thinking", "text")]
+    return next((text for text in found if isinstance(text, str)), "")
+
+
+def kind_of(part: Any) -> str:
+    """The type that a part says; empty where it says none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def to_json(value: Any) -> str:
+    """A value of a request's body as JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
+    """The same, cut behind so many characters."""
+    text = to_json(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
+    text, on_line = "", True  # a line begins, or nothing was written yet
+    for part in parts:
+        more, other = _part(part, depth)
+        if not more:
+            continue
+        if text:
+            text += "\n" if other or not on_line else joint
+        text, on_line = text + more, not other
+    return text
+
+
+def _part(part: Any, depth: int) -> tuple[str, bool]:
+    """(text, whether it stands for something else) of one part."""
+    if part is None or isinstance(part, str):
+        return part or "", False
+    if not isinstance(part, Mapping):
+        return to_json(part), False
+    kind = kind_of(part)
+    if kind in THOUGHTS:
+        return thought_of(part), False
+    text = part.get("refusal") if kind == "refusal" else None
+    text = part.get("text") if text is None else text
+    if isinstance(text, str) or (text is None and kind in _TEXTS):
+        return text or "", False
+    if kind in _IMAGES or "image_url" in part:
+        return "[an image that this model cannot see]", True
+    if kind in _SOUNDS:
+        return "[a sound that this model cannot hear]", True
+    if kind in _VIDEOS:
+        return "[a video that this model cannot see]", True
+    if (inside := _inside(part, depth)) is not None:
+        return inside, True
+    if kind in _FILES:
+        return f"[a file that this model cannot read{_named(part)}]", True
+    if kind == "tool_reference":
+        return f"[the tool {_short(part.get('tool_name'))}]", True
+    if kind.endswith("_use"):
+        return f"[a call of {_short(part.get('name'))}: {short_json(part.get('input'))}]", True
+    words = f"of type {_short(kind)} " if kind else ""
+    return f"[content {words}that this model cannot read{_named(part)}]", True
+
+
+def _inside(part: Mapping[str, Any], depth: int) -> str | None:
+    """The text within a part: a document's, a search result's, what a program wrote. None where
+    there is none."""
+    source, inner = part.get("source"), part.get("content")
+    if isinstance(source, Mapping):
+        kind = source.get("type")
+        inner = source.get({"text": "data", "content": "content"}.get(str(kind), ""))
+    found = [part[key] for key in ("stdout", "stderr") if isinstance(part.get(key), str)]
+    if depth and isinstance(inner, str | list | Mapping):
+        found.append(_joined(inner if isinstance(inner, list) else [inner], "\n", depth - 1))
+    if kind_of(part).endswith("_result"):
+        found.insert(0, _heading(part))
+    if not found:
+        return None
+    return "\n".join(text for text in found if text)
+
+
+def _heading(part: Mapping[str, Any]) -> str:
+    """Title and address of a search result."""
+    found = (part.get(key) for key in ("title", "source", "url"))
+    return " ".join(value for value in found if isinstance(value, str) and value)
+
+
+def _named(part: Mapping[str, Any]) -> str:
+    inner = part.get("file") if isinstance(part.get("file"), Mapping) else {}
+    for place in (part, inner):
+        for key in _NAMES:
+            if isinstance(place, Mapping) and isinstance(name := place.get(key), str) and name:
+                return f": {_short(name)}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
