@@ -15,7 +15,9 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.option import CHATS, ONE, Group, Mode, Option, table
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
+from spark_engine.runtime.text.chat import RESERVED
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
+from spark_engine.runtime.text.thinking import EFFORTS
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 
@@ -31,6 +33,21 @@ def _form(path: str | None) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise OptionError(f"--json-schema {path} is not JSON: {error}") from None
     return {"type": "json_schema", "json_schema": {"name": Path(path).stem, "schema": schema}}
+
+
+def _kwargs(text: str | None) -> dict[str, Any] | None:
+    """Options of a chat template. Raises OptionError."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--chat-template-kwargs is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"--chat-template-kwargs is {text[:80]}; it must be a JSON object")
+    if own := [name for name in RESERVED if name in found]:
+        raise OptionError(f"--chat-template-kwargs may not set {own[0]}: requests do")
+    return found
 
 
 _answer, _chat = table(Group.ANSWER, Body), table(Group.ANSWER, ChatOptions)
@@ -98,5 +115,20 @@ CHAT = (
         click.IntRange(0),
         metavar="N",
         modes=CHATTING,
+    ),
+    _chat(
+        "--reasoning-effort",
+        "How much the model reasons, where a request does not say.",
+        click.Choice(list(EFFORTS)),
+        modes=CHATTING,
+    ),
+    _chat(
+        "--chat-template-kwargs",
+        "Options of the chat template, where a request does not say: a JSON object, e.g. "
+        "'{\"preserve_thinking\": true}'.",
+        field="template_kwargs",
+        metavar="JSON",
+        modes=CHATTING,
+        turn=_kwargs,
     ),
 )

@@ -206,7 +206,7 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
             model=session.info.name,
             context=capacity(session.info.limits),
             system=values["system"],
-            thinking=not values["no_thinking"],
+            thinking=session.thinks and not values["no_thinking"],
             settings=settings(values),
         )
         session.render([{"role": "user", "content": "hi"}])  # refuses what has no chat template
@@ -252,7 +252,7 @@ def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int
             )
         said = {"system": values["system"], "user": text}
         messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
-        text = session.render(messages, not values["no_thinking"])
+        text = session.render(messages, False if values["no_thinking"] else None)
     return session.encode(text)
 
 

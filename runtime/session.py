@@ -131,11 +131,21 @@ class Session:
             raise RequestError("this engine has no tokenizer; give --prompt-ids")
         return self._tokenizer.encode(text)
 
-    def render(self, messages: Sequence[Message], thinking: bool = True) -> str:
-        """The prompt for a chat. Raises RequestError when there is no template, or it refuses."""
+    @property
+    def thinks(self) -> bool:
+        """Whether a chat begins with a thought where nobody says anything."""
+        return self._reader.default.enabled is not False
+
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The prompt for a chat; `thinking` None leaves that to the options of the session.
+
+        Raises RequestError when there is no template, or it refuses.
+        """
         if self._template is None:
             raise RequestError("this engine has no chat template; give --prompt or --prompt-ids")
-        return self._template.render(messages, options={"enable_thinking": thinking})
+        wanted = self.thinks if thinking is None else thinking
+        options = self._reader.thinking({"enable_thinking": wanted}).options
+        return self._template.render(messages, options=options)
 
     def parser(self, answer: Answer) -> ReplyParser:
         """What takes the answer to a chat apart."""

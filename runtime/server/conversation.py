@@ -21,7 +21,7 @@ from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.thinking import FIELDS, Thinking
+from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 _TAIL = 8  # tokens that surely hold the mark of a thought, and white space behind it
@@ -35,11 +35,15 @@ class ChatOptions:
         reasoning: the form of thoughts, a row of `reply_formats` or "auto".
         tools: the form of calls, likewise.
         think_budget: tokens of thought at most where a request does not say; None: no limit.
+        reasoning_effort: the effort where a request does not say; None: the template's own.
+        template_kwargs: options of the template where a request does not say.
     """
 
     reasoning: str = AUTO
     tools: str = AUTO
     think_budget: int | None = None
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,16 @@ class Reader:
         self._template = template
         self._tokenizer = tokenizer
         self._grammars = grammars
-        self._budget = options.think_budget
+        self._server = _defaults(options)
+        self._accepted = _accepted(template)
         thoughts = self.formats.thoughts
         holds = thoughts is not None and tokenizer and tokenizer.id_of(thoughts.end) is not None
-        if self._budget is not None and not holds:
-            words = f"--think-budget is {self._budget}, but this engine has no token that ends a"
-            raise OptionError(f"{words} thought: leave it out")
+        if options.think_budget is not None and not holds:
+            words = f"--think-budget is {options.think_budget}, but this engine has no token that"
+            raise OptionError(f"{words} ends a thought: leave it out")
+        self._budget = options.think_budget
+        self.default = self.thinking({})
+        self._open_budget = self.default.budget if holds else None
 
     @property
     def template(self) -> ChatTemplate:
@@ -92,7 +100,7 @@ class Reader:
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
         given = {name: getattr(chat, name) for name in FIELDS}
-        thinking = Thinking.of(given, chat.chat_template_kwargs, self._budget)
+        thinking = self.thinking(given, chat.chat_template_kwargs)
         ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)
         tools, thoughts = chat.offered or (), self.formats.thoughts
         prompt = template.prompt(chat.messages, tools, thinking.options, ending, thoughts)
@@ -102,6 +110,13 @@ class Reader:
         constraint = thinking.bind(form, tokenizer, opened, calls)
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
         return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
+
+    def thinking(
+        self, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None = None
+    ) -> Thinking:
+        """What the fields of a request and its kwargs say of thinking, and the server where they do
+        not. Raises RequestError."""
+        return Thinking.of(fields, kwargs, self._budget, self._server, self._accepted)
 
     def form(
         self,
@@ -143,4 +158,26 @@ class Reader:
         form = self.form(body, thinking)
         if self._tokenizer is None or not thinking:
             return form
-        return Thinking(budget=self._budget).bind(form, self._tokenizer, self.formats.thoughts)
+        return Thinking(budget=self._open_budget).bind(form, self._tokenizer, self.formats.thoughts)
+
+
+def _defaults(options: ChatOptions) -> dict[str, Any]:
+    """What the server says of a template's options. Raises OptionError."""
+    kwargs, effort = dict(options.template_kwargs or {}), options.reasoning_effort
+    if effort is not None and kwargs.setdefault("reasoning_effort", effort) != effort:
+        words = "--reasoning-effort and --chat-template-kwargs contradict each other"
+        raise OptionError(f"{words}: give the effort once")
+    try:
+        Thinking.of({}, None, None, kwargs)
+    except RequestError as error:
+        raise OptionError(f"--chat-template-kwargs: {error}") from None
+    return kwargs
+
+
+def _accepted(template: ChatTemplate | None) -> frozenset[str]:
+    """The efforts that a template takes: Qwen3.8's refuses all but three."""
+    if template is None:
+        return frozenset(EFFORTS)
+    levels = frozenset(EFFORTS) - {"none"}
+    off = template.accepted("reasoning_effort", ["none"], enable_thinking=False)
+    return template.accepted("reasoning_effort", levels) | off

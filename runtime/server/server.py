@@ -196,7 +196,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         )
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
         manifest = find_manifest(folder)
-        endpoints.report = make_report(info, manifest)
+        endpoints.report = make_report(info, manifest, options.chat)
         for words in () if manifest is None else unmet(options.engine, info, manifest):
             log.warning(words)
         room = _most_connections(options, descriptors)

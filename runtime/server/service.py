@@ -312,7 +312,9 @@ class Service:
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
     ) -> str:
         """Messages as a prompt. Raises RequestError."""
-        return self.reader.template.render(messages, tools, options)
+        return self.reader.template.render(
+            messages, tools, self.reader.thinking({}, options).options
+        )
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""

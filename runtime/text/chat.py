@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -95,6 +95,21 @@ class ChatTemplate:
     ) -> str:
         """The text of a prompt that ends where the answer begins. Raises what `prompt` raises."""
         return self._render(normalise(messages), tools, options, True)
+
+    def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
+        """Those of an option's values that the template does not refuse, beside options `more`; all
+        of them where it refuses a chat without the option."""
+        given = tuple(values)
+        if not self._takes({}):
+            return frozenset(given)
+        return frozenset(value for value in given if self._takes({name: value, **more}))
+
+    def _takes(self, options: Mapping[str, Any]) -> bool:
+        try:
+            self.render([{"role": "user", "content": "hi"}], None, options)
+        except RequestError:
+            return False
+        return True
 
     def prompt(
         self,

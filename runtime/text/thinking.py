@@ -4,18 +4,20 @@ Knows every switch by which clients say so, and what they mean together. Knows n
 engine beyond the form of a constraint: the engine holds a budget.
 
     enable_thinking, chat_template_kwargs.enable_thinking|thinking      on or off
+    enableThinking, think                                               on or off; or an effort
     thinking        {type: enabled|disabled|adaptive, budget_tokens, display}, or on or off
     reasoning       {enabled, effort, max_tokens, exclude}, or on or off
     reasoning_effort                                                    a row of EFFORTS
     BUDGETS         tokens of thought at most; 0 is off, -1 has no limit
     include_reasoning                                                   false: thoughts are left out
 
-Two that contradict each other are refused, since one of them would have to be ignored.
+Two that contradict each other are refused, since one of them would have to be ignored. What a
+server says holds where a request does not say the same thing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -41,13 +43,20 @@ EFFORTS: Mapping[str, int | None] = MappingProxyType(
         "default": None,
     }
 )
-BUDGETS = ("thinking_budget", "thinking_token_budget", "budget_tokens", "max_reasoning_tokens")
+BUDGETS = (
+    *("thinking_budget", "thinking_token_budget", "budget_tokens", "max_reasoning_tokens"),
+    *("reasoning_budget", "thinking_budget_tokens"),
+)
+SWITCHES = ("enable_thinking", "enableThinking", "think")
+MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
 # Of a request's body; `of` looks at no other.
 FIELDS = (
-    *("enable_thinking", "thinking", "reasoning", "reasoning_effort", "include_reasoning"),
+    *SWITCHES,
+    *("thinking", "reasoning", "reasoning_effort", "include_reasoning"),
     *BUDGETS,
 )
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
+_LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts from little to much
 _TYPES = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 _SHOWN = 80  # characters of a value in an error
 T = TypeVar("T")
@@ -75,25 +84,32 @@ class Thinking:
         fields: Mapping[str, Any],
         kwargs: Mapping[str, Any] | None = None,
         budget: int | None = None,
+        server: Mapping[str, Any] | None = None,
+        accepted: Collection[str] = EFFORTS,
     ) -> Thinking:
-        """From a body's FIELDS (others are not looked at), its `chat_template_kwargs`, and the
-        server's own budget, which holds where the request says nothing of one.
+        """From a body's FIELDS (others are not looked at) and its `chat_template_kwargs`. `budget`
+        and `server` (in the form of kwargs) are what the server says of both; `accepted` are the
+        efforts that the template takes: others become the nearest of them.
 
         Raises RequestError whose `param` is the field that is malformed or contradicts another.
         """
-        said = _Said()
-        for name in FIELDS:
-            said.take(name, name, fields.get(name))
-        for name in _IN_KWARGS:
-            said.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
-        enabled, own = said.enabled, said.budget
-        limit = budget if own is None else own
-        options = dict(kwargs or {})
+        said = _Said.of(fields, kwargs)
+        default = dict(server or {})
+        if said.effort is not None or (said.enabled and default.get("reasoning_effort") == "none"):
+            default.pop("reasoning_effort", None)
+        own = _Said.of({}, default)
+        enabled = own.enabled if said.enabled is None else said.enabled
+        # a template's budget of 0 means off, which holds no more where the request says on
+        last = None if enabled and own.budget == 0 else own.budget
+        limit = next((v for v in (said.budget, budget, last) if v is not None), UNLIMITED)
+        options = {**default, **(kwargs or {})}
         if enabled is not None:
             options["enable_thinking"] = enabled
-        if said.effort is not None:
-            options["reasoning_effort"] = said.effort
-        unlimited = limit is None or limit == UNLIMITED or enabled is False
+            options |= {"thinking": enabled} if isinstance(options.get("thinking"), bool) else {}
+        effort = nearest(said.effort or own.effort, accepted)
+        options.pop("reasoning_effort", None)
+        options |= {} if effort is None else {"reasoning_effort": effort}
+        unlimited = not 0 <= limit <= MOST_BUDGET or enabled is False
         return cls(enabled, None if unlimited else limit, options, said.shown)
 
     def bind(
@@ -128,8 +144,30 @@ class Thinking:
         )
 
 
+def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
+    """The effort to give a template that accepts these; None for none. Of two that are as near it
+    is the higher: a request for `high` wants more than `medium`."""
+    if effort is None or effort in accepted:
+        return effort
+    known = [level for level in _LEVELS if level in accepted]
+    if effort not in _LEVELS or not known:
+        return None
+    place = _LEVELS.index(effort)
+    return min(reversed(known), key=lambda level: abs(_LEVELS.index(level) - place))
+
+
 class _Said:
     """What the switches of one request say together."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Said:
+        """Raises RequestError for a field that is malformed."""
+        said = cls()
+        for name in FIELDS:
+            said.take(name, name, fields.get(name))
+        for name in _IN_KWARGS:
+            said.take(name, f"chat_template_kwargs.{name}", (kwargs or {}).get(name))
+        return said
 
     def __init__(self) -> None:
         self.effort: str | None = None
@@ -141,7 +179,11 @@ class _Said:
         """One field by its name; `place` is how an error calls it."""
         if value is None:
             return
-        if name == "enable_thinking":
+        if (
+            name in SWITCHES and isinstance(value, str) and value in EFFORTS
+        ):  # Ollama's `think` may be one
+            self._effort(place, value)
+        elif name in SWITCHES:
             self._switches.append((place, _flag(place, value)))
         elif name == "include_reasoning":
             self.shown = _flag(place, value) and self.shown
@@ -204,13 +246,13 @@ class _Said:
     def _budget(self, place: str, value: Any) -> None:
         if value is None:
             return
-        whole = (
-            isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-        )
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # an integer may have any number of digits: it is never made a float
+        whole = number and (isinstance(value, int) or value.is_integer())
         if not whole or value < UNLIMITED:
             words = "tokens of thought at most, 0 for none, or -1 for no limit"
             raise _error(place, f"{place} is {_short(value)}; it must be a number of {words}")
-        self._budgets.append((place, int(value)))
+        self._budgets.append((place, UNLIMITED if value > MOST_BUDGET else int(value)))
         self._switch(place, False if value == 0 else None)
 
     def _switch(self, place: str, on: bool | None) -> None:

@@ -30,6 +30,8 @@ class ChatRequest(Body, kw_only=True):
     continue_final_message: bool | None = None
     # whether to think, for how long, and whether that is shown (`thinking.Thinking`):
     enable_thinking: bool | None = None
+    enableThinking: bool | None = None  # noqa: N815 (as its clients write it)
+    think: bool | str | None = None
     thinking: bool | dict[str, Any] | None = None
     reasoning: bool | dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -37,6 +39,8 @@ class ChatRequest(Body, kw_only=True):
     thinking_token_budget: float | None = None
     budget_tokens: float | None = None
     max_reasoning_tokens: float | None = None
+    reasoning_budget: float | None = None
+    thinking_budget_tokens: float | None = None
     include_reasoning: bool | None = None
 
     @property

@@ -7,17 +7,22 @@ a tactic's times only the chosen one's is kept.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from spark_engine.manifest import Manifest
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.ipc import EngineInfo
 
 Json = dict[str, Any]
 
 
-def make_report(info: EngineInfo, manifest: Manifest | None) -> Json:
+def make_report(
+    info: EngineInfo, manifest: Manifest | None, chat: ChatOptions | None = None
+) -> Json:
     """`GET /report`. Without a manifest (an engine that no folder describes) the limits alone.
+    `chat`: what holds where a chat request does not say.
 
     Sizes are bytes, times microseconds.
     """
@@ -27,6 +32,7 @@ def make_report(info: EngineInfo, manifest: Manifest | None) -> Json:
         "version": version("spark-engine"),
         "limits": info.limits.to_json(),
         "generation": dict(info.generation),
+        "chat": asdict(chat or ChatOptions()),
         "cache": {"budget_bytes": info.cache_bytes, "snapshots": info.snapshots},
     }
     return report if manifest is None else {**report, **_built(manifest)}

@@ -187,6 +187,10 @@ CHAT: Mapping[str, Row] = {
     "thinking_token_budget": (7, _budget),
     "budget_tokens": (7, _budget),
     "max_reasoning_tokens": (7, _budget),
+    "reasoning_budget": (7, _budget),
+    "thinking_budget_tokens": (7, _budget),
+    "enableThinking": (False, lambda a: not _thought_of(a)),
+    "think": (False, lambda a: not _thought_of(a)),
     "include_reasoning": (False, lambda a: "reasoning" not in a.choice["message"]),
     "add_generation_prompt": (False, lambda a: "assistant" not in a.prompt),
     "continue_final_message": (

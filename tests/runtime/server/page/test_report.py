@@ -16,6 +16,7 @@ from spark_engine.manifest import (
     Quantised,
     Refusal,
 )
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.tensors import DType
@@ -107,3 +108,9 @@ def test_of_a_tactics_times_the_chosen_ones_is_told() -> None:
 def test_an_engine_without_a_manifest_tells_its_limits() -> None:
     report = make_report(INFO, None)
     assert report["generation"] == {"temperature": 0.5} and "memory" not in report
+    assert report["chat"]["template_kwargs"] is None
+    chat = ChatOptions(reasoning_effort="low", template_kwargs={"preserve_thinking": True})
+    told = make_report(INFO, None, chat)["chat"]
+    assert (told["reasoning_effort"], told["template_kwargs"]) == (
+        "low", {"preserve_thinking": True},
+    )  # fmt: skip
