@@ -26,6 +26,7 @@ from spark_engine.runtime.server.api.common import (
     Body,
     Defaults,
     check,
+    check_together,
     fold_seed,
     room_after,
     sampling,
@@ -259,6 +260,7 @@ class Service:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
         binds their answers."""
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
+        check_together(prompt, body.n or 1)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         checked = Request(prompt, params)
         checked.check(limits, eos)

@@ -43,6 +43,9 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "drafts": (0, MOST_DRAFTS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
+MOST_STOP_IDS = 512
+MOST_STOP = 4096  # characters of all stop strings together
+MOST_SUBMITTED = 128 << 20  # bytes of a prompt's ids, once for each of its choices
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
 
 
@@ -127,6 +130,9 @@ def check(body: Body) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if not all(stops):
         raise BadField("stop holds an empty string; each must hold a character", "stop")
+    if (size := sum(map(len, stops))) > MOST_STOP:
+        words = f"stop holds {size} characters; at most {MOST_STOP} are searched for"
+        raise BadField(words, "stop")
     if body.stream_options is not None and not body.stream:
         raise BadField("stream_options needs stream: true", "stream_options")
     for name in ("max_tokens", "max_completion_tokens", "truncate_prompt_tokens"):
@@ -170,7 +176,7 @@ def sampling(
         min_tokens=least,
         ignore_eos=bool(body.ignore_eos),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=_stop_ids(body.stop_token_ids or ()),
         logit_bias=_bias(body.logit_bias or {}),
         seed=secrets.randbits(63) if body.seed is None else fold_seed(body.seed),
         logprobs=either(body.wanted_logprobs(), logprobs),
@@ -212,6 +218,23 @@ def fold_seed(seed: int) -> int:
 def either(first: Any, second: Any) -> Any:
     """The first, unless it is None."""
     return second if first is None else first
+
+
+def check_together(prompt: Sequence[int], n: int) -> None:
+    """Raises BadField where the engine is sent too much: each choice goes there with its prompt."""
+    if 4 * len(prompt) * n > MOST_SUBMITTED:
+        most = MOST_SUBMITTED // (4 * len(prompt))
+        words = f"n is {n}; of a prompt of {len(prompt)} tokens at most {most} choices are made"
+        raise BadField(f"{words} at once", "n")
+
+
+def _stop_ids(given: Sequence[int]) -> tuple[int, ...]:
+    """Each id once. They go to the engine with every choice."""
+    ids = tuple(dict.fromkeys(given))
+    if len(ids) > MOST_STOP_IDS:
+        words = f"stop_token_ids holds {len(ids)} ids; at most {MOST_STOP_IDS} are allowed"
+        raise BadField(words, "stop_token_ids")
+    return ids
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
