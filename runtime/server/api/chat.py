@@ -19,7 +19,9 @@ from spark_engine.runtime.server.api.answers import (
     prompt_logprobs,
 )
 from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_tools import read_tools
 from spark_engine.runtime.server.api.choices import ChoicesReply
+from spark_engine.runtime.server.api.custom_input import CustomInput
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -37,36 +39,43 @@ class ChatBody(ChatRequest, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     echo: bool | None = None
 
-    def modern(self) -> ChatRequest:
-        """The same in today's names. Raises BadField where both are given."""
+    def modern(self) -> tuple[ChatRequest, frozenset[str]]:
+        """The same in today's names, and the names of custom tools. Raises BadField where both
+        names are given, and what `read_tools` raises."""
         if self.echo:
             raise BadField("echo is not supported for chats; use /v1/completions", "echo")
-        if self.functions is None and self.function_call is None:
-            return self
+        given, choice = self.tools, self.tool_choice
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
             if getattr(self, old) is not None and getattr(self, new) is not None:
                 raise BadField(f"{old} and {new} say the same; give {new}", old)
-        choice = self.function_call
-        if isinstance(choice, dict):
-            choice = {"type": "function", "function": choice}
-        tools = [{"type": "function", "function": f} for f in self.functions or []]
-        return msgspec.structs.replace(self, tools=tools or None, tool_choice=choice)
+        if self.functions is not None or self.function_call is not None:
+            choice = self.function_call or choice
+            if isinstance(choice, dict):
+                choice = {"type": "function", "function": choice}
+            functions = [{"type": "function", "function": f} for f in self.functions or []]
+            given = given or functions
+        found = read_tools(given, choice)
+        chat = msgspec.structs.replace(self, tools=found.tools, tool_choice=found.choice)
+        return chat, found.custom
 
 
 async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
 
-    def read() -> tuple[ChatRequest, bool]:
-        body = decode(data, ChatBody)
-        return service.accept(body.modern()), body.functions is not None
+    def read() -> tuple[ChatRequest, bool, frozenset[str]]:
+        body = decode(data, ChatBody, halves=True)
+        chat, custom = body.modern()
+        return service.accept(chat), body.functions is not None, custom
 
-    chat, legacy = await service.checked(data, read, deadline)
+    chat, legacy, custom = await service.checked(data, read, deadline)
     found = await service.converse(chat, deadline)
     tokenizer = None if chat.return_tokens_as_token_ids else service.tokenizer
     wanted = chat.wanted_logprobs()
-    how = {"shown": found.shown, "legacy": legacy}
-    forms = [ChatFormat(parser, tokenizer, wanted, **how) for parser in found.parsers]
+    forms = [
+        ChatFormat(parser, tokenizer, wanted, found.shown, legacy, custom)
+        for parser in found.parsers
+    ]
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
 
     def more() -> Json:
@@ -82,7 +91,8 @@ class ChatFormat:
     """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
 
     `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:
-    not even the token's own); `shown`: thoughts are part of the answer.
+    not even the token's own); `shown`: thoughts are part of the answer; `custom`: tools that take a
+    text.
     """
 
     def __init__(
@@ -92,6 +102,7 @@ class ChatFormat:
         most: int | None,
         shown: bool = True,
         legacy: bool = False,
+        custom: frozenset[str] = frozenset(),
     ) -> None:
         self._parser = parser
         self._shown = shown
@@ -101,6 +112,8 @@ class ChatFormat:
         self._texts: dict[Kind, str] = {}
         self._calls: list[Json] = []
         self._legacy = legacy
+        self._custom = custom
+        self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
 
     def first(self) -> Json | None:
         """Clients expect the role before anything else."""
@@ -112,6 +125,8 @@ class ChatFormat:
         if piece.finish is not None:
             deltas += self._parser.flush()
         delta = self._delta(deltas)
+        if piece.finish is not None:
+            self._end_input(delta)
         if self._legacy and (rows := delta.pop("tool_calls", None)) and not rows[0]["index"]:
             delta["function_call"] = rows[0]["function"]
         body: Json = {"delta": delta}
@@ -147,24 +162,39 @@ class ChatFormat:
         body: Json = {}
         for delta in deltas:
             if delta.kind is Kind.CALL:
-                rows, row = body.setdefault("tool_calls", []), self._call(delta)
-                if rows and rows[-1]["index"] == row["index"]:
-                    rows[-1]["function"]["arguments"] += delta.text
-                else:
-                    rows.append(row)
+                self._add(body, delta)
             elif self._shown or delta.kind is not Kind.REASONING:
                 keys = REASONING_KEYS if delta.kind is Kind.REASONING else ("content",)
                 body |= dict.fromkeys(keys, body.get(keys[0], "") + delta.text)
                 self._texts[delta.kind] = self._texts.get(delta.kind, "") + delta.text
         return body
 
-    def _call(self, delta: Delta) -> Json:
+    def _add(self, body: Json, delta: Delta) -> None:
         """A call's first delta has its id and name, the others more of its arguments."""
         if delta.name:
-            function = {"name": delta.name, "arguments": delta.text}
-            call = {"id": new_id("call"), "type": "function", "function": function}
+            self._end_input(body)
+            self._input = CustomInput() if delta.name in self._custom else None
+            kind, key = ("function", "arguments") if self._input is None else ("custom", "input")
+            call = {"id": new_id("call"), "type": kind, kind: {"name": delta.name, key: ""}}
             self._calls.append({"index": len(self._calls), **call})
-            return {**self._calls[-1], "function": dict(function)}
-        last = self._calls[-1]
-        last["function"]["arguments"] += delta.text
-        return {"index": last["index"], "function": {"arguments": delta.text}}
+            row = {**self._calls[-1], kind: dict(self._calls[-1][kind])}
+            body.setdefault("tool_calls", []).append(row)
+        more = delta.text if self._input is None else self._input.push(delta.text)
+        self._say(body, more)
+
+    def _end_input(self, body: Json) -> None:
+        """What is left of a custom tool's text."""
+        if self._input is not None:
+            self._say(body, self._input.end())
+
+    def _say(self, body: Json, text: str) -> None:
+        """More of the last call, in its row of this delta."""
+        last, rows = self._calls[-1], body.setdefault("tool_calls", [])
+        kind, key = ("function", "arguments") if "function" in last else ("custom", "input")
+        last[kind][key] += text
+        if rows and rows[-1]["index"] == last["index"]:
+            rows[-1][kind][key] += text
+        elif text:
+            rows.append({"index": last["index"], kind: {key: text}})
+        if not rows:
+            del body["tool_calls"]

@@ -64,7 +64,3 @@ class ChatRequest(Body, kw_only=True):
             raise BadField("messages is empty; at least one message is needed", "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise BadField("top_logprobs needs logprobs: true", "top_logprobs")
-        for i, tool in enumerate(self.tools or []):
-            function = tool.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise BadField(f"tools[{i}] has no function with a name", "tools")

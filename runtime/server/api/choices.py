@@ -108,7 +108,9 @@ class ChoicesReply:
     def _chunk(self, choices: list[Json], counted: bool) -> bytes:
         kind = self._kind + ".chunk" if self._kind == "chat.completion" else self._kind
         chunk = {**self._header, "object": kind, "choices": choices}
-        return _event({**chunk, "usage": self.running.usage} if counted else chunk)
+        if counted or self._summed:  # null until the last, as OpenAI says
+            chunk["usage"] = self.running.usage if counted else None
+        return _event(chunk)
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self.running.choices[index].prompt

@@ -45,8 +45,10 @@ class CompletionBody(Body, kw_only=True):
         return self.logprobs
 
     def scores_prompt(self) -> bool:
-        """An echo with log-probabilities has those of the prompt, too."""
-        return super().scores_prompt() or bool(self.echo and self.logprobs is not None)
+        """An echo with log-probabilities has those of the prompt, too; one without an answer runs
+        in the same way, since something must run."""
+        echo = bool(self.echo and (self.logprobs is not None or self.max_tokens == 0))
+        return super().scores_prompt() or echo
 
     def check_own(self) -> None:
         """What is known and not supported. Raises BadField."""

@@ -41,17 +41,23 @@ class UnknownModel(BadField):
 def too_long(said: str, most: int, param: str = "prompt") -> BadField:
     """The error of a prompt without room. `said`: how long it is; `most`: tokens that there are.
 
-    Clients know by these words that they are to shorten the conversation, or to take another model.
+    Clients know by its first words that they are to shorten the conversation, or to take another
+    model.
     """
     words = f"prompt is too long: {said}; this model's maximum context length is {most} tokens"
-    return BadField(f"{words}, one of them new", param, "context_length_exceeded")
+    what = "shorten the conversation or start a new one"
+    how = f"{what}, or build the engine for longer ones (spark-build --max-context)"
+    return BadField(f"{words}, one of them new: {how}", param, "context_length_exceeded")
 
 
 T = TypeVar("T")
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[T], halves: bool = False) -> T:
     """One request body. Raises BadField naming the field, its value and what was expected.
+
+    `halves`: half of a surrogate pair is read as U+FFFD, since clients that cut texts in the middle
+    of a character have it in their history; else it is refused.
 
     Fields that are not known are skipped without being built: a body may be large and hold little.
     What some clients write is taken as it is meant: 64.0 or "64" for an integer, "true" for a
@@ -64,11 +70,17 @@ def decode(data: bytes, kind: type[T]) -> T:
         raise _explain(str(error), data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         half = next((m[1] for m in _ESCAPES.finditer(data) if m[1]), None)
+        if half is not None and halves:
+            return decode(_ESCAPES.sub(_whole, data), kind)
         if half is not None:
             said = half.decode("ascii", "replace")
             words = f"the body holds {said}, one half of a character: send both, or \\ufffd for it"
             raise BadField(words, code="invalid_json") from None
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if found[1] else found[0]
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ async def start(service: Service, data: bytes) -> Reply:
 
     def read() -> tuple[ChatRequest, bool]:
         with renamed(NAMES):
-            body = decode(data, MessagesBody)
+            body = decode(data, MessagesBody, halves=True)
             return service.accept(to_chat_request(body)), body.context_management is not None
 
     chat, managed = await service.checked(data, read, deadline)
@@ -86,7 +86,7 @@ async def count(service: Service, data: bytes) -> Json:
 
     def read() -> ChatRequest:
         nonlocal managed
-        body = decode(data, CountBody)
+        body = decode(data, CountBody, halves=True)
         managed = body.context_management is not None
         return to_chat_request(body)
 
@@ -206,8 +206,9 @@ def _tool(where: str, tool: Mapping[str, Any]) -> Json | None:
     """OpenAI's form of a tool; None for one of those that Anthropic's models know by its type."""
     if tool.get("type") not in (None, "custom", "function") and "input_schema" not in tool:
         return None
-    if isinstance(tool.get("function"), dict):
-        return {"type": "function", "function": tool["function"]}
+    if isinstance(inner := tool.get("function"), dict):
+        _string(f"{where}.function", inner, "name", "tools")
+        return {"type": "function", "function": inner}
     function: Json = {"name": _string(where, tool, "name", "tools")}
     if tool.get("description") is not None:
         function["description"] = _string(where, tool, "description", "tools")

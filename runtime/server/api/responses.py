@@ -82,7 +82,7 @@ async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
 
-    body = await service.checked(data, lambda: decode(data, ResponsesBody), deadline)
+    body = await service.checked(data, lambda: decode(data, ResponsesBody, halves=True), deadline)
     ident, owner = body.previous_response_id, http_request.key()
     last = service.responses.ended(ident, owner) if ident else None
 

@@ -82,7 +82,7 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
     for where, tool, namespace in _flat(given or []):
         named = Named(_name(where, tool), namespace, tool.get("type") == "custom")
         function: Json = {"name": names.add(named)}
-        function |= _custom(tool) if named.custom else _function(tool)
+        function |= custom_function(tool) if named.custom else _function(tool)
         tools.append({"type": "function", "function": function})
     chat.tools = tools or None
     if isinstance(choice, Mapping):
@@ -116,9 +116,9 @@ def _function(tool: Json) -> Json:
     return {key: tool[key] for key in _KEYS if tool.get(key) is not None}
 
 
-def _custom(tool: Json) -> Json:
-    """A custom tool as a function. A regex of its input becomes a pattern, which binds a call that
-    is asked for; a grammar is shown to the model alone."""
+def custom_function(tool: Json) -> Json:
+    """The description and parameters of a custom tool's function. A regex of its input becomes a
+    pattern, which binds a call that is asked for; a grammar is shown to the model alone."""
     words = tool["description"] if isinstance(tool.get("description"), str) else ""
     form = tool.get("format")
     form = form.get("grammar", form) if isinstance(form, dict) else {}

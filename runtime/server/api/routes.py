@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import msgspec
 from fastapi import Request, Response
+from starlette.responses import RedirectResponse
 from starlette.routing import compile_path
 
 from spark_engine.runtime.server.api import chat, completions, messages, models, responses, tokenize
@@ -75,7 +76,9 @@ def _kept(work: Callable[[Service, str], Json]) -> Run:
 
 
 async def _model(endpoints: Endpoints, request: Request) -> Response:
-    return json_response(models.model(endpoints.service, request.path_params["name"]))
+    if not (name := request.path_params["name"].rstrip("/")):
+        return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
+    return json_response(models.model(endpoints.service, name))
 
 
 def _models(endpoints: Endpoints) -> Response:

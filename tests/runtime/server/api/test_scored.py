@@ -119,11 +119,22 @@ def test_prompt_logprobs_stand_beside_the_answers() -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_alone(stream: bool) -> None:
+    answer = _client().post(
+        TEXT, {"prompt": PROMPT, "echo": True, "max_tokens": 0, "stream": stream}
+    )
+    assert answer.status_code == 200 and PROMPT in answer.text
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
+        assert answer.json()["usage"]["completion_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
-        ({"max_tokens": 0, "echo": True}, "max_tokens is 0; it must be at least 1"),
         ({"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1}, "nothing to score"),
         ({"prompt_logprobs": 1, "stream": True}, "leave stream out"),
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1; it must be from 0 to 20"),

@@ -1,0 +1,96 @@
+"""The tools and the tool choice of /v1/chat/completions, in every form that clients write.
+
+Knows OpenAI's form, the flat one of /v1/responses, and Anthropic's words for a choice. A custom
+tool is offered as a function of one text, as in /v1/responses; tools of other types are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_engine.runtime.server.api.answers import Json
+from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
+from spark_engine.runtime.server.api.responses_tools import custom_function
+
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
+@dataclass(frozen=True)
+class ChatTools:
+    """What a request offers. `custom`: names of functions whose calls are of custom tools."""
+
+    tools: list[Json] | None
+    choice: str | Json | None
+    custom: frozenset[str]
+
+
+def read_tools(given: list[Json] | None, choice: str | Json | None) -> ChatTools:
+    """Raises BadField for a function without a name, and a choice that cannot be followed."""
+    tools: list[Json] = []
+    custom: set[str] = set()
+    hosted: set[str] = set()
+    for i, tool in enumerate(given or []):
+        kind, made = tool.get("type", "function"), _tool(tool)
+        if made is not None:
+            tools.append(made)
+        elif kind in ("function", "custom"):
+            words = 'it is like {"type": "function", "function": {"name": …, "parameters": …}}'
+            raise BadField(f"tools[{i}] has no function with a name; {words}", "tools")
+        else:
+            hosted.add(str(kind))
+        if kind == "custom" and made is not None:
+            custom.add(made["function"]["name"])
+    chosen = _MODES.get(choice, choice) if isinstance(choice, str) else choice
+    if isinstance(choice, dict):
+        chosen = _choice(choice, hosted)
+    check_any(chosen, bool(given), bool(tools))
+    if chosen == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}:
+        tools, chosen = [], None
+    return ChatTools(tools or None, chosen, frozenset(custom))
+
+
+def _tool(tool: Json) -> Json | None:
+    """A function, in OpenAI's form; None for what is none, or has no name."""
+    kind = tool.get("type", "function")
+    if kind not in ("function", "custom"):
+        return None
+    inner = tool.get(kind)
+    if not isinstance(inner, dict):
+        inner = {key: value for key, value in tool.items() if key != "type"}
+    if not isinstance(inner.get("name"), str):
+        return None
+    if kind == "custom":
+        return {"type": "function", "function": {"name": inner["name"], **custom_function(inner)}}
+    return tool if "function" in tool else {"type": "function", "function": inner}
+
+
+def _choice(choice: Json, hosted: set[str]) -> str | Json:
+    kind = choice.get("type")
+    if isinstance(kind, str) and kind in _MODES:
+        return _MODES[kind]
+    if kind in hosted:
+        raise not_run(kind)
+    if kind in ("custom", "tool"):
+        return _named(choice, str(kind))
+    if kind != "allowed_tools":
+        return choice
+    inner = choice.get("allowed_tools", choice)
+    rows = inner.get("tools") if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(rows, list) or not rows:
+        return choice
+    kept = [
+        _named(row, "custom") if row.get("type") == "custom" else row
+        for row in rows
+        if not isinstance(row, Mapping) or row.get("type") not in hosted
+    ]
+    return {"type": kind, "allowed_tools": {"mode": inner.get("mode") or "auto", "tools": kept}}
+
+
+def _named(row: Mapping[str, Any], kind: str) -> Json:
+    """The choice of a function, from that of another kind of tool."""
+    inner = row.get(kind)
+    inner = inner if isinstance(inner, Mapping) else row
+    return {"type": "function", "function": {"name": inner.get("name")}}
