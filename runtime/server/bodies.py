@@ -5,10 +5,13 @@ Knows HTTP's encodings and memory; knows no endpoint.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
+import zstandard
 from starlette.requests import Request
 
 from spark_engine.runtime.server.api.fields import BadField
@@ -16,8 +19,29 @@ from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.server.http_errors import TooLarge, UnknownEncoding
 
 MAX_BODY = 32 << 20  # bytes
+MOST_WINDOW = 8 << 20  # bytes of memory that unpacking zstd takes; RFC 9659 allows clients no more
+TURN = 1 << 20  # bytes of bodies that are unpacked in one turn of the event loop
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
 LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all may hold; one of the most allowed always
+
+
+def _inflate() -> Any:
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
+
+
+def _unzstd() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
+
+
+# What unpacks a content-encoding, how many bytes it is given at a time, and what it raises. No more
+# than some 4 MiB come of such a slice: gzip makes at most 1,032 bytes of one, and zstd 128 KiB of
+# four.
+ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
+    "gzip": (_inflate, 512, zlib.error),
+    "x-gzip": (_inflate, 512, zlib.error),
+    "deflate": (_inflate, 512, zlib.error),
+    "zstd": (_unzstd, 128, zstandard.ZstdError),
+}
 
 
 class Body:
@@ -58,19 +82,22 @@ class Bodies:
         """The body, unpacked; whoever has it drops it. Raises BadField, TooLarge,
         UnknownEncoding, Busy, and starlette's ClientDisconnect."""
         too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
-        unpack = _unpacker(request.headers.get("content-encoding", ""))
+        unpack = _reader(request.headers.get("content-encoding", ""))
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
-        parts, size, body = [], 0, Body(self)
+        parts, size, body, turn = [], 0, Body(self), TURN
         try:
             async for sent in request.stream():
-                part = unpack(sent, self.most + 1 - size)
-                parts.append(part)
-                size += len(part)
-                if size > self.most:
-                    raise too_large
-                body.grow(size)
+                for part in unpack.parts(sent):
+                    parts.append(part)
+                    size += len(part)
+                    if size > self.most:
+                        raise too_large
+                    body.grow(size)
+                    if size > turn:  # others have their turn on the event loop
+                        turn = size + TURN
+                        await asyncio.sleep(0)
             body.data = b"".join(parts)
         except BaseException:
             body.drop()
@@ -87,21 +114,44 @@ class Bodies:
             body.drop()
 
 
-def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
-    """What makes a body's next bytes, at most so many, of those that came. Raises UnknownEncoding,
-    and its result BadField."""
+class _Plain:
+    """A body that is sent as it is."""
+
+    def parts(self, sent: bytes) -> Iterator[bytes]:
+        """The body's next bytes, in parts."""
+        yield sent
+
+
+class _Packed:
+    """A body by one of the ENCODINGS, which may have been packed in several pieces."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._make, self._slice, self._error = ENCODINGS[name]
+        self._machine = self._make()
+
+    def parts(self, sent: bytes) -> Iterator[bytes]:
+        """The body's next bytes, in parts of a few MiB at most. Raises BadField."""
+        for at in range(0, len(sent), self._slice):
+            yield from self._unpacked(sent[at : at + self._slice])
+
+    def _unpacked(self, data: bytes) -> Iterator[bytes]:
+        try:
+            while data:
+                if self._machine.eof:  # one piece has ended, and another begins
+                    self._machine = self._make()
+                yield self._machine.decompress(data)
+                data = self._machine.unused_data
+        except self._error as error:
+            raise BadField(f"the body is not valid {self._name}: {error}") from None
+
+
+def _reader(encoding: str) -> _Plain | _Packed:
+    """What unpacks a body. Raises UnknownEncoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
-        return lambda sent, _: sent
-    if name not in ("gzip", "x-gzip", "deflate"):
-        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, or by gzip"
+        return _Plain()
+    if name not in ENCODINGS:
+        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, by gzip or zstd"
         raise UnknownEncoding(words)
-    machine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
-
-    def unpack(sent: bytes, most: int) -> bytes:
-        try:
-            return machine.decompress(sent, max(1, most))
-        except zlib.error as error:
-            raise BadField(f"the body is not valid {name}: {error}") from None
-
-    return unpack
+    return _Packed(name)

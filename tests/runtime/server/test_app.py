@@ -7,11 +7,12 @@ import contextlib
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+import zstandard
 from fastapi import Request
 
 from spark_engine.runtime.engine.request import Event
@@ -229,14 +230,19 @@ def test_other_origins_are_let_in_where_they_are_named() -> None:
     assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "GZIP": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
 def test_compressed_bodies_are_read_within_the_limit(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pack(data: bytes) -> bytes:
-        return zlib.compress(data) if encoding == "deflate" else gzip.compress(data)
-
-    served, head = ApiClient("hello"), {"content-encoding": encoding}
+    pack, served, head = PACKERS[encoding], ApiClient("hello"), {"content-encoding": encoding}
     body = pack(b'{"prompt": "a bear", "max_tokens": 9}')
     assert served.post("/v1/completions", body, **head).json()["choices"][0]["text"] == "hello"
     broken = served.post("/v1/completions", b"no" + body, **head)
@@ -249,6 +255,37 @@ def test_compressed_bodies_are_read_within_the_limit(
     assert served.post("/v1/completions", bomb, **head).status_code == 413
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_may_be_packed_in_several_pieces(encoding: str) -> None:
+    pack, served, head = PACKERS[encoding], ApiClient("hello"), {"content-encoding": encoding}
+    body = pack(b'{"prompt": "a bear", ') + pack(b"") + pack(b'"max_tokens": 9}')
+    assert served.post("/v1/completions", body, **head).json()["choices"][0]["text"] == "hello"
+    assert served.post("/v1/completions", body[:-14], **head).status_code == 400
+
+
+def test_unpacking_takes_a_bounded_memory() -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
+    body = zstandard.ZstdCompressor(compression_params=wide).compress(b" " * (16 << 20))
+    answer = ApiClient("x").post("/v1/completions", body, **{"content-encoding": "zstd"})
+    assert answer.status_code == 400 and "not valid zstd" in answer.json()["error"]["message"]
+
+
+def test_no_body_holds_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have a turn for each MiB that a small body becomes."""
+    turns, sleep = [], asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        turns.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", counted)
+    for encoding in ("gzip", "zstd"):
+        turns.clear()
+        body = PACKERS[encoding](b'{"prompt": "a"}' + b" " * (16 << 20))
+        answer = ApiClient("x").post("/v1/completions", body, **{"content-encoding": encoding})
+        assert answer.status_code == 200 and len(turns) >= 4
 
 
 def test_an_unknown_compression_is_named() -> None:
