@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
+from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.messages import MessagesBody
+from spark_engine.runtime.server.api.messages import to_chat_request as of_messages
+from spark_engine.runtime.server.api.responses import ResponsesBody
+from spark_engine.runtime.server.api.responses import to_chat_request as of_responses
+from spark_engine.runtime.text.chat import ChatTemplate
+from tests.repository import ROOT
 from tests.runtime.server.api.api_client import ApiClient
+
+STRICT = ROOT / "models/tiny/checkpoint/chat_template.jinja"  # it raises where Qwen's raises
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "look"}
@@ -173,3 +182,54 @@ def test_a_history_without_a_question_is_answered(path: str) -> None:
     for messages in ([system], [greeting], [system, greeting], _result(path, "r")[1:]):
         prompt = _asked(path, messages)
         assert "<|im_start|>user\n<|im_end|>" in prompt or path == MESSAGES
+
+
+def _step(path: str, step: int, reminder: str) -> list[Any]:
+    """A thought, a call, its result, and a reminder in one of the forms that agents use."""
+    thought, name = f"Thought {step}.", f"c{step}"
+    later = [{"role": "system" if step % 2 else "developer", "content": reminder}]
+    if path == CHAT:
+        call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        said = {"role": "assistant", "reasoning_content": thought, "tool_calls": [call]}
+        return [said, {"role": "tool", "tool_call_id": name, "content": "r"}, *later]
+    if path == MESSAGES:
+        blocks = [
+            {"type": "thinking", "thinking": thought, "signature": "s"},
+            {"type": "tool_use", "id": name, "name": "f", "input": {}},
+        ]
+        result = {"type": "tool_result", "tool_use_id": name, "content": "r"}
+        text = [{"type": "text", "text": reminder}] if step % 2 else []
+        user = {"role": "user", "content": [result, *text]}
+        return [{"role": "assistant", "content": blocks}, user, *([] if text else later)]
+    return [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": thought}]},
+        {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": name, "output": "r"},
+        *later,
+    ]
+
+
+def _rendered(path: str, messages: list[Any]) -> str:
+    """The prompt by a template that drops thoughts before the last turn of the user's."""
+    if path == CHAT:
+        chat = ChatRequest(messages=messages)
+    elif path == MESSAGES:
+        chat = of_messages(MessagesBody(messages=messages))
+    else:
+        chat, _ = of_responses(ResponsesBody(input=messages), messages)
+    return ChatTemplate(STRICT.read_text()).prompt(chat.messages).text
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_reminders_keep_a_loops_thoughts_and_its_cached_prefix(path: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Find it."}]
+    before = ""
+    for step in range(6):
+        messages += _step(path, step, f"<system-reminder>{step}</system-reminder>")
+        prompt = _rendered(path, messages)
+        assert prompt.startswith(before) and prompt.count("Thought") == step + 1
+        assert prompt.count("<system-reminder>") == step + 1
+        before = prompt.removesuffix("<|im_start|>assistant\n<think>\n")
+    messages += [{"role": "assistant", "content": "Found."}, {"role": "user", "content": "Thanks."}]
+    prompt = _rendered(path, messages)
+    assert "Thought" not in prompt and "<|im_start|>user\nThanks.<|im_end|>" in prompt
