@@ -154,10 +154,11 @@ def _choice(choice: Mapping[str, Any], names: ToolNames, chat: ChatRequest) -> A
         raise BadField(words, "tool_choice")
     wanted: set[str] = set()
     for row in rows:
-        if isinstance(row, Mapping) and row.get("type") == "namespace":
-            wanted |= names.within(row.get("name"))
-        elif isinstance(row, Mapping) and isinstance(name := row.get("name"), str):
-            wanted.add(names.chosen(name, row.get("namespace")))
+        own = row if isinstance(row, Mapping) else {}
+        if own.get("type") == "namespace":
+            wanted |= names.within(own.get("name"))
+        elif isinstance(named := own.get("name"), str):
+            wanted.add(names.chosen(named, own.get("namespace")))
     chat.tools = [t for t in chat.tools or [] if t["function"]["name"] in wanted] or None
     return choice.get("mode") or "auto"
 
