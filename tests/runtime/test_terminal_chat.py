@@ -22,6 +22,7 @@ from rich.console import Console
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.session import Session
 from spark_engine.runtime.terminal_chat import SecondInterrupt, TerminalChat
 from spark_engine.runtime.terminal_conversation import Conversation
@@ -67,6 +68,19 @@ def _type(session: Session, chat: Conversation, *lines: str | None) -> str:
     out = io.StringIO()
     TerminalChat(session, chat, Script(*lines), Screen(Console(file=out, width=200))).run()
     return out.getvalue()
+
+
+def test_a_sessions_options_are_those_of_its_chats(folder: Path) -> None:
+    """As a server's are; `/think` goes before them."""
+    ask, open_thought = [{"role": "user", "content": "hi"}], "assistant\n<think>\n"
+    plain = Session(folder, EngineOptions())
+    assert plain.thinks and plain.render(ask).endswith(open_thought)
+    kwargs = {"enable_thinking": False}
+    for chat in (ChatOptions(template_kwargs=kwargs), ChatOptions(reasoning_effort="none")):
+        session = Session(folder, EngineOptions(), chat)
+        assert not session.thinks and session.render(ask).endswith("\n</think>\n\n")
+        assert session.render(ask, True).endswith(open_thought)
+        assert session.render(ask, False) == session.render(ask)
 
 
 def test_turns_follow_each_other_and_the_beginning_is_cached(session: Session) -> None:
