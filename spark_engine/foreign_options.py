@@ -54,6 +54,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--reasoning-parser": _REASONING,
         "--enable-reasoning": _REASONING,
         "--reasoning-format": _REASONING,
+        "--default-chat-template-kwargs": "spark-run --chat-template-kwargs",
         "--chat-template": "an engine has its checkpoint's template, in its folder tokenizer/",
         "--jinja": "chat templates are always used",
         "--model": _NAME,

@@ -87,6 +87,7 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
     chat.tools = tools or None
     if isinstance(choice, Mapping):
         choice = _choice(choice, names, chat)
+    choice = "required" if choice == "any" else choice
     check_any(choice, bool(given), bool(chat.tools))
     chat.tool_choice = choice
     return names
@@ -139,10 +140,8 @@ def _choice(choice: Mapping[str, Any], names: ToolNames, chat: ChatRequest) -> A
         row = _unnested(dict(choice))
         name = names.chosen(_name("tool_choice", row, "tool_choice"), row.get("namespace"))
         return {"type": "function", "function": {"name": name}}
-    if kind in ("auto", "none", "required"):
+    if kind in ("auto", "none", "required", "any"):
         return kind
-    if kind == "any":
-        return "required"
     if kind != "allowed_tools":
         if isinstance(kind, str):
             raise not_run(choice.get("name") or kind)

@@ -86,6 +86,7 @@ def test_a_call_cannot_be_asked_for_where_none_can_be_run() -> None:
         ({"type": "custom", "name": "apply_patch"}, None),
         ({"type": "auto"}, None),
         ({"type": "any"}, None),
+        ("any", None),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [HOSTED[0], {"name": "go"}]},
             ["agents__go"],

@@ -24,7 +24,7 @@ def test_a_body_is_read_beside_the_loop(path: str, monkeypatch: pytest.MonkeyPat
     module, body = BODIES[path]
     on_loop: list[bool] = []
 
-    def decode(data: bytes, kind: Any) -> Any:
+    def decode(data: bytes, kind: Any, **more: Any) -> Any:
         on_loop.append(threading.current_thread() is threading.main_thread())
         return fields.decode(data, kind)
 
