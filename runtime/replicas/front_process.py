@@ -24,9 +24,10 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.operation import on_hangup
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
-from spark_engine.runtime.server.tls import check_tls
+from spark_engine.runtime.server.tls import ServerTls, check_tls
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,12 @@ async def serve(
     connections = Connections(room, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
     try:
-        server = _Server(_config(front, connections, options), front, listener)
-        await server.serve([listener])
+        config = _config(front, connections, options)
+        if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
+            tls.serve_with(config)
+        server = _Server(config, front, listener)
+        with on_hangup(None, tls):
+            await server.serve([listener])
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Server options for operators: API keys, the access log, traces, a shorter context.
+"""Server options for operators: API keys, certificates, the access log, traces, a shorter context.
 
 Knows the options for it and how each part begins and ends; the parts know their matter.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +21,7 @@ from spark_engine.runtime.server.keys import LIMITS, Keyring
 from spark_engine.runtime.server.logs import AccessLog
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.telemetry import SEND_S, Traces
+from spark_engine.runtime.server.tls import ServerTls
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
@@ -38,26 +39,42 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
 
 
 @contextlib.contextmanager
-def kept_keys(keys: Keyring, metrics: Metrics) -> Iterator[None]:
-    """Reads the file with keys again on SIGHUP, and shows their counters."""
+def kept_keys(keys: Keyring, metrics: Metrics, tls: ServerTls | None = None) -> Iterator[None]:
+    """Reads the file of keys and the certificate again on SIGHUP, and shows the keys' counters."""
 
     def show() -> None:
         for name in keys.accounts:
             metrics.add_key(name, LIMITS)
 
-    def again() -> None:
-        if keys.reload():
+    def reload() -> None:
+        if keys.path is not None and keys.reload():
             show()
 
     show()
+    with on_hangup(reload if keys.path is not None else None, tls):
+        yield
+
+
+@contextlib.contextmanager
+def on_hangup(reload: Callable[[], None] | None, tls: ServerTls | None) -> Iterator[None]:
+    """SIGHUP calls `reload` and loads the certificate again; where there is neither, it ends the
+    process as before, since a terminal that closes sends it too."""
     loop = asyncio.get_running_loop()
-    if keys.path is not None:
-        loop.add_signal_handler(signal.SIGHUP, again)
+
+    def again() -> None:
+        if reload is not None:
+            reload()
+        if tls is not None:
+            loop.run_in_executor(None, tls.reload)  # a handshake: too long for the event loop
+
+    if reload is None and tls is None:
+        yield
+        return
+    loop.add_signal_handler(signal.SIGHUP, again)
     try:
         yield
     finally:
-        if keys.path is not None:
-            loop.remove_signal_handler(signal.SIGHUP)
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 @contextlib.asynccontextmanager

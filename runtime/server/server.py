@@ -58,7 +58,7 @@ from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.telemetry import check_endpoint
-from spark_engine.runtime.server.tls import check_tls
+from spark_engine.runtime.server.tls import ServerTls, check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -170,6 +170,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     limit_log()
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
+    tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
@@ -205,8 +206,11 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)
-            server = _Server(_config(app, connections, options), endpoints, client, options, name)
-            with kept_keys(keys, service.metrics):
+            config = _config(app, connections, options)
+            if tls is not None:
+                tls.serve_with(config)
+            server = _Server(config, endpoints, client, options, name)
+            with kept_keys(keys, service.metrics, tls):
                 return await server.run_until_done(listener)
     finally:
         listener.close()
