@@ -6,6 +6,7 @@ Knows the forms of lines. What may be said how often is `log_limit.py`'s.
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> No
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.captureWarnings(True)  # Python's warnings are records like others
     logging.getLogger(ACCESS).setLevel(logging.INFO)  # asked for by an option of its own
 
 
@@ -86,7 +88,10 @@ class Json(logging.Formatter):
             row["id"] = request.id
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(row, enc_hook=str).decode("utf-8", "replace")
+        try:
+            return msgspec.json.encode(row, enc_hook=str).decode()
+        except UnicodeEncodeError:  # half a surrogate pair, as in a file's name that is not UTF-8
+            return json.dumps(row, default=str)
 
 
 class AccessLog:
