@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.api.routes import METRICS, ROUTES, Route, page_routes
+from spark_engine.runtime.server.api.routes import LIVE, METRICS, ROUTES, Route, page_routes
 from spark_engine.runtime.server.api.unknown_paths import in_api_form, no_such_path
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
 from spark_engine.runtime.server.http_errors import error_response
@@ -69,7 +69,7 @@ def _handler(
     endpoints: Endpoints, keys: Keyring, route: Route
 ) -> Callable[[Request], Awaitable[Response]]:
     metrics, counts = endpoints.service.metrics, route.method == "POST"
-    is_open = route.open and not (route.path == METRICS and endpoints.metrics_by_key)
+    is_open = route.open and not (route.path in (METRICS, LIVE) and endpoints.metrics_by_key)
 
     async def handle(request: Request) -> Response:
         try:

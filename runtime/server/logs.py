@@ -21,6 +21,10 @@ from spark_engine.runtime.server.log_limit import ACCESS
 PLAIN = frozenset(
     "-_.~:/+%=,@[]()*&?!$"
 )  # of a value that needs no quotes, beside letters and digits
+# Routes that probes, Prometheus and the page ask again and again, whatever anybody uses.
+QUIET = frozenset(
+    ("/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/{name}", "/")
+)
 FIELDS = "fields"  # of a record: what its line holds by name
 
 
@@ -95,13 +99,18 @@ class Json(logging.Formatter):
 
 
 class AccessLog:
-    """One line a request, when it has ended."""
+    """One line a request, when it has ended. Without `all_` none for an answer that a probe, a
+    scrape or the page asks for again and again; one that fails has its line."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_: bool = False) -> None:
         self._log = logging.getLogger(ACCESS)
+        self._all = all_
 
     def __call__(self, request: HttpRequest) -> None:
         """Writes the line of a request that has ended."""
+        expected = request.status < 400 or request.status == 503  # a probe's two answers
+        if not self._all and request.handler in QUIET and expected:
+            return
         self._log.info("access", extra={FIELDS: describe(request)})
 
 

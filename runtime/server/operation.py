@@ -79,12 +79,13 @@ def on_hangup(reload: Callable[[], None] | None, tls: ServerTls | None) -> Itera
 
 @contextlib.asynccontextmanager
 async def listeners(
-    access_log: bool, collector: str | None, model: str
+    access_log: bool, whole: bool, collector: str | None, model: str
 ) -> AsyncIterator[Sequence[Listener]]:
-    """Who is told of every request that has ended. `collector`: a URL. Raises OptionError."""
+    """Who is told of every request that has ended. `whole`: the access log has probes
+    as well. `collector`: a URL. Raises OptionError."""
     found: list[Listener] = []
     if access_log:
-        found.append(AccessLog())
+        found.append(AccessLog(whole))
     traces = None if collector is None else Traces(collector, model)
     if traces is not None:
         found.append(traces)

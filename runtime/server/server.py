@@ -90,7 +90,8 @@ class ServerOptions:
         metrics_by_key: /metrics counts by the names of keys too, and asks for a key.
         max_model_len: tokens that a request may reach; None: as many as the engine holds.
         max_body_mib: what a body may hold.
-        access_log: whether every request gets a line in the log.
+        access_log: whether every request gets a line in the log, but for successful probes,
+            scrapes and the page's own; `access_log_all`: those too.
         traces: URL of an OpenTelemetry collector.
         cors_origins: pages of these may use the server from a browser; `*`: of all.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
@@ -121,6 +122,7 @@ class ServerOptions:
     max_model_len: int | None = None
     max_body_mib: int = MAX_BODY >> 20
     access_log: bool = False
+    access_log_all: bool = False
     log_format: LogFormat = LogFormat.TEXT
     log_level: LogLevel = LogLevel.INFO
     traces: str | None = None
@@ -204,7 +206,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
-        async with listeners(options.access_log, options.traces, names[0]) as told:
+        logged = options.access_log, options.access_log_all
+        async with listeners(*logged, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)
             config = _config(app, connections, options)
             if tls is not None:

@@ -90,10 +90,11 @@ def _server(
     words = json.dumps({"port": port, **options})
     root = str(Path(__file__).parents[3])
     command = [sys.executable, str(FAKE), "server", str(folder), words]
+    given = filter(None, (os.environ.get("PYTHONPATH"),))
     with nullcontext() if log is None else log.open("wb") as target:
         process = subprocess.Popen(
             ["sh", "-c", f'{shell}\nexec "$@"', "sh", *command],
-            env={**os.environ, "PYTHONPATH": root},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((*given, root))},
             stderr=target,
         )
     running = Running(process, f"http://127.0.0.1:{port}")
