@@ -316,10 +316,10 @@ class _Server(uvicorn.Server):
         """SIGTERM and SIGINT. A second one does not wait for the drain."""
         self._signals += 1
         self._endpoints.draining = True
-        self.should_exit = True
         self._loop.call_soon_threadsafe(self._stop_requested.set)
 
     async def _drain(self) -> None:
+        """The port stays open meanwhile: probes and new work are answered with 503."""
         await self._stop_requested.wait()
         if (going := self._client.in_flight) and self._signals < 2:
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
@@ -330,6 +330,7 @@ class _Server(uvicorn.Server):
         if self._client.in_flight:
             log.warning("cancelling requests that run: %d", self._client.in_flight)
             self._client.cancel_all()
+        self.should_exit = True
         await self._force_exit_later()
 
     async def _on_engine_death(self) -> None:

@@ -107,6 +107,7 @@ class Worker:
 
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
+        self._report(())  # the first counters are there before the server says that it is ready
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
