@@ -179,7 +179,7 @@ class EngineProcess:
 
 
 def hint(code: int) -> str:
-    """What a process's exit code says to somebody who reads the log; negative: a signal's number."""
+    """What an exit code means, for the log; a negative one is a signal's number."""
     if code >= 0:
         return ""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import msgspec
 from fastapi import Request, Response
@@ -22,6 +21,7 @@ from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBod
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.page.live import live
+from spark_engine.runtime.server.release import release
 from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
@@ -92,7 +92,7 @@ def _report(endpoints: Endpoints) -> Response:
 
 
 def _version(_: Endpoints) -> Response:
-    return json_response({"version": version("spark-engine")})
+    return json_response(dict(release()))
 
 
 def _live(endpoints: Endpoints) -> Response:

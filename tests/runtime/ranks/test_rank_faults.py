@@ -33,6 +33,7 @@ from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
 from tests.checkpoints import write_checkpoint
+from tests.repository import PATH
 from tests.runtime import small_tokenizer
 from tests.runtime.ranks import faulty_ranks
 from tests.runtime.ranks.faulty_ranks import LIMIT_S, OPENING, SERVING, Done, Fault, Faults
@@ -142,7 +143,7 @@ def run(
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.2)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", PATH)
 
 
 def held() -> list[str]:

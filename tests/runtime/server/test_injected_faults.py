@@ -27,6 +27,7 @@ from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
+from tests.repository import PATH
 from tests.runtime import faulty_engine
 from tests.runtime.faulty_engine import NAN, order
 from tests.soak.idle_state import check_state
@@ -141,8 +142,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(engine_process, "ANSWER_S", 60.0)
     monkeypatch.setattr(engine_process, "SIGNAL_S", 60.0)
-    given = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[3])))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
+    monkeypatch.setenv("PYTHONPATH", PATH)
 
 
 FALLS = [  # stage, kind, words of the error, words of the dump ("": none is written)
@@ -223,9 +223,10 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
         waits = server.ask_later(SHORT)
         assert (await long).status_code == 500
         answer = await asyncio.wait_for(waits, 90)
-        assert answer.status_code == 500 and "is damaged" in answer.text
+        assert answer.status_code == 500 and "does not start again" in answer.text
         assert server.client.died.is_set() and server.client.exit_code == 2
-        assert "build the engine again" in await server.health()
+        assert "does not start again" in await server.health()
+        assert "is damaged" in server.client.reason and "again" in server.client.reason
         assert server.client.restarts == 1
 
     _run(tmp_path, use)

@@ -79,6 +79,7 @@ def test_the_processes_and_what_they_are() -> None:
     assert found["spark_engine_process_resident_memory_bytes{}"] > 1 << 20
     (build,) = (name for name in found if name.startswith("spark:build_info{"))
     assert "python=3" in build and "version=" in build and found[build] == 1
+    assert "commit=" in build, "also where it is not known: a series keeps its labels"
     sizes = "drafts=0,max_model_len=64,max_seqs=4,page_size=64,pages=5"
     assert found[f"spark:engine_info{{{sizes}}}"] == 1
     cache = "block_size=64,enable_prefix_caching=False,num_gpu_blocks=5"

@@ -27,6 +27,7 @@ from spark_engine.runtime.server.client import EngineDied
 from spark_engine.runtime.server.server import ServerOptions, serve, worker_command
 from tests import patient
 from tests.ports import free_port
+from tests.repository import PATH
 from tests.runtime import fake_engine, small_tokenizer
 
 FAKE = Path(fake_engine.__file__)
@@ -88,13 +89,11 @@ def _server(
     """`log` is where standard error goes; `shell` runs before the server, in its process."""
     port = free_port()
     words = json.dumps({"port": port, **options})
-    root = str(Path(__file__).parents[3])
     command = [sys.executable, str(FAKE), "server", str(folder), words]
-    given = filter(None, (os.environ.get("PYTHONPATH"),))
     with nullcontext() if log is None else log.open("wb") as target:
         process = subprocess.Popen(
             ["sh", "-c", f'{shell}\nexec "$@"', "sh", *command],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((*given, root))},
+            env={**os.environ, "PYTHONPATH": PATH},
             stderr=target,
         )
     running = Running(process, f"http://127.0.0.1:{port}")
@@ -701,10 +700,9 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
 
 
 def test_a_server_that_says_it_serves_answers_signals(tokenizer_folder: Path) -> None:
-    root = str(Path(__file__).parents[3])
     process = subprocess.Popen(
         [sys.executable, str(FAKE), "server", str(tokenizer_folder), '{"port": 0}'],
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": PATH},
         stderr=subprocess.PIPE,
     )
     assert process.stderr is not None

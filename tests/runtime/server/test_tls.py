@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -23,27 +22,14 @@ from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.operation import kept_keys
 from spark_engine.runtime.server.tls import ServerTls, check_tls
+from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
-
-OPENSSL = shutil.which("openssl")
-needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="openssl, which makes certificates")
-
-
-def _pair(folder: Path, name: str) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 and its key."""
-    assert OPENSSL is not None
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-x509"]
-    name_ = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    files = ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run([OPENSSL, "req", *kind, *name_, *files], check=True, capture_output=True)
-    return str(cert), str(key)
 
 
 @needs_openssl
 def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
-    cert, key = _pair(tmp_path, "one")
-    _, other = _pair(tmp_path, "two")
+    cert, key = pair(tmp_path, "one")
+    _, other = pair(tmp_path, "two")
     check_tls(None, None)
     check_tls(cert, key)
     empty = tmp_path / "empty"
@@ -63,7 +49,7 @@ def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
 def _expired(folder: Path) -> tuple[str, str]:
     """A pair whose certificate ends in the second in which it is made."""
     assert OPENSSL is not None
-    (_, key), cert, asked = _pair(folder, "expired"), folder / "ended.crt", folder / "ended.csr"
+    (_, key), cert, asked = pair(folder, "expired"), folder / "ended.crt", folder / "ended.csr"
     ask = ["req", "-new", "-key", key, "-subj", "/CN=test", "-out", str(asked)]
     sign = ["x509", "-req", "-in", str(asked), "-signkey", key, "-days", "0", "-out", str(cert)]
     for made in (ask, sign):
@@ -81,7 +67,7 @@ def test_an_expired_certificate_is_refused_with_its_reason(tmp_path: Path) -> No
 def test_a_locked_key_and_one_that_cannot_be_read_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cert, key = _pair(tmp_path, "one")
+    cert, key = pair(tmp_path, "one")
     locked = tmp_path / "locked.key"
     command = [str(OPENSSL), "pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out"]
     subprocess.run([*command, str(locked)], check=True, capture_output=True)
@@ -108,7 +94,7 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
 ) -> None:
     first, second, expired = (
         [Path(p).read_bytes() for p in made]
-        for made in (_pair(tmp_path, "one"), _pair(tmp_path, "two"), _expired(tmp_path))
+        for made in (pair(tmp_path, "one"), pair(tmp_path, "two"), _expired(tmp_path))
     )
     files = tmp_path / "cert", tmp_path / "key"
 
@@ -158,7 +144,7 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
 
 @needs_openssl
 def test_https_is_served(tmp_path: Path) -> None:
-    cert, key = _pair(tmp_path, "one")
+    cert, key = pair(tmp_path, "one")
     app = ApiClient("hello").app
     config = uvicorn.Config(app, port=0, ssl_certfile=cert, ssl_keyfile=key, log_level="critical")
 
