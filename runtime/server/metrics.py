@@ -118,11 +118,12 @@ class Metrics:
             self._asked.observe(max_tokens)
 
     def add_routes(self, routes: Iterable[tuple[str, str]]) -> None:
-        """Shows (method, path) of every route that takes a body at 0."""
-        for path in (path for method, path in routes if method == "POST"):
-            self._http_times.labels(path)
-            for status in STATUSES:
-                self._http.labels("POST", path, str(status))
+        """Shows (method, path) of every route at 0."""
+        for method, path in routes:
+            if method == "POST":
+                self._http_times.labels(path)
+            for status in STATUSES if method == "POST" else (200,):
+                self._http.labels(method, path, str(status))
 
     def http(self, method: str, path: str, status: int, seconds: float) -> None:
         """An HTTP request was answered. `path` is its route's, lest clients make series."""

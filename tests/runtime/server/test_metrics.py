@@ -92,7 +92,7 @@ def test_a_scrape_is_small() -> None:
     metrics = Metrics("tiny", lambda: (Stats(buckets=buckets), 0.0), LIMITS, os.getpid)
     routes = (*ROUTES, *page_routes())
     metrics.add_routes((route.method, route.path) for route in routes)
-    assert len(metrics.render()) < 35_000, "before anybody used it"
+    assert len(metrics.render()) < 36_000, "before anybody used it"
     for route in routes:
         for status in (200, 401):
             metrics.http(route.method, route.path, status, 0.2)

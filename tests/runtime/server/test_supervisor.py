@@ -299,6 +299,32 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     asyncio.run(use())
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, " (SIGKILL: out of memory?"),
+        (-11, " (SIGSEGV)"),
+        (-99, " (an unknown signal)"),
+        (3, ""),
+        (0, ""),
+    ],
+)
+def test_the_log_explains_an_exit_code(code: int, words: str) -> None:
+    said = engine_process.hint(code)
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_clients_read_neither_exit_code_nor_reason() -> None:
+    async def use() -> None:
+        lives = Lives(EngineClient((), 10, FAST))
+        assert lives.unhealthy_reason() == "the engine is being loaded"
+        for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
+            lives.fall("code -9 of /srv/secret", for_good)
+            assert lives.unhealthy_reason() == words and "-9" in lives.reason
+
+    asyncio.run(use())
+
+
 @pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
 def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
     """A process that ends so has said why; zmq's thread has not run since."""
