@@ -28,9 +28,9 @@ def live(metrics: Metrics, stats: Stats, drafts: int) -> Json:
     is null.
     """
     counted = metrics.counted()
-    found: Json = {name: sum(counted[source].values()) for name, source in COUNTERS.items()}
+    found: Json = {name: int(sum(counted[source].values())) for name, source in COUNTERS.items()}
     for name, source in HISTOGRAMS.items():
-        rows = sorted((float(bound), count) for bound, count in counted[source].items())
+        rows = sorted((float(bound), int(count)) for bound, count in counted[source].items())
         found[name] = [[None if math.isinf(b) else b, count] for b, count in rows]
     found |= {
         "running": stats.running,
