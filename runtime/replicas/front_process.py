@@ -26,6 +26,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.operation import on_hangup
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
@@ -60,7 +61,7 @@ async def serve(
         if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
             tls.serve_with(config)
         server = _Server(config, front, listener, options.drain_timeout_s)
-        with on_hangup(None, tls):
+        with on_hangup(Keyring(), tls):
             await server.serve([listener])
     finally:
         watch.cancel()

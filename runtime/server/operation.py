@@ -38,36 +38,29 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
     return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
 
 
-@contextlib.contextmanager
-def kept_keys(keys: Keyring, metrics: Metrics, tls: ServerTls | None = None) -> Iterator[None]:
-    """Reads the file of keys and the certificate again on SIGHUP, and shows the keys' counters."""
-
-    def show() -> None:
-        for name in keys.accounts:
-            metrics.add_key(name, LIMITS)
-
-    def reload() -> None:
-        if keys.path is not None and keys.reload():
-            show()
-
-    show()
-    with on_hangup(reload if keys.path is not None else None, tls):
-        yield
+def show_keys(keys: Keyring, metrics: Metrics) -> None:
+    """Shows the counters of every key at 0."""
+    for name in keys.accounts:
+        metrics.add_key(name, LIMITS)
 
 
 @contextlib.contextmanager
-def on_hangup(reload: Callable[[], None] | None, tls: ServerTls | None) -> Iterator[None]:
-    """SIGHUP calls `reload` and loads the certificate again; where there is neither, it ends the
-    process as before, since a terminal that closes sends it too."""
+def on_hangup(
+    keys: Keyring, tls: ServerTls | None, loaded: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """SIGHUP loads the file of keys, then calls `loaded`, and the certificate.
+
+    Where there is neither file, the signal ends the process, as a terminal that closes expects.
+    """
     loop = asyncio.get_running_loop()
 
     def again() -> None:
-        if reload is not None:
-            reload()
+        if keys.path is not None and keys.reload():
+            loaded()
         if tls is not None:
             loop.run_in_executor(None, tls.reload)  # a handshake: too long for the event loop
 
-    if reload is None and tls is None:
+    if keys.path is None and tls is None:
         yield
         return
     loop.add_signal_handler(signal.SIGHUP, again)

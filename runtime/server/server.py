@@ -52,7 +52,7 @@ from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
-from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
+from spark_engine.runtime.server.operation import listeners, on_hangup, shorten, show_keys
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.service import Service
@@ -180,8 +180,12 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
-    service = None
+    service: Service | None = None
+    stack = contextlib.ExitStack()
     try:
+        stack.enter_context(
+            on_hangup(keys, tls, lambda: service and show_keys(keys, service.metrics))
+        )
         info = shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
@@ -213,9 +217,10 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             if tls is not None:
                 tls.serve_with(config)
             server = _Server(config, endpoints, client, options, name)
-            with kept_keys(keys, service.metrics, tls):
-                return await server.run_until_done(listener)
+            show_keys(keys, service.metrics)
+            return await server.run_until_done(listener)
     finally:
+        stack.close()
         listener.close()
         if service is not None:
             service.close()

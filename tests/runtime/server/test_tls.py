@@ -17,10 +17,8 @@ import uvicorn
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.server import tls as module
-from spark_engine.runtime.server.ipc import Stats
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.metrics import Metrics
-from spark_engine.runtime.server.operation import kept_keys
+from spark_engine.runtime.server.operation import on_hangup
 from spark_engine.runtime.server.tls import ServerTls, check_tls
 from tests.certificates import OPENSSL, needs_openssl, pair
 from tests.runtime.server.api.api_client import ApiClient
@@ -116,7 +114,7 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
         while not server.started:
             await asyncio.sleep(0.01)
         port, seen = server.servers[0].sockets[0].getsockname()[1], []
-        with kept_keys(Keyring(), Metrics("m", lambda: (Stats(), 0.0)), tls):
+        with on_hangup(Keyring(), tls):
             seen.append(await asyncio.to_thread(_serial, port))
             _, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=ssl._create_unverified_context()
