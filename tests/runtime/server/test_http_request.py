@@ -183,7 +183,9 @@ def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(server: Server) ->
     shown = server.ask("/metrics", key="").text
     assert "ann" not in shown and "spark:key" not in shown and "spark:prompt_tokens" in shown
     server.app = create_app(Endpoints(server.service, metrics_by_key=True), server.keys)
-    assert server.ask("/metrics", key="").status_code == 401
+    for path in ("/metrics", "/page/live"):
+        assert server.ask(path, key="").status_code == 401
+    assert server.ask("/page/live").status_code == 200
     assert server.ask("/health", key="").status_code == 200
     shown = server.ask("/metrics").text
     assert 'spark:key_limited_total{key="ann",limit="requests"} 0.0' in shown
