@@ -1,10 +1,44 @@
-"""The packages and every folder in them, by the names they are imported by (pyproject.toml)."""
+"""The packages and every folder in them, by the names they are imported by (pyproject.toml).
+
+A build from a git checkout, or with SPARK_COMMIT in the environment, stores the commit.
+"""
+
+import os
+import subprocess
+from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 PACKAGES = ("bench", "builder", "check", "models", "plugins", "runtime")
 FOUND = find_packages(
     include=[pattern for package in PACKAGES for pattern in (package, f"{package}.*")]
 )
+ROOT = Path(__file__).resolve().parent
 
-setup(packages=["spark_engine", *(f"spark_engine.{name}" for name in FOUND)])
+
+def commit() -> str:
+    """The commit that is built; empty where nobody knows."""
+    given = os.environ.get("SPARK_COMMIT", "").strip()
+    if given or not (ROOT / ".git").exists():
+        return given
+    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+class Build(build_py):
+    """Writes `spark_engine/commit.txt`, which runtime/server/release.py reads."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode and (found := commit()):
+            (Path(self.build_lib) / "spark_engine" / "commit.txt").write_text(found + "\n")
+
+
+setup(
+    packages=["spark_engine", *(f"spark_engine.{name}" for name in FOUND)],
+    cmdclass={"build_py": Build},
+)

@@ -43,7 +43,8 @@ from spark_engine.runtime.printable import printable
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.assets import check_ranks
-from spark_engine.runtime.server.logs import set_up
+from spark_engine.runtime.server.json_stderr import standard_error
+from spark_engine.runtime.server.logs import LogFormat, set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.terminal_conversation import Conversation
@@ -110,7 +111,7 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
     the message on standard input. `spark-run doctor` checks this machine: which engines it can
     serve, and what to do where it cannot.
     """
-    with command(NAME):
+    with standard_error(_log_format(context, values)), command(NAME):
         if print_config:
             given = partial(_given, context)
             click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
@@ -157,6 +158,15 @@ def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
         if (why := why_idle(row, mode, values)) is not None:
             raise OptionError(f"{row.flag} does nothing {why}")
     return mode
+
+
+def _log_format(context: click.Context, values: Mapping[str, Any]) -> LogFormat:
+    """What standard error is to be: JSON for a server alone, which another mode that is typed is
+    not, whatever the configuration file says."""
+    source = context.get_parameter_source
+    typed = [mode for mode in ASKED_FOR if source(mode) is ParameterSource.COMMANDLINE]
+    serves = values["serve"] and typed in ([], [Mode.SERVE])
+    return LogFormat(values["log_format"]) if serves else LogFormat.TEXT
 
 
 def _unasked() -> Mode:

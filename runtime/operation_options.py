@@ -46,7 +46,18 @@ KEYS = (
     ),
 )
 LOGGING = (
-    _log("--access-log", "Write a line for every request: whose it was, tokens and times.", bool),
+    _log(
+        "--access-log",
+        "Write a line for every request (not for successful probes, scrapes and the page's files): "
+        "its key, tokens and times.",
+        bool,
+    ),
+    _log(
+        "--access-log-all",
+        "Write lines for probes, /metrics and the page's files too.",
+        bool,
+        needs=("--access-log", "which writes the lines"),
+    ),
     _log(
         "--log-format",
         "Plain text, or one JSON object a line.",

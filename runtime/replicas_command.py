@@ -27,6 +27,7 @@ from spark_engine.runtime import config_file
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Group, Grouped
 from spark_engine.runtime.options import OF_FILE, OPTIONS, server_options
+from spark_engine.runtime.server.json_stderr import standard_error
 from spark_engine.runtime.server.logs import LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.server import ServerOptions
 
@@ -108,7 +109,7 @@ def run(
     Without --ray they stand on this machine. The options are those of spark-run --serve; host and
     port, TLS and connections are the front's, the others each replica's.
     """
-    with command(NAME):
+    with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.plan import Plan, counts, sizes, stamp_of
 
         serving, placing = _front(), _ray()
@@ -158,7 +159,7 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
     A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. Nothing of Ray is
     needed for them.
     """
-    with command(NAME):
+    with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.fleet import listed
 
         if bool(urls) == (ray is not None):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Of a process that imports `tests`: behind what this one was given.
+PATH = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
 PACKAGES = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
 
 

@@ -29,6 +29,7 @@ TOOLS = (
     "spark-check",
     "spark-inspect",
 )
+COMMIT = "c0ffee" * 6 + "c0ff"  # what the build is told
 TRACKED = files(*PACKAGES, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine
@@ -94,7 +95,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dist(clone: Path) -> Path:
     """A folder with the wheel and the sdist, built without fetching anything."""
-    _run(sys.executable, "-m", "build", "--no-isolation", "-o", clone / "dist", clone)
+    command = [sys.executable, "-m", "build", "--no-isolation", "-o", clone / "dist", clone]
+    _run(*command, SPARK_COMMIT=COMMIT)
     return clone / "dist"
 
 
@@ -132,7 +134,7 @@ def test_the_wheel_holds_what_git_tracks(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     held = {name for name in names if ".dist-info/" not in name}
-    assert held == {_installed(path) for path in TRACKED}
+    assert held == {_installed(path) for path in TRACKED} | {"spark_engine/commit.txt"}
 
 
 def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
@@ -149,6 +151,8 @@ def test_the_wheel_works_alone(dist: Path, bare: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     _install(bare, wheel)
     assert Path(_works(bare, tmp_path)).is_relative_to(bare)
+    code = "from spark_engine.runtime.server.release import release; print(release()['commit'])"
+    assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == COMMIT
 
 
 def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
@@ -165,3 +169,5 @@ def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
 def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
     _install(bare, "-e", clone)
     assert Path(_works(bare, tmp_path)) == clone / "spark_engine"
+    code = "from spark_engine.runtime.server.release import release; print(*release())"
+    assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == "version"

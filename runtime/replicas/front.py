@@ -121,7 +121,7 @@ class Front:
         if self.draining:
             words = "the server is draining; send the request elsewhere"
             status, body, headers = problem_of(asked.path, 503, words, asked.name)
-            await asked.send(status, headers, body, False)
+            await asked.send(status, [*headers, ("connection", "close")], body, False)
             return
         try:
             await self._forwarder.forward(asked)

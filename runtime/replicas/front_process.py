@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
+import time
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -24,9 +26,11 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.operation import on_hangup
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
-from spark_engine.runtime.server.tls import check_tls
+from spark_engine.runtime.server.tls import ServerTls, check_tls
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +57,12 @@ async def serve(
     connections = Connections(room, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
     try:
-        server = _Server(_config(front, connections, options), front, listener)
-        await server.serve([listener])
+        config = _config(front, connections, options)
+        if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
+            tls.serve_with(config)
+        server = _Server(config, front, listener, options.drain_timeout_s)
+        with on_hangup(Keyring(), tls):
+            await server.serve([listener])
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
@@ -74,18 +82,21 @@ def _config(front: Front, connections: Connections, options: ServerOptions) -> u
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(options.drain_timeout_s),
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, whose health is red as soon as it is asked to stop."""
+    """uvicorn, which is unhealthy as soon as it is asked to stop, and answers for `drain_s` seconds
+    or until its last request has ended."""
 
-    def __init__(self, config: uvicorn.Config, front: Front, listener: socket.socket) -> None:
+    def __init__(
+        self, config: uvicorn.Config, front: Front, listener: socket.socket, drain_s: float
+    ) -> None:
         super().__init__(config)
-        self._front, self._listener = front, listener
+        self._front, self._listener, self._drain_s = front, listener, drain_s
+        self._end = 0.0  # of the drain, once it has begun; `time.monotonic`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then a line that says where."""
@@ -95,7 +106,14 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM and SIGINT; a second one does not wait for answers."""
-        self._front.draining = True
-        if self.should_exit:
-            self.force_exit = True
-        self.should_exit = True
+        if self._front.draining:
+            self.force_exit = self.should_exit = True
+        self._front.draining, self._end = True, time.monotonic() + self._drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's, ten times a second; the port stays open while requests run."""
+        if self._front.draining and not self.should_exit:
+            left = self._end - time.monotonic()
+            self.should_exit = left <= 0 or not self.server_state.tasks
+            self.config.timeout_graceful_shutdown = max(1, math.ceil(left))
+        return await super().on_tick(counter)

@@ -24,6 +24,7 @@ import msgspec
 
 from spark_engine.command import command
 from spark_engine.errors import CapacityError
+from spark_engine.runtime.server.json_stderr import standard_error
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import ServerOptions, run
 
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerOptions)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     set_up(options.log_format, options.log_level)
-    with command("spark-run"):
+    with standard_error(options.log_format), command("spark-run"):
         sys.exit(run(Path(folder), options))
 
 

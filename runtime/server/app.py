@@ -14,10 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.api.routes import METRICS, ROUTES, Route, page_routes
+from spark_engine.runtime.server.api.routes import LIVE, METRICS, ROUTES, Route, page_routes
 from spark_engine.runtime.server.api.unknown_paths import in_api_form, no_such_path
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
-from spark_engine.runtime.server.http_errors import error_response
+from spark_engine.runtime.server.http_errors import Draining, error_response
 from spark_engine.runtime.server.http_request import (
     Listener,
     RequestMiddleware,
@@ -69,7 +69,7 @@ def _handler(
     endpoints: Endpoints, keys: Keyring, route: Route
 ) -> Callable[[Request], Awaitable[Response]]:
     metrics, counts = endpoints.service.metrics, route.method == "POST"
-    is_open = route.open and not (route.path == METRICS and endpoints.metrics_by_key)
+    is_open = route.open and not (route.path in (METRICS, LIVE) and endpoints.metrics_by_key)
 
     async def handle(request: Request) -> Response:
         try:
@@ -93,6 +93,8 @@ async def _on_error(request: Request, problem: Exception) -> Response:
     response = json_response(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"
+        if isinstance(problem, Draining):  # the next try must not come here on this connection
+            response.headers["Connection"] = "close"
     elif isinstance(problem, LimitReached):
         response.headers["Retry-After"] = str(math.ceil(problem.retry_s))
     elif isinstance(problem, Unauthorised):

@@ -179,7 +179,7 @@ class EngineClient:
         there is no engine and none will come.
         """
         if self.died.is_set():
-            raise EngineDied(self.reason)
+            raise EngineDied(self._supervisor.words)
         ahead = self.in_flight - slots
         if ahead + len(requests) > self.max_queue:
             raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
@@ -220,13 +220,13 @@ class EngineClient:
                 one.sends += 1
                 self._supervisor.send(encode(Submit.of(number, one.request)))
 
-    def on_engine_lost(self, reason: str, for_good: bool) -> None:
-        """The process is gone; `for_good`: no other will come."""
+    def on_engine_lost(self, words: str, for_good: bool) -> None:
+        """The process is gone; `words`: for clients. `for_good`: no other will come."""
         for number, one in list(self._open.items()):
             if one.cancelled:
                 self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
             elif for_good or one.heard or one.sends >= SENDS:
-                self._deliver(number, EngineDied(reason), last=True)
+                self._deliver(number, EngineDied(words), last=True)
             elif one.timer is None:
                 self._hold(number, one)
 
@@ -296,5 +296,5 @@ class EngineClient:
         self._open.pop(number, None)
 
     def _on_long_wait(self, number: int) -> None:
-        words = f"the engine has been restarting for {self._how.wait_s:g} s ({self.reason})"
+        words = f"the engine stopped, and has been starting again for {self._how.wait_s:g} s"
         self._deliver(number, Restarting(f"{words}; retry"), last=True)

@@ -76,8 +76,7 @@ class Endpoints:
 
         A stream's status is sent with its first event: what fails before is an error response.
         """
-        if self.draining:
-            raise Draining("the server is draining; send the request elsewhere")
+        self._refuse_while_draining()
         async with self._bodies.read(request) as data:
             reply = await start(self.service, data)
         if not reply.stream:
@@ -87,8 +86,13 @@ class Endpoints:
 
     async def compute(self, request: Request, work: Compute) -> Response:
         """Runs one request that needs no engine."""
+        self._refuse_while_draining()
         async with self._bodies.read(request) as data:
             return json_response(await work(self.service, data))
+
+    def _refuse_while_draining(self) -> None:
+        if self.draining:
+            raise Draining("the server is draining; send the request elsewhere")
 
     async def _whole(self, reply: Reply) -> Response:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.ipc import Stats
+from spark_engine.runtime.server.release import release
 
 PREFIXES = ("spark:", "vllm:")
 Read = Callable[[], tuple[Stats, float]]
@@ -34,6 +34,7 @@ class EngineCollector(Collector):
         self._model = model
         self._read = read
         self._limits = limits
+        self._release = {"commit": "", **release(), "python": platform.python_version()}
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
@@ -58,8 +59,7 @@ class EngineCollector(Collector):
 
     def _infos(self, stats: Stats) -> Iterator[Metric]:
         """Facts as labels of a 1."""
-        build = {"version": version("spark-engine"), "python": platform.python_version()}
-        yield self._info("spark:build", build)
+        yield self._info("spark:build", self._release)
         if (limits := self._limits) is None:
             return
         sizes = {"max_seqs": limits.max_seqs, "max_model_len": limits.max_context}

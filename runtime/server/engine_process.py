@@ -175,7 +175,20 @@ class EngineProcess:
             await asyncio.wait({self.ended}, timeout=LAST_WORDS_S)
         while await self._socket.poll(50) and time.monotonic() < end:
             await asyncio.sleep(0.01)  # `_receive` takes its last words
-        self.record_death(Death(f"the engine process ended with code {code}"))
+        self.record_death(Death(f"the engine process ended with code {code}{hint(code)}"))
+
+
+def hint(code: int) -> str:
+    """What an exit code means, for the log; a negative one is a signal's number."""
+    if code >= 0:
+        return ""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "an unknown signal"
+    if -code == signal.SIGKILL:
+        return f" ({name}: out of memory? `journalctl -k` or `dmesg` shows what the kernel ended)"
+    return f" ({name})"
 
 
 def _socket_folder() -> Path:

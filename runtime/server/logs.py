@@ -6,6 +6,7 @@ Knows the forms of lines. What may be said how often is `log_limit.py`'s.
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ from spark_engine.runtime.server.log_limit import ACCESS
 PLAIN = frozenset(
     "-_.~:/+%=,@[]()*&?!$"
 )  # of a value that needs no quotes, beside letters and digits
+# Routes that probes, Prometheus and the page ask again and again, whatever anybody uses.
+QUIET = frozenset(
+    ("/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/{name}", "/")
+)
 FIELDS = "fields"  # of a record: what its line holds by name
 
 
@@ -48,6 +53,7 @@ def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> No
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.captureWarnings(True)  # Python's warnings are records like others
     logging.getLogger(ACCESS).setLevel(logging.INFO)  # asked for by an option of its own
 
 
@@ -86,17 +92,25 @@ class Json(logging.Formatter):
             row["id"] = request.id
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(row, enc_hook=str).decode("utf-8", "replace")
+        try:
+            return msgspec.json.encode(row, enc_hook=str).decode()
+        except UnicodeEncodeError:  # half a surrogate pair, as in a file's name that is not UTF-8
+            return json.dumps(row, default=str)
 
 
 class AccessLog:
-    """One line a request, when it has ended."""
+    """One line a request, when it has ended. Without `all_` none for an answer that a probe, a
+    scrape or the page asks for again and again; one that fails has its line."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_: bool = False) -> None:
         self._log = logging.getLogger(ACCESS)
+        self._all = all_
 
     def __call__(self, request: HttpRequest) -> None:
         """Writes the line of a request that has ended."""
+        expected = request.status < 400 or request.status == 503  # a probe's two answers
+        if not self._all and request.handler in QUIET and expected:
+            return
         self._log.info("access", extra={FIELDS: describe(request)})
 
 

@@ -1,8 +1,9 @@
 """What /metrics shows: our own `spark:` names, and vLLM's for the boards that are keyed on them.
 
 Counts what the HTTP process sees, once for both names; the engine's own counters are
-`engine_metrics.py`'s. Every series is there from the start, at 0, so that a first event is seen as
-a rise.
+`engine_metrics.py`'s. A number has both names; a histogram, which is a series for each bucket, has
+vLLM's alone. What an alert or a board counts is there from the start, at 0, so that a first event
+is seen as a rise.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from prometheus_client.registry import Collector
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_metrics import PREFIXES, EngineCollector, Read
 
-FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
-BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
-WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800)
-PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, *WHOLE)
-LENGTH = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))  # tokens
-CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 512)
+FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
+BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+WHOLE = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800)
+PHASE = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 60, 300, 1800)
+LENGTH = (10, 100, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)  # tokens
+CHOICES = (1, 2, 5, 10, 100)
+HTTP = (1, 10, 100)
 # What a choice can end with; a cancelled one is `abort`, as boards know it.
 REASONS = ("stop", "length", "abort", "error")
-# Statuses that a route may well answer with, so that their first is seen.
-STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
-# Names that boards know beside ours under vLLM's prefix.
+# Statuses that a route with a body may well answer with, so that their first is seen.
+STATUSES = (200, 400, 429, 499, 500, 503, 504)
+# What boards call a family under vLLM's prefix as well.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "inter_token_latency_seconds": ("vllm:time_per_output_token_seconds",)  # until vLLM 0.11
 }
+OWN = frozenset(("admission_rejections",))  # what vLLM does not count
 Pid = Callable[[], int | None]
 
 
@@ -117,14 +120,16 @@ class Metrics:
     def add_routes(self, routes: Iterable[tuple[str, str]]) -> None:
         """Shows (method, path) of every route at 0."""
         for method, path in routes:
-            self._http_times.labels(method, path)
-            for status in STATUSES:
+            if method == "POST":
+                self._http_times.labels(path)
+            for status in STATUSES if method == "POST" else (200,):
                 self._http.labels(method, path, str(status))
 
     def http(self, method: str, path: str, status: int, seconds: float) -> None:
         """An HTTP request was answered. `path` is its route's, lest clients make series."""
         self._http.labels(method, path, str(status)).inc()
-        self._http_times.labels(method, path).observe(seconds)
+        if method == "POST":  # the others answer at once
+            self._http_times.labels(path).observe(seconds)
 
     def turned_away(self, status: int) -> None:
         """A connection was closed before its request was whole."""
@@ -148,8 +153,19 @@ class Metrics:
 
     def render(self, by_key: bool = False) -> bytes:
         """Prometheus' text format. `by_key`: with the series that name keys."""
-        series = generate_latest(self.registry)
-        return series + generate_latest(self._of_keys) if by_key else series
+        series = generate_latest(_Shown(self.registry))
+        return series + generate_latest(_Shown(self._of_keys)) if by_key else series
+
+    def counted(self) -> Mapping[str, Mapping[str, float]]:
+        """Of each family that the HTTP process counts, by its name without a prefix: a counter's
+        values by its last label, a histogram's buckets (cumulative) by their bounds."""
+        found: dict[str, dict[str, float]] = {}
+        for family in self._twice.collect():
+            rows = found.setdefault(family.name, {})
+            for sample in family.samples:
+                if sample.name in (family.name + "_total", family.name + "_bucket"):
+                    rows[list(sample.labels.values())[-1]] = sample.value
+        return found
 
     def _add_http(self) -> None:
         own, labels = self.registry, ["method", "handler"]
@@ -157,10 +173,11 @@ class Metrics:
         self._http = Counter("http_requests", text, [*labels, "status"], registry=own)
         for status in (408, 503):
             self._http.labels("none", "none", str(status))
-        text = "Seconds from a request's head to the end of its answer"
-        self._http_times = Histogram(
-            "http_request_duration_seconds", text, labels, buckets=WHOLE, registry=own
+        name, text = (
+            "http_request_duration_seconds",
+            "Seconds from a POST's head to its answer's end",
         )
+        self._http_times = Histogram(name, text, ["handler"], buckets=HTTP, registry=own)
         self.in_flight = Gauge("http_requests_in_flight", "HTTP requests now", registry=own)
         text, labels = "Requests refused by a key's limit", ["key", "limit"]
         self._limited = Counter("spark:key_limited", text, labels, registry=self._of_keys)
@@ -222,9 +239,27 @@ class _Twice(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
         for family in self._counted.collect():
-            names = [prefix + family.name for prefix in PREFIXES]
+            prefixes = PREFIXES[:1] if family.name in OWN else PREFIXES
+            if family.type == "histogram":
+                prefixes = PREFIXES[1:]
+            names = [prefix + family.name for prefix in prefixes]
             for name in (*names, *ALIASES.get(family.name, ())):
                 twin = Metric(name, family.documentation, family.type)
                 old = len(family.name)
                 twin.samples = [s._replace(name=name + s.name[old:]) for s in family.samples]
                 yield twin
+
+
+class _Shown(Collector):
+    """A registry without the times at which its series were made: nobody asks for them, and they
+    are a fifth of its text."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape."""
+        for family in self._registry.collect():
+            made = family.name + "_created"
+            family.samples = [sample for sample in family.samples if sample.name != made]
+            yield family

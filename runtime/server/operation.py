@@ -1,4 +1,4 @@
-"""Server options for operators: API keys, the access log, traces, a shorter context.
+"""Server options for operators: API keys, certificates, the access log, traces, a shorter context.
 
 Knows the options for it and how each part begins and ends; the parts know their matter.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +21,7 @@ from spark_engine.runtime.server.keys import LIMITS, Keyring
 from spark_engine.runtime.server.logs import AccessLog
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.telemetry import SEND_S, Traces
+from spark_engine.runtime.server.tls import ServerTls
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
@@ -37,37 +38,47 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
     return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
 
 
-@contextlib.contextmanager
-def kept_keys(keys: Keyring, metrics: Metrics) -> Iterator[None]:
-    """Reads the file with keys again on SIGHUP, and shows their counters."""
+def show_keys(keys: Keyring, metrics: Metrics) -> None:
+    """Shows the counters of every key at 0."""
+    for name in keys.accounts:
+        metrics.add_key(name, LIMITS)
 
-    def show() -> None:
-        for name in keys.accounts:
-            metrics.add_key(name, LIMITS)
+
+@contextlib.contextmanager
+def on_hangup(
+    keys: Keyring, tls: ServerTls | None, loaded: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """SIGHUP loads the file of keys, then calls `loaded`, and the certificate.
+
+    Where there is neither file, the signal ends the process, as a terminal that closes expects.
+    """
+    loop = asyncio.get_running_loop()
 
     def again() -> None:
-        if keys.reload():
-            show()
+        if keys.path is not None and keys.reload():
+            loaded()
+        if tls is not None:
+            loop.run_in_executor(None, tls.reload)  # a handshake: too long for the event loop
 
-    show()
-    loop = asyncio.get_running_loop()
-    if keys.path is not None:
-        loop.add_signal_handler(signal.SIGHUP, again)
+    if keys.path is None and tls is None:
+        yield
+        return
+    loop.add_signal_handler(signal.SIGHUP, again)
     try:
         yield
     finally:
-        if keys.path is not None:
-            loop.remove_signal_handler(signal.SIGHUP)
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 @contextlib.asynccontextmanager
 async def listeners(
-    access_log: bool, collector: str | None, model: str
+    access_log: bool, whole: bool, collector: str | None, model: str
 ) -> AsyncIterator[Sequence[Listener]]:
-    """Who is told of every request that has ended. `collector`: a URL. Raises OptionError."""
+    """Who is told of every request that has ended. `whole`: the access log has probes
+    as well. `collector`: a URL. Raises OptionError."""
     found: list[Listener] = []
     if access_log:
-        found.append(AccessLog())
+        found.append(AccessLog(whole))
     traces = None if collector is None else Traces(collector, model)
     if traces is not None:
         found.append(traces)

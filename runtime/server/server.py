@@ -52,13 +52,13 @@ from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
-from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
+from spark_engine.runtime.server.operation import listeners, on_hangup, shorten, show_keys
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.telemetry import check_endpoint
-from spark_engine.runtime.server.tls import check_tls
+from spark_engine.runtime.server.tls import ServerTls, check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -90,7 +90,8 @@ class ServerOptions:
         metrics_by_key: /metrics counts by the names of keys too, and asks for a key.
         max_model_len: tokens that a request may reach; None: as many as the engine holds.
         max_body_mib: what a body may hold.
-        access_log: whether every request gets a line in the log.
+        access_log: whether every request gets a line in the log, but for successful probes,
+            scrapes and the page's own; `access_log_all`: those too.
         traces: URL of an OpenTelemetry collector.
         cors_origins: pages of these may use the server from a browser; `*`: of all.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
@@ -121,6 +122,7 @@ class ServerOptions:
     max_model_len: int | None = None
     max_body_mib: int = MAX_BODY >> 20
     access_log: bool = False
+    access_log_all: bool = False
     log_format: LogFormat = LogFormat.TEXT
     log_level: LogLevel = LogLevel.INFO
     traces: str | None = None
@@ -170,6 +172,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     limit_log()
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
+    tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
@@ -177,8 +180,12 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
-    service = None
+    service: Service | None = None
+    stack = contextlib.ExitStack()
     try:
+        stack.enter_context(
+            on_hangup(keys, tls, lambda: service and show_keys(keys, service.metrics))
+        )
         info = shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
@@ -203,12 +210,17 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
-        async with listeners(options.access_log, options.traces, names[0]) as told:
+        logged = options.access_log, options.access_log_all
+        async with listeners(*logged, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)
-            server = _Server(_config(app, connections, options), endpoints, client, options, name)
-            with kept_keys(keys, service.metrics):
-                return await server.run_until_done(listener)
+            config = _config(app, connections, options)
+            if tls is not None:
+                tls.serve_with(config)
+            server = _Server(config, endpoints, client, options, name)
+            show_keys(keys, service.metrics)
+            return await server.run_until_done(listener)
     finally:
+        stack.close()
         listener.close()
         if service is not None:
             service.close()
@@ -309,10 +321,10 @@ class _Server(uvicorn.Server):
         """SIGTERM and SIGINT. A second one does not wait for the drain."""
         self._signals += 1
         self._endpoints.draining = True
-        self.should_exit = True
         self._loop.call_soon_threadsafe(self._stop_requested.set)
 
     async def _drain(self) -> None:
+        """The port stays open meanwhile: probes and new work are answered with 503."""
         await self._stop_requested.wait()
         if (going := self._client.in_flight) and self._signals < 2:
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
@@ -323,6 +335,7 @@ class _Server(uvicorn.Server):
         if self._client.in_flight:
             log.warning("cancelling requests that run: %d", self._client.in_flight)
             self._client.cancel_all()
+        self.should_exit = True
         await self._force_exit_later()
 
     async def _on_engine_death(self) -> None:

@@ -44,6 +44,10 @@ REPLACED = (
     "the folder of engine {} was built again while it was served, and what is there now is not "
     "what this server began with: start the server again (a systemd unit does so by itself)"
 )
+# What clients read; why it stopped is for the log.
+RESTARTS = "the engine stopped and is starting again"
+ENDED = "the engine stopped and does not start again; the server's log says why"
+CLOSED = "the server is closed"
 log = logging.getLogger(__name__)
 
 
@@ -90,8 +94,8 @@ class RequestHolder(Protocol):
         """The engine does not take a request."""
         ...
 
-    def on_engine_lost(self, reason: str, for_good: bool) -> None:
-        """The process is gone; `for_good`: no other will come."""
+    def on_engine_lost(self, words: str, for_good: bool) -> None:
+        """The process is gone; `words`: for clients. `for_good`: no other will come."""
         ...
 
     def describe(self) -> object:
@@ -183,8 +187,13 @@ class Supervisor:
 
     @property
     def reason(self) -> str:
-        """Why the last process ended."""
+        """Why the last process ended, for the log."""
         return self.death.reason if self.death else ""
+
+    @property
+    def words(self) -> str:
+        """What clients read where no process will come."""
+        return CLOSED if self.reason == CLOSED else ENDED
 
     @property
     def exit_code(self) -> int:
@@ -210,10 +219,9 @@ class Supervisor:
     def unhealthy_reason(self) -> str | None:
         """Why the engine cannot be relied on now, or None."""
         if self.died.is_set():
-            return self.reason
+            return self.words
         if not self.running:
-            again = f"the engine is restarting: {self.reason}"
-            return again if self.death else "the engine is being loaded"
+            return RESTARTS if self.death else "the engine is being loaded"
         return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
 
     async def dump(self, words: str) -> Path | None:
@@ -228,7 +236,7 @@ class Supervisor:
         if self._process is not None:
             await self._process.close()
         if not self.died.is_set():
-            self._give_up(Death("the server is closed"))
+            self._give_up(Death(CLOSED))
         if self._context is not None:
             self._context.term()
             self._context = None
@@ -258,7 +266,7 @@ class Supervisor:
         hopeless = damaged or death.final or (self._first is not None and not self._first.done())
         pause = None if hopeless else self._backoff.after(time.monotonic())
         if pause is not None:
-            self._holder.on_engine_lost(death.reason, for_good=False)
+            self._holder.on_engine_lost(f"{RESTARTS}; send the request again", for_good=False)
             log.error("the engine process died; restarting it in %.1f s: %s", pause, death.reason)
         if process is not None and (found := process.crash_dump()) and not death.user:
             self._write(f"the engine process died: {death.reason}", found)
@@ -312,7 +320,7 @@ class Supervisor:
             self._process.record_death(Death(REPLACED.format(info.name), final=True))
             return
         self.watchdog = Watchdog(self._how.watchdog_s, time.monotonic())
-        self.stats, self.running = Stats(), True
+        self.running = True
         if self._first is not None and not self._first.done():
             self._first.set_result(info)
         else:
@@ -324,7 +332,7 @@ class Supervisor:
         self.died.set()
         if self._first is not None and not self._first.done():
             self._first.set_exception(_error_of(death))
-        self._holder.on_engine_lost(death.reason, for_good=True)
+        self._holder.on_engine_lost(self.words, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
         http = {"supervisor": self._describe(), "engine_client": self._holder.describe()}

@@ -24,13 +24,13 @@ import msgspec
 import zmq
 
 from spark_engine.command import BUG, USER
-from spark_engine.engine_file import TOKENIZER
+from spark_engine.engine_file import TOKENIZER, has_text
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
-from spark_engine.runtime.server.assets import has_text, read_info
+from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, BlackBox
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -107,6 +107,7 @@ class Worker:
 
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
+        self._report(())  # the first counters are there before the server says that it is ready
         self._send(Ready(self._info))
         while True:
             asked = self._drain()

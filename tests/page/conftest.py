@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.repository import PATH
 from tests.runtime import fake_engine, small_tokenizer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -33,7 +34,7 @@ def serving(folder: Path, **options: object) -> Iterator[str]:
         port = int(probe.getsockname()[1])
     words = json.dumps({"port": port, "names": ["scripted", "other"], **options})
     command = [sys.executable, fake_engine.__file__, "server", str(folder), words]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PATH})
     url = f"http://127.0.0.1:{port}/"
     try:
         end = time.monotonic() + 60

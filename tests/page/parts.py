@@ -172,28 +172,17 @@ def test_events_come_out_whole_however_they_are_cut(page: Any) -> None:
     assert [json.loads(row) for row in found] == [['{"a": "é"}', "one\ntwo", "[DONE]"]]
 
 
-METRICS = """
-# TYPE spark:generation_tokens_total counter
-spark:generation_tokens_total{model_name="a",x="} 9"} 70.0
-spark:generation_tokens_total{model_name="b"} 30.0
-spark:prefix_cache_hits_total{model_name="a"} 1e+02
-spark:time_to_first_token_seconds_bucket{le="0.1",model_name="a"} 10.0
-spark:time_to_first_token_seconds_bucket{le="0.2",model_name="a"} 30.0
-spark:time_to_first_token_seconds_bucket{le="+Inf",model_name="a"} 40.0
-spark:time_to_first_token_seconds_sum{model_name="a"} 3.0
-other_total 4.0
-"""
+SAID = {"generated": 100, "hits": 100, "first": [[0.1, 10], [0.2, 30], [None, 40]]}
 
 
-def test_metrics_are_read_summed_and_turned_into_figures(page: Any) -> None:
+def test_numbers_are_read_and_turned_into_figures(page: Any) -> None:
     found = page.evaluate(
-        """async (text) => {
-          const { History, NAMES, parse, quantile } = await import("/page/metrics.js");
-          const values = parse(text);
-          const first = values[NAMES.first];
+        """async (said) => {
+          const { History, read, quantile } = await import("/page/metrics.js");
+          const values = read(said);
+          const { first } = values;
           const seen = new History();
-          const of = (generated, hits, queries) =>
-            ({ [NAMES.generated]: generated, [NAMES.hits]: hits, [NAMES.queries]: queries });
+          const of = (generated, hits, queries) => ({ generated, hits, queries });
           const series = {
             rate: (h) => h.rate("generated"), share: (h) => h.share("hits", "queries"),
           };
@@ -203,15 +192,14 @@ def test_metrics_are_read_summed_and_turned_into_figures(page: Any) -> None:
           ];
           const points = rows.map(([at, ...row]) => seen.push(at, of(...row), series).points);
           return {
-            generated: values[NAMES.generated], hits: values[NAMES.hits],
-            names: Object.keys(values).length,
+            generated: values.generated, hits: values.hits, names: Object.keys(values).length,
             half: quantile(0.5, first), most: quantile(0.99, first),
             since: quantile(0.5, first, [[0.1, 10], [0.2, 10], [Infinity, 10]]),
             none: quantile(0.5, first, first),
             points, kept: seen.rows.length,
           };
         }""",
-        METRICS,
+        SAID,
     )
     assert (found["generated"], found["hits"], found["names"]) == (100, 100, 3)
     assert found["half"] == pytest.approx(0.15) and found["most"] == 0.2

@@ -49,8 +49,8 @@ def test_live_plots_follow_the_server(page: Any, url: str) -> None:
 
 def test_plots_of_what_an_engine_has_not_are_left_out(page: Any) -> None:
     page.route(
-        "**/metrics",
-        lambda route: route.fulfill(body='spark:num_requests_running{model_name="a"} 3.0\n'),
+        "**/page/live",
+        lambda route: route.fulfill(json={"running": 3}),
     )
     page.click("[data-view=live]")
     until(page, lambda: _title(page, "Requests").locator("b").first.inner_text() == "3")
@@ -58,9 +58,9 @@ def test_plots_of_what_an_engine_has_not_are_left_out(page: Any) -> None:
     assert _title(page, "Generated tokens").locator("b").inner_text() == "–"
 
 
-def test_metrics_are_read_only_while_somebody_looks(page: Any) -> None:
+def test_numbers_are_read_only_while_somebody_looks(page: Any) -> None:
     asked: list[str] = []
-    page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/metrics") else None)
+    page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/page/live") else None)
     page.wait_for_timeout(3500)
     assert asked == []
     page.click("[data-view=live]")
@@ -73,7 +73,7 @@ def test_metrics_are_read_only_while_somebody_looks(page: Any) -> None:
 
 
 def test_a_server_that_fails_is_said_in_the_live_view_and_at_the_top(page: Any) -> None:
-    page.route("**/metrics", lambda route: route.abort())
+    page.route("**/page/live", lambda route: route.abort())
     page.route(
         "**/health",
         lambda route: route.fulfill(status=503, json={"reason": "the engine died"}),

@@ -23,6 +23,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server import logs, server, worker
 from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.json_stderr import standard_error
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 SLOTS = 8
@@ -168,9 +169,11 @@ def main() -> int:
     if mode == "worker":
         return worker.serve(last, lambda: open_fake(Path(folder)))
     options = server.ServerOptions(**json.loads(last))
-    logs.set_up(logs.LogFormat(options.log_format), logs.LogLevel(options.log_level))
-    command = (sys.executable, __file__, "worker", folder)
-    return asyncio.run(server.serve(command, Path(folder).parent, options))
+    form = logs.LogFormat(options.log_format)
+    with standard_error(form):
+        logs.set_up(form, logs.LogLevel(options.log_level))
+        command = (sys.executable, __file__, "worker", folder)
+        return asyncio.run(server.serve(command, Path(folder).parent, options))
 
 
 if __name__ == "__main__":

@@ -277,6 +277,23 @@ def test_a_taken_port_is_said(engine: Path) -> None:
     assert done.exit_code == 2 and "choose another" in done.stderr
 
 
+def test_a_server_with_a_json_log_writes_nothing_else(engine: Path, tmp_path: Path) -> None:
+    """From the first line of the real command to its last."""
+    port, log = free_port(), tmp_path / "log"
+    words = ["--serve", "--port", str(port), "--log-format", "json"]
+    with log.open("wb") as target:
+        process = subprocess.Popen([*RUN, str(engine), *words], stderr=target)
+
+    try:
+        _until(lambda: process.poll() is not None or '"serving ' in log.read_text(), 180)
+    finally:
+        process.terminate()
+    assert process.wait(60) == 0
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    words = [row["message"] for row in rows]
+    assert words[0].startswith("loading ") and words[-1] == "stopped"
+
+
 @pytest.fixture(scope="module")
 def url(engine: Path) -> Iterator[str]:
     port = free_port()

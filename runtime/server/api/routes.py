@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import msgspec
 from fastapi import Request, Response
@@ -22,6 +21,8 @@ from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
+from spark_engine.runtime.server.page.live import live
+from spark_engine.runtime.server.release import release
 from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
@@ -94,7 +95,12 @@ def _report(endpoints: Endpoints) -> Response:
 
 
 def _version(_: Endpoints) -> Response:
-    return json_response({"version": version("spark-engine")})
+    return json_response(dict(release()))
+
+
+def _live(endpoints: Endpoints) -> Response:
+    service = endpoints.service
+    return json_response(live(service.metrics, service.client.stats, service.info.limits.drafts))
 
 
 def page_routes() -> tuple[Route, ...]:
@@ -108,6 +114,7 @@ def page_routes() -> tuple[Route, ...]:
 
     return (
         Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
+        Route("GET", LIVE, _shows(_live), "what the page's plots are drawn from", open=True),
         Route("GET", "/page/{name}", run, "the page's files", open=True),
     )
 
@@ -116,7 +123,7 @@ _MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
 _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
-METRICS = "/metrics"
+METRICS, LIVE = "/metrics", "/page/live"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),

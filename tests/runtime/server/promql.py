@@ -7,6 +7,7 @@ and a label that a series has not.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -108,9 +109,10 @@ class Panels:
 
     def _binary(self, op: str, left: Vector | float, right: Vector | float) -> Vector:
         assert isinstance(left, dict)
-        if op == ">":
+        if op in (">", "=="):
             assert isinstance(right, float)
-            return {labels: value for labels, value in left.items() if value > right}
+            holds = {">": operator.gt, "==": operator.eq}[op]
+            return {labels: value for labels, value in left.items() if holds(value, right)}
         assert op == "/" and isinstance(right, dict), f"{op} is not known"
         shared = left.keys() & right.keys()
         return {k: left[k] / right[k] if right[k] else math.nan for k in shared}

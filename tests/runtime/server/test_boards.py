@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime import small_tokenizer
 from tests.runtime.server.promql import Panels, Scrape
-from tests.runtime.server.test_server import _server, _wait
+from tests.runtime.server.test_server import _server
 
 BOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana.json").read_text())
 KEYS = '[[key]]\nname = "ann"\nkey = "a"\nrequests_per_minute = 5\n'
@@ -57,7 +57,6 @@ def panels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panels]:
     with _server(tokenizer, api_keys=keys, metrics_by_key=True) as server:
         headers = {"Authorization": "Bearer a"}
         with httpx.Client(base_url=server.url, headers=headers) as client:
-            _wait(lambda: "engine_launches_total{" in client.get("/metrics").text, "a ping")
             scrapes = [client.get("/metrics").text]
             for prompt in bodies:
                 body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8}
@@ -106,6 +105,18 @@ def test_the_panels_show_what_happened(panels: Panels) -> None:
     assert _one(panels, "Tokens by key")["ann,completion"] == 4 * 8 / SPAN
     assert _one(panels, "Draft acceptance by place") == {"0": 1.0, "1": 1.0, "2": 0.0}
     assert _one(panels, "Requests", 4) == {"": 8}
+
+
+def test_the_first_scrape_has_the_labels_of_later_ones(panels: Panels) -> None:
+    before, after = panels.before, panels.after
+    assert before.samples.keys() - {"spark:tokens_per_round"} == (
+        after.samples.keys() - {"spark:tokens_per_round"}
+    )
+    for name, rows in after.samples.items():
+        if "http_" not in name and name != "spark:tokens_per_round":
+            assert before.samples[name].keys() == rows.keys(), name
+    (facts,) = before.samples["vllm:cache_config_info"]
+    assert dict(facts)["enable_prefix_caching"] == "True"
 
 
 def test_every_series_stands_on_a_page(panels: Panels) -> None:

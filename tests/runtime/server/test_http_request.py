@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.server.api.routes import ROUTES, page_routes
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.http_request import (
@@ -26,7 +27,7 @@ from spark_engine.runtime.server.http_request import (
 )
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import OnePerKind
-from spark_engine.runtime.server.logs import AccessLog, LogFormat, LogLevel, set_up
+from spark_engine.runtime.server.logs import QUIET, AccessLog, LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.request_ids import RequestIds
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.test_metrics import samples
@@ -57,7 +58,11 @@ class Server:
         self.requests: list[HttpRequest] = []
         self.service = service(FakeClient(script), None)
         self.keys = Keyring(folder / "keys", clock=lambda: 0.0)  # nothing is refilled
-        listeners = [self.requests.append, AccessLog()]
+        self.serve(AccessLog())
+
+    def serve(self, access: AccessLog) -> None:
+        """Makes the application, with another access log."""
+        listeners = [self.requests.append, access]
         self.app = create_app(Endpoints(self.service), self.keys, listeners)
 
     def ask(self, path: str = "/v1/completions", key: str = "a", **body: Any) -> httpx.Response:
@@ -178,7 +183,9 @@ def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(server: Server) ->
     shown = server.ask("/metrics", key="").text
     assert "ann" not in shown and "spark:key" not in shown and "spark:prompt_tokens" in shown
     server.app = create_app(Endpoints(server.service, metrics_by_key=True), server.keys)
-    assert server.ask("/metrics", key="").status_code == 401
+    for path in ("/metrics", "/page/live"):
+        assert server.ask(path, key="").status_code == 401
+    assert server.ask("/page/live").status_code == 200
     assert server.ask("/health", key="").status_code == 200
     shown = server.ask("/metrics").text
     assert 'spark:key_limited_total{key="ann",limit="requests"} 0.0' in shown
@@ -261,6 +268,33 @@ def test_the_access_log_for_people(server: Server, lines: io.StringIO) -> None:
     words = dict(word.split("=", 1) for word in line.split()[2:])
     assert (words["key"], words["status"], words["tokens"]) == ("ann", "200", "6")
     assert words["path"] == "/v1/completions" and 0 <= float(words["seconds"]) < 5
+
+
+def test_probes_scrapes_and_the_page_have_no_line_unless_they_fail_or_are_asked_for(
+    server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(LogFormat.JSON, LogLevel.INFO, lines)
+
+    def paths() -> list[str]:
+        found = [json.loads(line)["path"] for line in lines.getvalue().splitlines()]
+        lines.seek(0)
+        lines.truncate()
+        return found
+
+    quiet = ["/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/main.js", "/"]
+    for path in quiet:
+        assert server.ask(path, key="").status_code == 200
+    monkeypatch.setattr(server.service.client, "unhealthy_reason", lambda: "it fell")
+    assert server.ask("/health", key="").status_code == 503
+    assert paths() == []
+    for path in ("/page/none.js", "/v1/models", "/version"):
+        server.ask(path, key="")
+    assert paths() == ["/page/none.js", "/v1/models", "/version"]
+    server.serve(AccessLog(all_=True))
+    for path in quiet:
+        server.ask(path, key="")
+    assert paths() == quiet
+    assert {route.path for route in (*ROUTES, *page_routes())} >= QUIET
 
 
 def test_no_name_breaks_a_line(lines: io.StringIO) -> None:

@@ -27,6 +27,7 @@ from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
+from tests.repository import PATH
 from tests.runtime import faulty_engine
 from tests.runtime.faulty_engine import NAN, order
 from tests.soak.idle_state import check_state
@@ -141,8 +142,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(engine_process, "ANSWER_S", 60.0)
     monkeypatch.setattr(engine_process, "SIGNAL_S", 60.0)
-    root = str(Path(__file__).parents[3])
-    monkeypatch.setenv("PYTHONPATH", root)
+    monkeypatch.setenv("PYTHONPATH", PATH)
 
 
 FALLS = [  # stage, kind, words of the error, words of the dump ("": none is written)
@@ -175,9 +175,10 @@ def test_an_engine_that_falls_at_any_stage_comes_again(
             answer = await asyncio.wait_for(long, 90)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (500, "engine_error"), (stage, kind)
-            assert words in error["message"]
-            reason = await server.health()
-            assert "restarting" in reason and words in reason
+            told = "the engine stopped and is starting again"
+            assert error["message"] == f"{told}; send the request again", "and not why"
+            assert await server.health() == told
+            assert words in server.client.reason, "which the log says"
             (server.folder / "go").touch()
             found = await asyncio.wait_for(waits, 90)
             assert found.json()["usage"]["completion_tokens"] == 4, found.text
@@ -222,9 +223,10 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
         waits = server.ask_later(SHORT)
         assert (await long).status_code == 500
         answer = await asyncio.wait_for(waits, 90)
-        assert answer.status_code == 500 and "is damaged" in answer.text
+        assert answer.status_code == 500 and "does not start again" in answer.text
         assert server.client.died.is_set() and server.client.exit_code == 2
-        assert "build the engine again" in await server.health()
+        assert "does not start again" in await server.health()
+        assert "is damaged" in server.client.reason and "again" in server.client.reason
         assert server.client.restarts == 1
 
     _run(tmp_path, use)
@@ -279,7 +281,9 @@ def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
                 lambda: server.client.died.is_set() or server.client.unhealthy_reason() is None
             )
         assert server.client.died.is_set() and server.client.restarts == 2
-        assert "code -9" in (await server.ask()).json()["error"]["message"]
+        assert "code -9 (SIGKILL: out of memory?" in server.client.reason
+        words = (await server.ask()).json()["error"]["message"]
+        assert words == "the engine stopped and does not start again; the server's log says why"
 
     _run(tmp_path, use, restarts=2)
 

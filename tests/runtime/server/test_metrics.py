@@ -6,17 +6,20 @@ import asyncio
 import os
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server import metrics as module
+from spark_engine.runtime.server.api.routes import ROUTES, page_routes
 from spark_engine.runtime.server.client import Begun
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import Stats
 from spark_engine.runtime.server.metrics import REASONS, Metrics, Stopwatch
+from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.text.text_stream import TextStream
 from tests.runtime.fake_client import FakeClient
 
@@ -43,8 +46,12 @@ def test_every_series_is_there_at_zero() -> None:
     metrics.add_routes([("POST", "/v1/completions")])
     metrics.add_key("ann", ["requests"])
     found = samples(metrics)
-    names = ["prompt_tokens_total{}", "generation_tokens_total{}", "admission_rejections_total{}"]
-    names += [f"request_success_total{{finished_reason={reason}}}" for reason in REASONS]
+    numbers = ["prompt_tokens_total{}", "generation_tokens_total{}"]
+    numbers += [f"request_success_total{{finished_reason={reason}}}" for reason in REASONS]
+    for name in numbers:
+        assert found["spark:" + name] == found["vllm:" + name] == 0, name
+    assert found["spark:admission_rejections_total{}"] == 0
+    names = list[str]()
     for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         names += [f"{name}_seconds_count{{}}", f"{name}_seconds_bucket{{le=+Inf}}"]
     for phase in ("queue", "prefill", "decode", "inference"):
@@ -53,9 +60,8 @@ def test_every_series_is_there_at_zero() -> None:
         names.append(f"request_{name}_sum{{}}")
     names.append("request_time_per_output_token_seconds_sum{}")
     for name in names:
-        assert found["spark:" + name] == found["vllm:" + name] == 0, name
+        assert found["vllm:" + name] == 0 and "spark:" + name not in found, name
     assert found["vllm:time_per_output_token_seconds_count{}"] == 0
-    assert "spark:time_per_output_token_seconds_count{}" not in found
     assert found["vllm:gpu_cache_usage_perc{}"] == found["vllm:num_requests_swapped{}"] == 0
     metrics.turned_away(408)
     turned = "http_requests_total{handler=none,method=none,status=408}"
@@ -73,10 +79,42 @@ def test_the_processes_and_what_they_are() -> None:
     assert found["spark_engine_process_resident_memory_bytes{}"] > 1 << 20
     (build,) = (name for name in found if name.startswith("spark:build_info{"))
     assert "python=3" in build and "version=" in build and found[build] == 1
+    assert "commit=" in build, "also where it is not known: a series keeps its labels"
     sizes = "drafts=0,max_model_len=64,max_seqs=4,page_size=64,pages=5"
     assert found[f"spark:engine_info{{{sizes}}}"] == 1
     cache = "block_size=64,enable_prefix_caching=False,num_gpu_blocks=5"
     assert found[f"vllm:cache_config_info{{{cache}}}"] == 1
+
+
+def test_a_scrape_is_small() -> None:
+    """Prometheus reads it every few seconds; the text of all names was 139 KB."""
+    buckets = {f"decode_b{i}": 1 for i in range(8)}
+    metrics = Metrics("tiny", lambda: (Stats(buckets=buckets), 0.0), LIMITS, os.getpid)
+    routes = (*ROUTES, *page_routes())
+    metrics.add_routes((route.method, route.path) for route in routes)
+    assert len(metrics.render()) < 36_000, "before anybody used it"
+    for route in routes:
+        for status in (200, 401):
+            metrics.http(route.method, route.path, status, 0.2)
+    text = metrics.render().decode()
+    assert len(text) < 40_000, "when every route was used, and refused somebody"
+    assert "_created" not in text
+
+
+def test_the_page_reads_a_few_numbers() -> None:
+    metrics = _metrics()
+    metrics.accepted(7)
+    for seconds in (0.03, 0.03, 4.0):
+        metrics.tokens(2, seconds, first=True)
+    Stopwatch(metrics).end("stop")
+    found = live(metrics, Stats(running=3, kv_usage=0.5, drafts_by_position=[4, 2]), drafts=2)
+    assert (found["prompt"], found["generated"], found["ended"]) == (7, 6, 1)
+    assert (found["running"], found["kv"]) == (3, 0.5)
+    bounds = {bound: count for bound, count in found["first"]}
+    assert (bounds[0.02], bounds[0.05], bounds[2], bounds[5], bounds[None]) == (0, 2, 2, 3, 3)
+    assert list(bounds)[-1] is None and found["drafts"] == 6 and found["between"][-1] == [None, 0]
+    assert "drafts" not in live(metrics, Stats(), drafts=0)
+    assert len(msgspec.json.encode(found)) < 1000
 
 
 def test_an_engine_that_is_gone_shows_no_process() -> None:
@@ -110,10 +148,10 @@ def test_the_phases_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         "request_prompt_tokens": (1, 40),
         "request_generation_tokens": (1, 5),
     }
+    for name, pair in wanted.items():
+        got = tuple(found[f"vllm:{name}_{part}{{}}"] for part in ("count", "sum"))
+        assert got == pair, name
     for prefix in ("spark:", "vllm:"):
-        for name, pair in wanted.items():
-            got = tuple(found[f"{prefix}{name}_{part}{{}}"] for part in ("count", "sum"))
-            assert got == pair, name
         assert found[prefix + "generation_tokens_total{}"] == 5
         assert found[prefix + "request_success_total{finished_reason=length}"] == 1
     assert found["vllm:time_per_output_token_seconds_sum{}"] == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from spark_engine.errors import OptionError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime.server import server as module
 from spark_engine.runtime.server.api.routes import ROUTES
 from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.operation import shorten
@@ -85,6 +87,36 @@ def test_a_hangup_reads_the_keys_again(server: Running, keys: Path) -> None:
     keys.write_text(OLD)
     server.process.send_signal(signal.SIGHUP)
     _wait(lambda: _post(server, "old").status_code == 200, "the old key")
+
+
+def test_a_hangup_while_the_engine_is_loaded_ends_nothing(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`systemctl reload` does not wait for a server that starts."""
+    path, known = tmp_path / "keys", list[bool]()
+    path.write_text(OLD)
+    options = module.ServerOptions(port=0, api_keys=str(path))
+
+    class Loading(EngineClient):
+        async def start(self) -> EngineInfo:
+            path.write_text(NEW)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+            raise EngineError("enough")
+
+    class Kept(module.Keyring):
+        def reload(self) -> bool:
+            known.append(super().reload())
+            return known[-1]
+
+    monkeypatch.setattr(module, "EngineClient", Loading)
+    monkeypatch.setattr(module, "limit_log", lambda: None)  # it would stay for later tests
+    monkeypatch.setattr(module, "Keyring", Kept)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # else it would end this process
+    with pytest.raises(EngineError, match="enough"):
+        asyncio.run(module.serve((), tokenizer_folder.parent, options))
+    signal.signal(signal.SIGHUP, before)
+    assert known == [True]
 
 
 def test_a_request_reaches_no_more_than_it_may(server: Running) -> None:

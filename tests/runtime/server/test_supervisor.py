@@ -159,7 +159,8 @@ def test_who_waits_for_a_process_waits_so_long_and_no_longer() -> None:
         assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
         found = await asyncio.wait_for(late.get(), 60)
         assert isinstance(found, Restarting) and found.code == "engine_restarting"
-        assert "it fell" in str(found) and trial.client.in_flight == 0
+        assert "starting again for 0.05 s; retry" in str(found) and "it fell" not in str(found)
+        assert trial.client.in_flight == 0
         trial.lives.said.clear()
         trial.lives.rise()
         assert trial.lives.said == [] and trial.client.sent == 0
@@ -206,7 +207,7 @@ def test_the_queue_is_bounded_while_nobody_runs_too() -> None:
             trial.submit()
         trial.lives.fall("enough", for_good=True)
         assert trial.client.in_flight == 0
-        with pytest.raises(EngineDied, match="enough"):
+        with pytest.raises(EngineDied, match="does not start again; the server's log says why"):
             trial.submit()
 
     _run(use)
@@ -294,6 +295,32 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
         await process.close(patience_s=60)  # it leaves when its standard input ends
         context.term()
         assert process._process is not None and process._process.returncode == 0
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, " (SIGKILL: out of memory?"),
+        (-11, " (SIGSEGV)"),
+        (-99, " (an unknown signal)"),
+        (3, ""),
+        (0, ""),
+    ],
+)
+def test_the_log_explains_an_exit_code(code: int, words: str) -> None:
+    said = engine_process.hint(code)
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_clients_read_neither_exit_code_nor_reason() -> None:
+    async def use() -> None:
+        lives = Lives(EngineClient((), 10, FAST))
+        assert lives.unhealthy_reason() == "the engine is being loaded"
+        for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
+            lives.fall("code -9 of /srv/secret", for_good)
+            assert lives.unhealthy_reason() == words and "-9" in lives.reason
 
     asyncio.run(use())
 

@@ -89,7 +89,7 @@ def test_a_step_that_raises_ends_the_loop_and_brings_nobody_an_end() -> None:
     socket: Any = Socket()
     with pytest.raises(ExecutorError, match="the device is gone"):
         Worker(socket, INFO, Broken()).run()
-    assert [type(report) for report in socket.sent] == [Ready]
+    assert [type(report) for report in socket.sent] == [StepReport, Ready]
 
 
 def test_the_options_of_the_server_reach_the_engine(
@@ -166,15 +166,24 @@ def test_a_request_that_the_engine_cannot_queue_is_sent_back_by_its_id() -> None
     socket: Any = Socket()
     with pytest.raises(Closed):
         Worker(socket, INFO, Full()).run()
-    assert socket.sent[1:3] == [Refused(number, "the queue is full") for number in (70, 80)]
+    assert socket.sent[2:4] == [Refused(number, "the queue is full") for number in (70, 80)]
 
 
 def test_an_idle_worker_answers_pings() -> None:
     socket: Any = Socket(Ping())
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
-    assert [type(report) for report in socket.sent] == [Ready, StepReport]
-    assert socket.sent[1].events == [] and socket.sent[1].stats.steps == 0
+    assert [type(report) for report in socket.sent] == [StepReport, Ready, StepReport]
+    assert socket.sent[2].events == [] and socket.sent[2].stats.steps == 0
+
+
+def test_the_counters_come_before_the_word_that_it_is_ready() -> None:
+    """Else a first scrape has labels that no later one has."""
+    socket: Any = Socket(Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    first, ready = socket.sent[:2]
+    assert first.stats.cache_budget == 1 << 22 and isinstance(ready, Ready)
 
 
 def test_a_cancel_of_what_has_ended_is_ignored() -> None:

@@ -53,10 +53,6 @@ export async function getJson(path) {
   return (await ask(path)).json();
 }
 
-export async function getText(path) {
-  return (await ask(path)).text();
-}
-
 // {ok, reason} of the server.
 export async function health() {
   try {

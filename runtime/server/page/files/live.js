@@ -1,9 +1,9 @@
-// The live view: what the server does now, from /metrics. Reads once a second while it is shown, and
+// The live view: what the server does now, from page/live. Reads once a second while it is shown, and
 // more slowly while an answer is being written elsewhere on the page.
 
-import { getText } from "./api.js";
+import { getJson } from "./api.js";
 import { bytes, count, h, seconds } from "./dom.js";
-import { History, NAMES, parse } from "./metrics.js";
+import { History, read } from "./metrics.js";
 import { Plot } from "./plots.js";
 
 const SHOWN_MS = 1000;
@@ -89,7 +89,7 @@ export class Live {
     if (this.reading) return;
     this.reading = true;
     try {
-      const values = parse(await getText("metrics"));
+      const values = read(await getJson("page/live"));
       this.history.push(performance.now() / 1000, values, SERIES);
       this.state.textContent = "";
       this.state.hidden = true;
@@ -106,7 +106,7 @@ export class Live {
     const { rows, now } = this.history;
     if (!now) return;
     for (const { made, plot } of this.plots) {
-      plot.element.hidden = made.only !== undefined && now.values[NAMES[made.only]] === undefined;
+      plot.element.hidden = made.only !== undefined && now.values[made.only] === undefined;
       plot.update(rows, now.at, this.span);
     }
     this.#drawTotals(now.values);
@@ -114,17 +114,17 @@ export class Live {
 
   #drawTotals(values) {
     const rows = [
-      ["Completed requests", count(values[NAMES.ended] ?? 0)],
-      ["Rejected: queue full", count(values[NAMES.refused] ?? 0)],
-      ["Prompt tokens", count(values[NAMES.prompt] ?? 0)],
-      ["Generated tokens", count(values[NAMES.generated] ?? 0)],
-      ["Preempted", count(values[NAMES.preempted] ?? 0)],
+      ["Completed requests", count(values.ended ?? 0)],
+      ["Rejected: queue full", count(values.refused ?? 0)],
+      ["Prompt tokens", count(values.prompt ?? 0)],
+      ["Generated tokens", count(values.generated ?? 0)],
+      ["Preempted", count(values.preempted ?? 0)],
     ];
-    if (values[NAMES.queries]) rows.push(["Prefix cache hits", percent((100 * values[NAMES.hits]) / values[NAMES.queries])]);
-    if (values[NAMES.cacheBudget]) rows.push(["Prefix cache", `${bytes(values[NAMES.cacheBytes])} of ${bytes(values[NAMES.cacheBudget])}`]);
-    if (values[NAMES.drafts]) {
-      rows.push(["Drafts accepted", percent((100 * values[NAMES.kept]) / values[NAMES.drafts])]);
-      rows.push(["Tokens per round", count(values[NAMES.perRound])]);
+    if (values.queries) rows.push(["Prefix cache hits", percent((100 * values.hits) / values.queries)]);
+    if (values.cacheBudget) rows.push(["Prefix cache", `${bytes(values.cacheBytes)} of ${bytes(values.cacheBudget)}`]);
+    if (values.drafts) {
+      rows.push(["Drafts accepted", percent((100 * values.kept) / values.drafts)]);
+      rows.push(["Tokens per round", count(values.perRound)]);
     }
     this.totals.replaceChildren(...rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
   }

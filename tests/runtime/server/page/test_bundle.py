@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from spark_engine.runtime.server.ipc import Stats
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.page import bundle as module
 from spark_engine.runtime.server.page.bundle import KINDS, read_bundle
+from spark_engine.runtime.server.page.live import live
 from tests.runtime.fake_client import FakeClient, service
 
 FOLDER = Path(module.__file__).parent / "files"
@@ -162,17 +164,17 @@ def test_words_stand_out_from_what_is_behind_them(theme: int) -> None:
         assert (high + 0.05) / (low + 0.05) >= wanted, (word, behind)
 
 
-def test_the_plots_read_what_metrics_shows() -> None:
-    client = FakeClient()
-    client.stats = Stats(drafts_by_position=[4, 3], accepted_by_position=[3, 1])
-    lines = service(client, None, drafts=2).metrics.render().decode().splitlines()
-    there = {re.split("[{ ]", line)[0] for line in lines}
-    text = (FOLDER / "metrics.js").read_text()
-    names = re.findall(r'^  \w+: "(spark:\w+)",$', text, re.MULTILINE)
-    assert len(names) > 12
-    histograms = {"spark:time_to_first_token_seconds", "spark:inter_token_latency_seconds"}
-    assert histograms < set(names)
-    assert {n + "_bucket" if n in histograms else n for n in names} <= there
+def test_the_plots_read_what_the_server_says() -> None:
+    metrics = service(FakeClient(), None, drafts=2).metrics
+    said = live(metrics, Stats(drafts_by_position=[4, 3], accepted_by_position=[3, 1]), drafts=2)
+    text = (FOLDER / "live.js").read_text()
+    read = set(re.findall(r'seen\.\w+\(((?:"\w+"(?:, )?)+)', text))
+    names = {name for row in read for name in re.findall(r'"(\w+)"', row)}
+    names |= set(re.findall(r"values\.(\w+)", text)) | set(re.findall(r'only: "(\w+)"', text))
+    assert len(names) > 12 and names <= said.keys()
+    histograms = re.search(r"HISTOGRAMS = (\[.*\]);", (FOLDER / "metrics.js").read_text())
+    assert histograms is not None
+    assert set(json.loads(histograms[1])) == {n for n in said if isinstance(said[n], list)}
 
 
 def test_the_settings_are_fields_that_the_server_knows() -> None:
