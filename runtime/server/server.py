@@ -182,10 +182,13 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service: Service | None = None
     stack = contextlib.ExitStack()
+
+    def show() -> None:
+        if service is not None:
+            show_keys(keys, service.metrics)
+
     try:
-        stack.enter_context(
-            on_hangup(keys, tls, lambda: service and show_keys(keys, service.metrics))
-        )
+        stack.enter_context(on_hangup(keys, tls, show))
         info = shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
