@@ -61,8 +61,8 @@ class _Build(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.message += explain(error.option_name)
-            raise
+            words = error.message + explain(error.option_name)
+            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
 
 @click.command(cls=_Build)

@@ -211,8 +211,8 @@ class Grouped(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.message += explain(error.option_name)
-            raise
+            words = error.message + explain(error.option_name)
+            raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a section for each group, and one for what is left."""
