@@ -11,7 +11,7 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from spark_engine.errors import ExecutorError, OptionError
-from spark_engine.runtime.printable import printable
 from spark_engine.runtime.ranks.communicator import TcpCommunicator
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.links import LIMIT_S, Links
@@ -191,7 +190,7 @@ def _accept(
     strangers: list[_Incoming[Hello]] = []
     until, knocks = time.monotonic() + come_s, server.fileno()
     server.setblocking(False)
-    undo.callback(lambda: [peer.close() for peer, _ in came.values()])
+    undo.callback(_close, came)
     refused: OptionError | None = None  # said when nobody waits for our answer any more
     try:
         while missing := sorted(set(wanted) - set(came)):
@@ -307,6 +306,11 @@ def _take(
     return True
 
 
+def _close(came: Mapping[int, tuple[socket.socket, Hello]]) -> None:
+    for peer, _ in came.values():
+        peer.close()
+
+
 def _name(peer: socket.socket) -> str:
     try:
         return str(peer.getpeername()[0])
@@ -337,9 +341,8 @@ def _disorder(hello: Hello, ours: Sequence[str], first: bool) -> str:
         return f"two processes are rank 0 of {given}: {mend}" if two else ""
     if sorted(theirs) != sorted(ours) and not two:
         return ""
-    words = (
-        f"one host was given --hosts {printable(','.join(theirs)[:MOST_SHOWN])}, another {given}"
-    )
+    shown = "".join(c if c.isprintable() else "?" for c in ",".join(theirs)[:MOST_SHOWN])
+    words = f"one host was given --hosts {shown}, another {given}"
     return f"{words}: give all the same hosts in the same order, of which the first is rank 0"
 
 
