@@ -114,7 +114,9 @@ class Front:
     async def _list(self, asked: ClientRequest) -> None:
         """All replicas: their names and addresses are for those whose key one of them takes."""
         replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
-        rows = [{"up": r.up, "requests": opened.get(r.name, 0)} for r in replicas]
+        rows: list[dict[str, object]] = [
+            {"up": r.up, "requests": opened.get(r.name, 0)} for r in replicas
+        ]
         for replica in replicas[:ASKED]:
             try:
                 found = await self._upstream.get(
