@@ -27,7 +27,7 @@ def read(path: Path) -> list[Json]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--replay {path} cannot be read: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         wanted = "an object with messages, or a list of such objects"
         raise OptionError(f"--replay {path} is no JSON ({error}): it must be {wanted}") from None
     rows = found if isinstance(found, list) else [found]

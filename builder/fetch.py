@@ -15,7 +15,9 @@ from glob import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from spark_engine.errors import CapacityError, CheckpointError, OptionError, UserError
+import msgspec
+
+from spark_engine.errors import CapacityError, CheckpointError, OptionError
 from spark_engine.hints import extra
 from spark_engine.progress import Progress
 
@@ -28,16 +30,20 @@ TOKEN = "give a token that may read it: `hf auth login`, or HF_TOKEN in the envi
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 # As it is copied from a browser; a `Path` has made one slash of two.
 _ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})" + re.escape(WEIGHTS))
+_NETWORK = {"httpcore", "httpx", "httpx2", "requests", "urllib3"}  # libraries of huggingface_hub
+AGAIN = "remove its folder, and run this again where the hub is reached"
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the repository; `sha256` of those that Git LFS keeps."""
+    """A file of the repository; `sha256` of those that Git LFS keeps, `git`: the id of others."""
 
     path: str
     size: int
     sha256: str | None
+    git: str | None = None
 
 
 _Wanted: TypeAlias = tuple[str, str | None]  # repository and revision
@@ -66,9 +72,10 @@ def fetch(
     Says the sizes first. `check` is given the folder when it holds all but the weights, and raises
     where they are of no use. `engine` is what will be written afterwards: where its disk may lack
     room for both, that is said before the weights come. Every file that Git LFS keeps has the hub's
-    SHA-256 afterwards. Where the hub cannot be reached, what was fetched before is taken. Raises
-    OptionError without the extra `hub`, CheckpointError when there is neither, the hub does not
-    know the name or gives other bytes than it says, CapacityError when the disk is too small.
+    SHA-256 afterwards, every other its id of git. Where the hub cannot be reached, what was fetched
+    before is taken, if it is whole. Raises OptionError without the extra `hub`, CheckpointError
+    when there is neither, the download breaks off, the hub does not know the name or gives other
+    bytes than it says, CapacityError when the disk is too small.
     """
     try:
         import huggingface_hub as hub
@@ -82,14 +89,9 @@ def fetch(
         raise OptionError(f"{name!r} is no name on the hub: OWNER/NAME or OWNER/NAME@REVISION")
     repository, revision = match.group(1), match.group(2)
     try:
-        folder, files = _download(hub, name, (repository, revision), shown, check, engine)
-    except UserError:
-        raise
+        info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     except hub.errors.GatedRepoError:
-        raise CheckpointError(
-            f"{repository} is gated: accept its terms on https://huggingface.co/{repository}, then "
-            f"{TOKEN}"
-        ) from None
+        raise _gated(repository) from None
     except hub.errors.RepositoryNotFoundError:
         words = f"the hub knows no {repository}: look at the spelling, or, if it is private, "
         raise CheckpointError(words + TOKEN) from None
@@ -97,24 +99,61 @@ def fetch(
         raise CheckpointError(
             f"{repository} has no revision {revision}: its page lists branches, tags and commits"
         ) from None
-    except Exception as error:  # its network library, and with it their base, differs by version
+    except Exception as error:
+        if not _unreachable(hub, error):
+            raise _refused(hub, name, error) from None
         folder, files = _fetched_before(hub, name, (repository, revision), shown, error)
+        check(folder)
+    else:
+        try:
+            folder, files = _download(hub, name, info, shown, check, engine)
+        except hub.errors.GatedRepoError:
+            raise _gated(repository) from None
+        except Exception as error:
+            if not _unreachable(hub, error):
+                raise _refused(hub, name, error) from None
+            words = f"the download of {name} broke off ({_reason(error)}): run this again, and it"
+            raise CheckpointError(f"{words} goes on where it stopped") from error
+    _check_whole(name, folder, {file.path for file in files})
     _verify(name, folder, files, shown)
     return folder
+
+
+def _gated(repository: str) -> CheckpointError:
+    return CheckpointError(
+        f"{repository} is gated: accept its terms on https://huggingface.co/{repository}, then "
+        f"{TOKEN}"
+    )
+
+
+def _refused(hub: Any, name: str, error: Exception) -> Exception:
+    """The error to raise for one that says nothing of the network."""
+    if not isinstance(error, hub.errors.HfHubHTTPError):
+        return error
+    return CheckpointError(f"{name} could not be fetched ({_reason(error)}): {by_hand(name)}")
+
+
+def _unreachable(hub: Any, error: Exception) -> bool:
+    """Whether the hub was not reached, or could not answer: nothing was said of the checkpoint. Its
+    network library, and with it the base of its errors, differs by version."""
+    if isinstance(error, hub.errors.HfHubHTTPError):
+        return getattr(error.response, "status_code", 0) >= 500
+    network = {base.__module__.partition(".")[0] for base in type(error).__mro__} & _NETWORK
+    local = isinstance(error, hub.errors.LocalEntryNotFoundError)
+    return bool(network) or local or isinstance(error, ConnectionError | TimeoutError)
 
 
 def _download(
     hub: Any,
     name: str,
-    wanted: _Wanted,
+    info: Any,
     shown: Progress,
     check: Callable[[Path], object],
     engine: Path | None,
 ) -> tuple[Path, tuple[_File, ...]]:
-    """The folder, and what it must hold. Raises what huggingface_hub does, and UserErrors."""
-    repository, revision = wanted
-    info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
-    files = _needed(info)
+    """The folder, and what it must hold by the hub's `info`. Raises what huggingface_hub does, and
+    UserErrors."""
+    repository, files = info.id, _needed(info)
     cache = Path(hub.constants.HF_HUB_CACHE)
     want: dict[str, Any] = {"repo_id": repository, "revision": info.sha}
     everything = {**want, "allow_patterns": [escape(f.path) for f in files]}
@@ -145,10 +184,13 @@ def _fetched_before(
         ) from error
     shown.say(f"the hub cannot be reached ({_reason(error)}): as it was fetched before, {folder}")
     files = []
-    for path in sorted(folder.glob(f"*{WEIGHTS}")):
-        blob = path.resolve()  # the file's content lies under its SHA-256
-        known = blob.name if _SHA256.fullmatch(blob.name) else None
-        files.append(_File(path.name, blob.stat().st_size, known))
+    for path in sorted(p for p in folder.iterdir() if p.name.endswith(NEEDED)):
+        blob = path.resolve()  # the file's content is stored under its SHA-256, or its id of git
+        if not blob.is_file():
+            raise CheckpointError(f"{name}: {path} is not there: {AGAIN}")
+        sha256 = blob.name if _SHA256.fullmatch(blob.name) else None
+        git = blob.name if _GIT.fullmatch(blob.name) else None
+        files.append(_File(path.name, blob.stat().st_size, sha256, git))
     return folder, tuple(files)
 
 
@@ -158,7 +200,7 @@ def _cached(hub: Any, repository: str, revision: str | None) -> Path | None:
         return None
     rows = [
         row
-        for repo in hub.scan_cache_dir().repos
+        for repo in hub.scan_cache_dir(hub.constants.HF_HUB_CACHE).repos
         for row in repo.revisions
         if (repo.repo_id, repo.repo_type) == (repository, "model")
         and (revision is None or revision in row.refs or row.commit_hash.startswith(revision))
@@ -184,7 +226,8 @@ def _needed(info: Any) -> tuple[_File, ...]:
     files = []
     for row in info.siblings or ():
         if "/" not in row.rfilename and row.rfilename.endswith(NEEDED):
-            files.append(_File(row.rfilename, row.size or 0, row.lfs.sha256 if row.lfs else None))
+            sha256, git = row.lfs.sha256 if row.lfs else None, None if row.lfs else row.blob_id
+            files.append(_File(row.rfilename, row.size or 0, sha256, git))
     if not any(f.path == "config.json" for f in files):
         raise CheckpointError(f"{info.id} on the hub holds no config.json: it is no checkpoint")
     if not any(f.path.endswith(WEIGHTS) for f in files):
@@ -236,6 +279,36 @@ def _above(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 
+def _check_whole(name: str, folder: Path, files: set[str]) -> None:
+    """Raises CheckpointError where a file of weights that another names is not there, or one is
+    outside what the hub's library stores of the repository."""
+    stored = folder.parent.parent.resolve()
+    for file in sorted(files):
+        if not (folder / file).resolve().is_relative_to(stored):
+            raise CheckpointError(f"{name}: {folder / file} leads out of {stored}: {AGAIN}")
+    wanted = set()
+    for model, count in {(m[1], m[3]) for m in map(_SHARD.fullmatch, files) if m}:
+        names = (f"{model}-{i:05}-of-{count}{WEIGHTS}" for i in range(1, int(count) + 1))
+        wanted |= {
+            next((n for n in names if n not in files), f"{model}-{count}-of-{count}{WEIGHTS}")
+        }
+    for path in (folder / file for file in files if file.endswith(f"{WEIGHTS}.index.json")):
+        try:
+            wanted |= set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values())
+        except (OSError, msgspec.DecodeError) as error:
+            raise CheckpointError(f"{name}: {path} cannot be read ({error}): {AGAIN}") from None
+    if missing := sorted(wanted - files):
+        raise CheckpointError(
+            f"{name}: some of its files of weights are not there, {missing[0]} among them: {AGAIN}"
+        )
+
+
+class _Index(msgspec.Struct):
+    """An index of weights: the file of each tensor."""
+
+    weight_map: dict[str, str]
+
+
 def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) -> None:
     total, done = sum(f.size for f in files if f.sha256), 0
     shown.say(f"verifying {total / GIB:.2f} GiB")
@@ -245,15 +318,16 @@ def _verify(name: str, folder: Path, files: tuple[_File, ...], shown: Progress) 
             raise CheckpointError(
                 f"{name}: {path} is not {file.size} bytes long: remove it and run this again"
             )
-        if file.sha256 is None:
+        if file.sha256 is None and file.git is None:
             continue
-        digest = hashlib.sha256()
+        digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size)
         with path.open("rb") as stream:
             while chunk := stream.read(CHUNK):
                 digest.update(chunk)
-                done += len(chunk)
-                shown.advance(done, total)
-        if digest.hexdigest() != file.sha256:
+                if file.sha256:
+                    done += len(chunk)
+                    shown.advance(done, total)
+        if digest.hexdigest() != (file.sha256 or file.git):
             raise CheckpointError(
                 f"{name}: {path} has not the bytes that the hub names: remove {path.resolve()} and "
                 "run this again"

@@ -70,7 +70,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8, or no JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, or no JSON
         raise CheckpointError(f"{path} is not valid JSON ({error}): {AGAIN}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds {type(value).__name__}, not an object: {AGAIN}")
@@ -87,7 +87,9 @@ def _check_tokenizer(path: Path) -> None:
 
 def _check_templates(path: Path, named: Any) -> bool:
     """Whether there is one."""
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        extensions=["jinja2.ext.loopcontrols"], optimized=False
+    )
     found = [(path, path.read_text(encoding="utf-8", errors="replace"))] if path.is_file() else []
     several = (
         [named]

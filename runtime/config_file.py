@@ -60,7 +60,7 @@ def read(path: Path, rows: Sequence[Option]) -> dict[str, Any]:
         raise OptionError(f"--config: {system_words(error)}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"--config: {path} is not UTF-8 ({error})") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
         raise OptionError(f"{path}: {error}; a line is like `port = 8000`") from None
     known = {row.key: row for row in rows if row.of_file}
     return {

@@ -23,6 +23,7 @@ from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import MANY, SERVING, Group, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
+from spark_engine.runtime.server.guard import allowed_hosts
 from spark_engine.runtime.server.server import ServerOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
@@ -267,6 +268,16 @@ SECURITY = (
         metavar="ORIGIN",
         fills=(ServerOptions, "cors_origins"),
         turn=_origins,
+    ),
+    Option(
+        "--allowed-hosts",
+        Group.SECURITY,
+        "A name by which clients may call the server, e.g. spark.example or *.example; * for any. "
+        "May be given several times.",
+        many=True,
+        metavar="NAME",
+        fills=(ServerOptions, "allowed_hosts"),
+        turn=allowed_hosts,
     ),
     Option(
         "--tls-cert",

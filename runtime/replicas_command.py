@@ -27,6 +27,7 @@ from spark_engine.runtime import config_file
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Group, Grouped
 from spark_engine.runtime.options import OF_FILE, OPTIONS, server_options
+from spark_engine.runtime.server.guard import allowed_hosts
 from spark_engine.runtime.server.json_stderr import standard_error
 from spark_engine.runtime.server.logs import LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.server import ServerOptions
@@ -148,6 +149,12 @@ def run(
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--max-connections", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option(
+    "--allowed-hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which clients may call this address; * for any. May be given several times.",
+)
 @click.option("--tls-cert", type=click.Path(dir_okay=False), metavar="FILE")
 @click.option("--tls-key", type=click.Path(dir_okay=False), metavar="FILE")
 @click.option("--log-format", type=click.Choice([form.value for form in LogFormat]), default="text")
@@ -169,6 +176,8 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
             port=values["port"],
             max_connections=values["max_connections"],
             drain_timeout_s=values["drain_timeout"],
+            allowed_hosts=allowed_hosts(values["allowed_hosts"]),
+            cors_origins=("*",),  # which pages may call is the servers' matter, as keys are
             tls_cert=values["tls_cert"],
             tls_key=values["tls_key"],
         )

@@ -35,6 +35,7 @@ from spark_engine.weights_file import map_weights
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
+MOST_MANIFEST = 16 << 20  # bytes: ten times the longest of a served model
 CHUNK_BYTES = 64 << 20
 
 _PIECE_BYTES = 4 << 20  # read at once, per thread
@@ -167,7 +168,15 @@ def read_manifest(path: Path) -> Manifest:
     remedy = _remedy(path)
     if not (path / MANIFEST).exists():
         raise EngineError(hints.no_engine(path))
-    return decode_manifest(_read(path / MANIFEST, remedy), str(path / MANIFEST), remedy)
+    where = path / MANIFEST
+    try:
+        size = where.stat().st_size
+    except OSError as error:
+        raise EngineError(f"{where} cannot be read ({error.strerror}); {remedy}") from error
+    if size > MOST_MANIFEST:
+        words = f"{where} has {size} bytes; at most {MOST_MANIFEST} are read"
+        raise EngineError(f"{words}; {remedy}")
+    return decode_manifest(_read(where, remedy), str(where), remedy)
 
 
 def open_folder(

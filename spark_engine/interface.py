@@ -24,6 +24,22 @@ SAMPLING_I = ("top_k", "seed_low", "seed_high", "masked")
 MASK_BITS = 32  # ids of a word of `allow`
 
 
+# what no engine reaches: a runtime makes lists and buffers as long as its limits
+_MOST = {
+    "max_seqs": 1 << 16,
+    "max_context": 1 << 26,
+    "pages": 1 << 24,
+    "vocab": 1 << 22,
+    "page_size": 1 << 16,
+    "bias_slots": 1 << 16,
+    "top_logprobs": 1 << 12,
+    "gdn_ring": 1 << 16,
+    "drafts": 1 << 8,
+    "snapshots": 1 << 24,
+}
+_NEEDED = ("max_seqs", "max_context", "pages", "vocab", "page_size")
+
+
 @dataclass(frozen=True)
 class Limits:
     """Sizes fixed at build time. All counts; `page_size` and `max_context` in tokens.
@@ -67,10 +83,15 @@ class Limits:
     @classmethod
     def from_json(cls, row: dict[str, int]) -> Limits:
         """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
-        ValueError when it is no count; what an engine does not speak of, ring, drafts or
-        snapshots, it has not."""
+        ValueError when it is no count or out of range; what an engine does not speak of, ring,
+        drafts or snapshots, it has not."""
         known = {"gdn_ring": 0, "drafts": 0, "snapshots": 0, **row}
-        return cls(**{k: typed(int, known[k], k) for k in cls.__dataclass_fields__})
+        found = {k: typed(int, known[k], k) for k in cls.__dataclass_fields__}
+        for name, value in found.items():
+            least = int(name in _NEEDED)
+            if not least <= value <= _MOST[name]:
+                raise ValueError(f"{name} is {value}; it must be {least} to {_MOST[name]}")
+        return cls(**found)
 
 
 @dataclass(frozen=True)

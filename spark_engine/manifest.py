@@ -20,6 +20,8 @@ from spark_engine.typed import typed
 FORMAT = 7
 WEIGHTS = "weights.safetensors"
 SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
+MOST_RANKS = 1 << 10
+MOST_ROWS = 1 << 12  # states, tables or buckets of an engine
 UNITS = (SLOT, PAGE, SEQUENCE)
 NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
 Json: TypeAlias = Any  # a value that json.dumps accepts
@@ -344,8 +346,11 @@ def _plain(value: object) -> Json:
 def _manifest(row: Mapping[str, Json]) -> Manifest:
     total = row["memory"].pop("total")
     manifest = typed(Manifest, {k: v for k, v in row.items() if k != "format"}, "")
-    if manifest.ranks < 1:
-        raise ValueError(f"ranks is {manifest.ranks}")
+    if not 1 <= manifest.ranks <= MOST_RANKS:
+        raise ValueError(f"ranks is {manifest.ranks}; it must be 1 to {MOST_RANKS}")
+    for name in ("states", "tables", "buckets"):
+        if (count := len(getattr(manifest, name))) > MOST_ROWS:
+            raise ValueError(f"{name} has {count} rows; at most {MOST_ROWS} are read")
     missing = [name for name in manifest.weights_files if name not in manifest.files]
     if missing:
         raise ValueError(f"files has no {', '.join(missing)}")

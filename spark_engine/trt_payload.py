@@ -43,7 +43,7 @@ class TrtPayload:
             middle, outputs = start + head["engine"], tuple(head["outputs"])
             if middle + head["behind"] != len(data):
                 raise ValueError(f"{len(data)} bytes are not {head}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineError(
                 f"the bucket is not TensorRT's ({error}); rebuild the engine with spark-build"
             ) from None

@@ -130,7 +130,7 @@ def test_no_sample_key_is_valid_as_shipped(config: dict[str, Any], tmp_path: Pat
         read_keys(FOLDER / "keys.toml")
     path = tmp_path / "keys.toml"
     path.write_text(re.sub(r"^#(?=\S)", "", shipped, flags=re.M))
-    with pytest.raises(OptionError, match="64 hexadecimal digits"):
+    with pytest.raises(OptionError, match="one of our examples"):
         read_keys(path)  # the places for the keys alone are none
     filled = path.read_text().replace('sha256 = "..."', f'sha256 = "{"a1" * 32}"')
     path.write_text(filled.replace('"..."', f'"{"b2" * 16}"'))

@@ -17,12 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from spark_engine import engine_file, manifest
-from spark_engine.engine_file import EngineHeader, encode_engine, open_folder, read_engine
+from spark_engine import engine_file, interface, manifest
+from spark_engine.engine_file import (
+    EngineHeader,
+    encode_engine,
+    open_folder,
+    read_engine,
+    read_manifest,
+)
 from spark_engine.errors import EngineError, InternalError
 from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import (
     FORMAT,
+    MOST_ROWS,
     Bucket,
     Fingerprint,
     Manifest,
@@ -31,6 +38,7 @@ from spark_engine.manifest import (
     Quantised,
     Refusal,
     StateInfo,
+    canonical_json,
 )
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import (
@@ -244,6 +252,47 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
     (folder / "manifest.json").write_bytes(replace(good, files=files).encode())
     with pytest.raises(EngineError, match="files has no weights.safetensors.*spark-build"):
         open_folder(folder, "cpu", deferred)
+
+
+HUGE = [(name, most + 1) for name, most in interface._MOST.items()]
+HUGE += [(name, 0) for name in interface._NEEDED]
+HUGE += [("max_seqs", 10**18), ("pages", 10**14)]
+
+
+@pytest.mark.parametrize(("name", "value"), HUGE)
+def test_a_manifest_of_limits_that_no_engine_has_is_refused(
+    name: str, value: int, folder: Path
+) -> None:
+    path = folder / "manifest.json"
+    limits = replace(example(folder).limits, **{name: value or -1})
+    text = replace(example(folder), limits=limits).encode()
+    row = json.loads(text)
+    row["limits"][name] = value
+    row.pop("digest")
+    digest = hashlib.sha256(canonical_json(row)).hexdigest()
+    path.write_bytes(canonical_json({**row, "digest": digest}))
+    with pytest.raises(EngineError, match=f"{name} is {value}"):
+        read_manifest(folder)
+
+
+def test_a_manifest_of_very_many_rows_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, toy = folder / "manifest.json", example(folder)
+    path.write_bytes(replace(toy, ranks=10**9).encode())
+    with pytest.raises(EngineError, match="ranks is 1000000000"):
+        read_manifest(folder)
+    (state,) = toy.states
+    many = tuple(
+        replace(state, spec=TensorSpec(f"s{i}", DType.I32, (5, 9))) for i in range(MOST_ROWS + 1)
+    )
+    path.write_bytes(replace(toy, states=many).encode())
+    with pytest.raises(EngineError, match=f"states has {MOST_ROWS + 1} rows"):
+        read_manifest(folder)
+    with path.open("r+b") as file:
+        file.truncate(engine_file.MOST_MANIFEST + 1)  # of which no byte is read
+    with pytest.raises(EngineError, match="at most 16777216 are read"):
+        read_manifest(folder)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def parse_vocab(text: str) -> Vocab:
         raise OptionError(
             f"--draft-vocab {text} is neither a number of ids nor a file of them ({why})"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(
             f"--draft-vocab {text}: {error}; write one id a line, or a JSON list of ids"
         ) from error

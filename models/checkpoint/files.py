@@ -153,7 +153,7 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
     refuse_pointer(file, text)
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _fail(file.name, f"is not JSON ({error})", AGAIN)
     if not isinstance(row, dict):
         _fail(file.name, f"holds a {type(row).__name__}, not an object", AGAIN)
@@ -208,7 +208,7 @@ def _header(file: str, data: Array) -> list[StoredTensor]:
         )
     try:
         row = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_no_repeats)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _fail(file, f"its header is not a safetensors header ({error})", AGAIN)
     if not isinstance(row, dict):
         _fail(file, "its header is not a safetensors header (no object)", AGAIN)

@@ -11,15 +11,14 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from spark_engine.errors import ExecutorError, OptionError
-from spark_engine.runtime.ranks.channel import read
 from spark_engine.runtime.ranks.communicator import TcpCommunicator
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.links import LIMIT_S, Links
@@ -32,6 +31,8 @@ ASK_S = 0.5  # for a connection to where another rank 0 may wait
 RETRY_S = 0.5
 LENGTH = 4  # bytes before each message
 MOST_BYTES = 1 << 16
+MOST_STRANGERS = 64  # that have connected and not said yet who they are
+MOST_SHOWN = 500  # characters of what a stranger said
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -185,37 +186,136 @@ def _accept(
     takes its own place and who was `asked` is heard; or one between ranks, which nobody comes by
     anew. Raises ExecutorError naming ranks that do not come, OptionError of who was asked."""
     came: dict[int, tuple[socket.socket, Hello]] = {}
-    first, unheard = asked is not None, {one.fileno(): one for one in asked or ()}
-    until, poll = time.monotonic() + come_s, select.poll()
-    for number in (server.fileno(), *unheard):
-        poll.register(number, select.POLLIN)
-    while missing := sorted(set(wanted) - set(came)):
-        found = {number for number, _ in poll.poll(1000 * max(0.01, until - time.monotonic()))}
-        if not found:
-            raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s")
-        if server.fileno() not in found:  # else first: who asks is answered before we end of it
-            for number in found:
-                poll.unregister(number)
-                _heed(unheard[number])
-            continue
-        peer, address = server.accept()
-        undo.callback(peer.close)
-        peer.settimeout(HELLO_S)
-        hello = _receive(peer, Hello)
-        if hello is not None and (words := _disorder(hello, hosts, first)):
-            log.warning("%s: %s", address[0], words)
-            with suppress(ExecutorError):
-                _send(peer, Ports([], words))
-            peer.close()
-            continue
-        if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
-            log.warning("%s said %s, which is no rank that is missing", address[0], hello)
-            peer.close()
-            continue
-        if not first and hello.port:
-            raise ExecutorError(f"rank {hello.rank} has come anew while all were being connected")
-        came[hello.rank] = peer, hello
+    first, unheard = asked is not None, [_Incoming(one, Ports, come_s) for one in asked or ()]
+    strangers: list[_Incoming[Hello]] = []
+    until, knocks = time.monotonic() + come_s, server.fileno()
+    server.setblocking(False)
+    undo.callback(_close, came)
+    refused: OptionError | None = None  # said when nobody waits for our answer any more
+    try:
+        while missing := sorted(set(wanted) - set(came)):
+            found = _wait(knocks, [*strangers, *unheard], 0 if refused and not strangers else until)
+            if knocks in found:
+                _let_in(server, strangers)
+            for one in [one for one in strangers if one.over]:
+                taken = _take(one, hosts, wanted, came, first)
+                strangers.remove(one)
+                if not taken:
+                    one.peer.close()
+            for other in [other for other in unheard if other.over]:
+                unheard.remove(other)
+                if other.message is not None and other.message.refused:
+                    refused = OptionError(other.message.refused)
+            if refused and knocks not in found and not strangers:
+                raise refused
+            if time.monotonic() >= until and set(wanted) - set(came):
+                raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s")
+    finally:
+        for one in strangers:
+            one.peer.close()
     return came
+
+
+class _Incoming(Generic[T]):
+    """A message on its way: all of it within `limit_s` seconds, or none.
+
+    Attributes:
+        over: it has come, or never will.
+        message: None while it has not come, and where the other end says anything else.
+    """
+
+    def __init__(self, peer: socket.socket, kind: type[T], limit_s: float) -> None:
+        self.peer, self._kind, self._data = peer, kind, bytearray()
+        self.until = time.monotonic() + limit_s
+        self.over, self.message = False, None  # type: bool, T | None
+        peer.setblocking(False)
+
+    def read(self) -> None:
+        """Takes what is there, and no byte of what comes behind the message."""
+        size = int.from_bytes(self._data[:LENGTH], "little")
+        left = LENGTH - len(self._data)
+        if left <= 0:
+            left += size
+        try:
+            part = self.peer.recv(left)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._data += part
+        size = int.from_bytes(self._data[:LENGTH], "little")
+        if not part or len(self._data) >= LENGTH and size > MOST_BYTES:
+            self.over = True
+        elif len(self._data) == LENGTH + size:
+            self.over = True
+            with suppress(msgspec.DecodeError, RecursionError):
+                self.message = msgspec.msgpack.decode(self._data[LENGTH:], type=self._kind)
+            self.peer.settimeout(HELLO_S)
+
+
+def _wait(server: int, incoming: Sequence[_Incoming[Any]], until: float) -> set[int]:
+    """Reads what came until something does, a message takes too long, or it is `until`: what can be
+    read."""
+    poll = select.poll()
+    for number in (server, *(one.peer.fileno() for one in incoming)):
+        poll.register(number, select.POLLIN)
+    end = min([until, *(one.until for one in incoming)])
+    found = {number for number, _ in poll.poll(1000 * max(0.0, end - time.monotonic()))}
+    for one in incoming:
+        if one.peer.fileno() in found:
+            one.read()
+        one.over |= time.monotonic() >= one.until
+    return found
+
+
+def _let_in(server: socket.socket, strangers: list[_Incoming[Hello]]) -> None:
+    """Whoever knocks. Of too many who say nothing the first gives way."""
+    try:
+        peer, _ = server.accept()
+    except OSError:  # it has left again
+        return
+    if len(strangers) >= MOST_STRANGERS:
+        strangers.pop(0).peer.close()
+    strangers.append(_Incoming(peer, Hello, HELLO_S))
+
+
+def _take(
+    one: _Incoming[Hello],
+    hosts: Sequence[str],
+    wanted: Sequence[int],
+    came: dict[int, tuple[socket.socket, Hello]],
+    first: bool,
+) -> bool:
+    """Whether it is a rank that is wanted. Raises ExecutorError for one that comes anew while all
+    are being connected."""
+    hello, peer = one.message, one.peer
+    if hello is not None and (words := _disorder(hello, hosts, first)):
+        log.warning("%s: %s", _name(peer), words)
+        with suppress(ExecutorError):
+            _send(peer, Ports([], words))
+        return False
+    if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
+        said = str(hello)[:MOST_SHOWN]
+        log.warning("%s said %s, which is no rank that is missing", _name(peer), said)
+        return False
+    if not first and hello.port:
+        raise ExecutorError(f"rank {hello.rank} has come anew while all were being connected")
+    if hello.rank in came:  # its process was started again
+        came[hello.rank][0].close()
+    came[hello.rank] = peer, hello
+    return True
+
+
+def _close(came: Mapping[int, tuple[socket.socket, Hello]]) -> None:
+    for peer, _ in came.values():
+        peer.close()
+
+
+def _name(peer: socket.socket) -> str:
+    try:
+        return str(peer.getpeername()[0])
+    except OSError:
+        return "a host that has left"
 
 
 def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
@@ -231,13 +331,6 @@ def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
     return asked
 
 
-def _heed(asked: socket.socket) -> None:
-    """Raises OptionError where another rank 0 answers; any other rank only closes."""
-    found = _receive(asked, Ports)
-    if found is not None and found.refused:
-        raise OptionError(found.refused)
-
-
 def _disorder(hello: Hello, ours: Sequence[str], first: bool) -> str:
     """What to do where there are two of rank 0, who asks the `first` one alone, or somebody has the
     same hosts in another order."""
@@ -248,7 +341,8 @@ def _disorder(hello: Hello, ours: Sequence[str], first: bool) -> str:
         return f"two processes are rank 0 of {given}: {mend}" if two else ""
     if sorted(theirs) != sorted(ours) and not two:
         return ""
-    words = f"one host was given --hosts {','.join(theirs)}, another {given}"
+    shown = "".join(c if c.isprintable() else "?" for c in ",".join(theirs)[:MOST_SHOWN])
+    words = f"one host was given --hosts {shown}, another {given}"
     return f"{words}: give all the same hosts in the same order, of which the first is rank 0"
 
 
@@ -261,11 +355,14 @@ def _send(peer: socket.socket, message: msgspec.Struct) -> None:
 
 
 def _receive(peer: socket.socket, kind: type[T]) -> T | None:
-    """What the other end says; None where it closes, is silent, or says anything else."""
-    head = read(peer, LENGTH)
-    size = int.from_bytes(head or b"", "little")
-    data = read(peer, size) if head and size <= MOST_BYTES else None
-    try:
-        return None if data is None else msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError:
-        return None
+    """What the other end says within the socket's timeout; None where it closes, is silent, or says
+    anything else."""
+    limit_s = peer.gettimeout()
+    one = _Incoming(peer, kind, HELLO_S if limit_s is None else limit_s)
+    poll = select.poll()
+    poll.register(peer.fileno(), select.POLLIN)
+    while not one.over and (left := one.until - time.monotonic()) > 0:
+        if poll.poll(1000 * left):
+            one.read()
+    peer.settimeout(limit_s)
+    return one.message

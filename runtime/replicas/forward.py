@@ -37,7 +37,9 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgra
 _HOP |= {"proxy-connection", "proxy-authenticate", "proxy-authorization"}
 _NOT_UP = _HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id"}
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
-_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
+_PREVIOUS = re.compile(rb'"previous_response_id"\s{0,64}:\s{0,64}"([^"]{1,200})"')
+LOOK = 2 << 20  # bytes of a body that are searched at a time
+_LONGEST = 512  # bytes of what is searched for
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
 _BYTES = "surrogateescape"  # as aiohttp reads a header that is no UTF-8
 _ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
@@ -164,7 +166,8 @@ class Forwarder:
         self, replica: Replica, asked: ClientRequest, answer: Answer, ticket: Ticket
     ) -> Refusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
-        headers.append(("x-spark-replica", replica.name))
+        if answer.status not in (401, 403):  # its name may be its address
+            headers.append(("x-spark-replica", replica.name))
         if not answer.streams:
             body = await answer.whole()
             if answer.status == REFUSED:
@@ -237,8 +240,8 @@ class Forwarder:
         """The replica that keeps the answer which the request is about; None: any will do. Raises
         Unsure."""
         ident = ""
-        if asked.path == RESPONSES and (found := _PREVIOUS.search(asked.body.data)):
-            ident = found[1].decode("utf-8", "replace")
+        if asked.path == RESPONSES:
+            ident = await _previous(asked.body)
         elif asked.path.startswith(RESPONSES + "/"):
             ident = asked.path.removeprefix(RESPONSES + "/").partition("/")[0]
         if not _ID.fullmatch(ident):  # nobody made it, and it is part of an address below
@@ -246,7 +249,7 @@ class Forwarder:
         known = self._kept.get(ident)
         if known is not None and known in self._fleet.replicas:
             return known
-        headers = [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
+        headers = credentials(asked)
         # this front was started again, or there are several
         replica = await self._ask_all(f"{RESPONSES}/{ident}", headers)
         if replica is not None:
@@ -294,6 +297,23 @@ class Forwarder:
         if silent:
             raise Unsure("some replica did not say whether it keeps this answer; retry")
         return None
+
+
+async def _previous(body: Body) -> str:
+    """The response that a body goes on from; empty where it names none. A large body is searched in
+    parts, between which the event loop does other work."""
+    for at in range(0, len(body.data), LOOK):
+        if at:
+            await asyncio.sleep(0)
+        found = _PREVIOUS.search(body.data, at, at + LOOK + _LONGEST)
+        if found:
+            return found[1].decode("utf-8", "replace")
+    return ""
+
+
+def credentials(asked: ClientRequest) -> Headers:
+    """The headers by which a replica knows whose request it is."""
+    return [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
 
 
 def problem_of(

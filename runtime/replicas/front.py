@@ -17,6 +17,7 @@ from spark_engine.runtime.replicas.fleet import Fleet
 from spark_engine.runtime.replicas.forward import (
     ClientRequest,
     Forwarder,
+    credentials,
     decoded,
     encoded,
     problem_of,
@@ -27,23 +28,32 @@ from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Up
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.bodies import Bodies
 from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.guard import Guard, Guarded, is_own
 from spark_engine.runtime.server.http_errors import error_response
 from spark_engine.runtime.server.request_ids import RequestIds, current
 
 METRICS_S = 5.0  # for one replica's counters
+ASKED = 3  # replicas, each of which may be silent, that are asked whether they take a key
 JSON = [("content-type", "application/json")]
 TEXT = [("content-type", "text/plain; version=0.0.4; charset=utf-8")]
 
 
 class Front:
-    """The application. `max_body` in bytes; what all bodies together may hold is as at a server."""
+    """The application. `max_body` in bytes; what all bodies together may hold is as at a server.
+    `guard`: by which names and pages it may be called; None: by any."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, max_body: int) -> None:
+    def __init__(
+        self, fleet: Fleet, upstream: Upstream, max_body: int, guard: Guard | None = None
+    ) -> None:
         self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
         self._forwarder = Forwarder(fleet, upstream, self.metrics)
+        self._answers = {
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/replicas"): self._list,
+        }
         self.draining = False
-        self.app: ASGIApp = RequestIds(self)
+        self.app: ASGIApp = RequestIds(self if guard is None else Guarded(self, guard))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -68,12 +78,8 @@ class Front:
         if query := scope.get("query_string", b""):
             target += "?" + query.decode("latin-1")
         if (own := self._own(scope["method"], path)) is not None:
-            status, body = own
-            await answer(status, JSON, msgspec.json.encode(body), False)
-            return
-        if words := _unfit(scope, target):
-            status, body, headers = problem_of(path, 400, words, current())
-            await answer(status, [*headers, ("connection", "close")], body, False)
+            status, found = own
+            await answer(status, JSON, msgspec.json.encode(found), False)
             return
         try:
             whole = await self._bodies.take(Request(scope, receive))
@@ -84,38 +90,48 @@ class Front:
             status, body, headers = problem_of(path, status, str(error), current(), "busy")
             await answer(status, headers, body, False)
             return
-        headers = decoded(scope["headers"])
+        headers = decoded(_for_replicas(scope["headers"]))
         asked = ClientRequest(scope["method"], path, target, headers, whole, current(), answer)
-        work = self._metrics(asked) if path == "/metrics" else self._carry(asked)
+        work = self._answers.get((asked.method, path), self._carry)(asked)
         try:
             await _unless_gone(receive, asyncio.ensure_future(work))
         finally:
             whole.drop()
 
     def _own(self, method: str, path: str) -> tuple[int, object] | None:
-        """(status, body) of what is answered here."""
-        if method != "GET" or path not in ("/health", "/ping", "/ready", "/load", "/replicas"):
+        """(status, body) of what is answered here, for anybody: no replica's name or address."""
+        if method != "GET" or path not in ("/health", "/ping", "/ready", "/load"):
             return None
         up, opened = self._fleet.up, self._fleet.router.open
         if path == "/load":
-            return 200, {"server_load": sum(opened.values()), "replicas": dict(opened)}
-        rows = [
-            {
-                "name": replica.name,
-                "url": replica.address.url,
-                "up": replica.up,
-                "why": replica.why,
-                "requests": opened.get(replica.name, 0),
-            }
-            for replica in self._fleet.replicas.values()
-        ]
-        if path == "/replicas":
-            return 200, {"replicas": rows}
-        counts = {"up": len(up), "replicas": len(rows)}
+            return 200, {"server_load": sum(opened.values())}
+        counts = {"up": len(up), "replicas": len(self._fleet.replicas)}
         if up and not self.draining:
             return 200, {"status": "ok", **counts}
         why = "the front is draining" if self.draining else "no replica takes requests"
         return 503, {"status": "unhealthy", "reason": why, **counts}
+
+    async def _list(self, asked: ClientRequest) -> None:
+        """All replicas: their names and addresses are for those whose key one of them takes."""
+        replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
+        rows: list[dict[str, object]] = [
+            {"up": r.up, "requests": opened.get(r.name, 0)} for r in replicas
+        ]
+        for replica in replicas[:ASKED]:
+            try:
+                found = await self._upstream.get(
+                    f"{replica.address.url}/v1/models", METRICS_S, credentials(asked)
+                )
+            except Lost:
+                continue
+            if found[0] in (401, 403):
+                await asked.send(found[0], JSON, found[1], False)
+                return
+            if found[0] == 200:
+                more = [{"name": r.name, "url": r.address.url, "why": r.why} for r in replicas]
+                rows = [a | b for a, b in zip(more, rows, strict=True)]
+                break
+        await asked.send(200, JSON, msgspec.json.encode({"replicas": rows}), False)
 
     async def _carry(self, asked: ClientRequest) -> None:
         if self.draining:
@@ -134,7 +150,7 @@ class Front:
         """Every replica's counters, and ours. Who may not see theirs sees none."""
         names = [replica.name for replica in self._fleet.up]
         urls = [f"{replica.address.url}/metrics" for replica in self._fleet.up]
-        headers = [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
+        headers = credentials(asked)
         found = await asyncio.gather(
             *(self._upstream.get(url, METRICS_S, headers) for url in urls), return_exceptions=True
         )
@@ -157,14 +173,14 @@ class Front:
         await asked.send(200, TEXT, text.encode(), False)
 
 
-def _unfit(scope: Scope, target: str) -> str:
-    """Why a request is refused before its body is read; empty where it is not."""
-    if not target.startswith("/"):  # behind a replica's address it would be another's
-        return f"the request's target must begin with /, not {target[:80]!r}"
-    lengths = {b"content-length", b"transfer-encoding"}
-    if lengths <= {name for name, _ in scope["headers"]}:  # RFC 9112, 6.3: request smuggling
-        return "a request has a content-length or a transfer-encoding, not both"
-    return ""
+def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that a replica may see: a page that came from here is of no other server's."""
+    hosts = [value for name, value in headers if name == b"host"]
+    return [
+        (name, value)
+        for name, value in headers
+        if not name.startswith(b"sec-fetch-") and not (name == b"origin" and is_own(value, hosts))
+    ]
 
 
 async def _unless_gone(receive: Receive, work: asyncio.Future[None]) -> None:

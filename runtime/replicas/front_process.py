@@ -26,6 +26,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.guard import guard_of
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.operation import on_hangup
 from spark_engine.runtime.server.port import bind
@@ -46,12 +47,16 @@ async def serve(
 ) -> int:
     """Serves the replicas behind one address until a signal; returns the exit code.
 
-    Of `options` those count that are of connections: bounds, times, TLS.
+    Of `options` those count that are of connections: bounds, times, TLS, and by which names and
+    pages it may be called where there are no keys.
     """
     descriptors = raise_descriptor_limit()
     upstream = Upstream()
     fleet = Fleet(members, upstream, Router(policy))
-    front = Front(fleet, upstream, options.max_body_mib << 20)
+    locked = options.api_key is not None or options.api_keys is not None
+    hosts, origins = options.allowed_hosts, options.cors_origins
+    guard = guard_of(hosts, options.host, listener, locked, origins)
+    front = Front(fleet, upstream, options.max_body_mib << 20, guard)
     # half of the descriptors are for the replicas' side
     room = min(options.max_connections, max(1, room_for_connections(descriptors) // 2))
     connections = Connections(room, options.read_timeout_s)

@@ -4,23 +4,27 @@ Knows the bodies of the APIs as far as a prompt stands in them; knows no tokens 
 place is the end of a message (there the engines keep recurrent states) or, within a long text, a
 grid like that of the pages. Two requests that share a beginning share the digests of its places,
 because each digest is of everything before it.
+
+No key was looked at when a body comes here, so its cost is bounded whatever it holds: its JSON is
+gone over without building anything of it, and only the bytes of some messages are made objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-GRID = 2048  # bytes of text, about 512 tokens: several pages
-IDS = 512  # token ids, of a prompt that is given so
-BYTES_OF_ID = 4  # an id counts for as much text
-MOST = 4 << 20  # bytes of a body that is read: longer ones, which no engine takes, go anywhere
+GRID = 2048  # bytes of JSON, about 512 tokens: several pages
+MOST = (
+    2 << 20
+)  # bytes of a body that is read: longer ones, which hardly an engine takes, go anywhere
+MOST_PARTS = 1 << 16  # commas in messages that are taken apart; others are one text
+MOST_MESSAGES = 1 << 12  # whose ends are places; of more only the first are
 FIRST, LAST = 96, 160  # places of one request that are kept
-_BEFORE = ("tools", "functions", "system", "instructions")  # of the prompt, before its messages
-_PROMPTS = ("messages", "input", "prompt")
+_NOTHING = (b"", b"null", b"[]", b"{}", b'""', b"false", b"0")
 
 
 class Place(NamedTuple):
@@ -30,47 +34,82 @@ class Place(NamedTuple):
     length: int
 
 
+class _Body(msgspec.Struct):
+    """What stands in a prompt, in its order, as JSON."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def before(self) -> Iterable[msgspec.Raw]:
+        """What a template puts before the messages."""
+        return self.tools, self.functions, self.system, self.instructions
+
+    @property
+    def prompts(self) -> Iterable[msgspec.Raw]:
+        """The conversation or the text; one of them as a rule."""
+        return self.messages, self.input, self.prompt
+
+
 def places(body: bytes) -> tuple[Place, ...]:
     """The places of a request's prompt, from its beginning on; none of what is not understood."""
     if len(body) > MOST:
         return ()
     try:
-        found = msgspec.json.decode(body)
+        found = msgspec.json.decode(body, type=_Body)
+        pieces = list(_pieces(found))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
-    if not isinstance(found, dict):
-        return ()
-    digest, length = blake2b(digest_size=16), 0
-    digest.update(str(found.get("model")).encode("utf-8", "replace"))
-    made: list[Place] = []
-    for piece in _pieces(found):
-        for at in range(0, len(piece), GRID):
-            part = piece[at : at + GRID]
+    return tuple(_marked(pieces, bytes(found.model)))
+
+
+def _marked(pieces: Sequence[bytes], model: bytes) -> Iterator[Place]:
+    """The first and the last places of these pieces."""
+    ends = [-(-len(piece) // GRID) for piece in pieces]  # places of each
+    total, number, length = sum(ends), 0, 0
+    digest = blake2b(model, digest_size=16)
+    for piece, count in zip(pieces, ends, strict=True):
+        at = 0
+        while at < len(piece):
+            if FIRST <= number < total - LAST:  # not kept: hashed up to where one is, or the end
+                skipped = min(total - LAST - number, count - at // GRID)
+                step = skipped * GRID
+            else:
+                skipped, step = 1, GRID
+            part = piece[at : at + step]
             digest.update(part)
-            length += len(part)
-            made.append(Place(digest.digest(), length))
+            at, number, length = at + step, number + skipped, length + len(part)
+            if number <= FIRST or number > total - LAST:
+                yield Place(digest.digest(), length)
         digest.update(b"\0")  # pieces do not run into one another
-    return tuple(made if len(made) <= FIRST + LAST else made[:FIRST] + made[-LAST:])
 
 
-def _pieces(body: dict[str, Any]) -> Iterator[bytes]:
-    before = {name: body[name] for name in _BEFORE if body.get(name)}
-    if before:
-        yield msgspec.json.encode(before)
-    for name in _PROMPTS:
-        prompt = body.get(name)
-        if not prompt:
+def _pieces(body: _Body) -> Iterator[bytes]:
+    before = [b"" if raw in _NOTHING else raw for raw in map(bytes, body.before)]
+    if any(before):
+        yield b"\0".join(before)
+    for raw in map(bytes, body.prompts):
+        if raw in _NOTHING:
             continue
-        if isinstance(prompt, str):
-            yield prompt.encode("utf-8", "replace")
-        elif isinstance(prompt, list) and all(type(i) is int for i in prompt):
-            yield from _of_ids(prompt)
-        elif isinstance(prompt, list):
-            yield from map(msgspec.json.encode, prompt)
+        if raw[:1] == b'"':
+            yield raw[1:-1]
+        elif raw[:1] == b"[":
+            yield from _parts(raw)
 
 
-def _of_ids(ids: list[int]) -> Iterator[bytes]:
-    """Of each id the lowest bytes: a digest of others would be no error, only a detour."""
-    for at in range(0, len(ids), IDS):
-        some = ids[at : at + IDS]
-        yield b"".join((i & 0xFFFFFFFF).to_bytes(BYTES_OF_ID, "little") for i in some)
+def _parts(raw: bytes) -> Iterator[bytes]:
+    """A list's elements; its text as a whole where it is one of token ids, or has too many."""
+    begin = raw[1:65].lstrip()[:1]
+    if begin.isdigit() or raw.count(b",") > MOST_PARTS:
+        yield raw[1:-1]
+        return
+    elements = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    if len(elements) > MOST_MESSAGES:
+        del elements[FIRST:]
+    yield from map(bytes, elements)

@@ -17,6 +17,7 @@ from spark_engine.errors import SparkError
 from spark_engine.runtime.server.api.routes import LIVE, METRICS, ROUTES, Route, page_routes
 from spark_engine.runtime.server.api.unknown_paths import in_api_form, no_such_path
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
+from spark_engine.runtime.server.guard import Guard, Guarded
 from spark_engine.runtime.server.http_errors import Draining, error_response
 from spark_engine.runtime.server.http_request import (
     Listener,
@@ -37,11 +38,13 @@ def create_app(
     listeners: Sequence[Listener] = (),
     origins: Sequence[str] = (),
     page: bool = True,
+    guard: Guard | None = None,
 ) -> FastAPI:
     """The application. All paths but the open ones ask for one of `keys`, where there are any.
 
     `listeners` are told of every request that has ended. `origins`: pages of these may use the
-    server from a browser (`*`: of all). `page`: there is a page at `/`.
+    server from a browser (`*`: of all). `page`: there is a page at `/`. `guard`: by which names
+    and which pages it may be called; None: by any.
     """
     routes = (*ROUTES, *(page_routes() if page else ()))
     keys, metrics = keys or Keyring(), endpoints.service.metrics
@@ -58,6 +61,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
             max_age=ASK_AGAIN_S,
         )
+    if guard is not None:
+        app.add_middleware(Guarded, guard=guard)
     app.add_middleware(RequestMiddleware, metrics=metrics, listeners=listeners)
     app.add_middleware(RequestIds)  # the outermost
     for route in routes:
@@ -68,14 +73,14 @@ def create_app(
 def _handler(
     endpoints: Endpoints, keys: Keyring, route: Route
 ) -> Callable[[Request], Awaitable[Response]]:
-    metrics, counts = endpoints.service.metrics, route.method == "POST"
+    metrics = endpoints.service.metrics
     is_open = route.open and not (route.path in (METRICS, LIVE) and endpoints.metrics_by_key)
 
     async def handle(request: Request) -> Response:
         try:
             note_route(route.path)
             if not is_open:
-                admit(request.headers, keys, counts, metrics)
+                admit(request.headers, keys, route.runs, metrics, route.counts)
             return await route.run(endpoints, request)
         except Exception as problem:  # here it still has its request's name
             return await _on_error(request, problem)

@@ -1,5 +1,5 @@
 """uvicorn's connections with limits that it lacks: their number, how long a request may take to
-arrive, and which connection is closed for a new one.
+arrive, how much is parsed at a time, and which connection is closed for a new one.
 
 Knows sockets, HTTP's states and descriptors. Knows no endpoints.
 """
@@ -13,19 +13,25 @@ import os
 import resource
 import sys
 import termios
+import time
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import h11
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spark_engine.runtime.server.api.answers import Json, error
+from spark_engine.runtime.server.framing import PIECE, Parser
 
 SPARE = 16  # descriptors for what is opened while serving, and for connections on their way in
 MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
 WRITE_S = 30.0  # an answer of which no byte is taken for so long is cut off
+RETRIED = (408, 503)  # refusals after which the same request may be sent again
+TURN_S = 0.005  # for parsing, of all connections together, before the event loop does anything else
 WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's turn: a request, or the rest of one, is to come
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,23 @@ class Connections:
         self.write_s = write_s
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
+        self._unparsed: deque[Connection] = deque()  # those with bytes that wait for their turn
+
+    def parse_later(self, connection: Connection) -> None:
+        """Parses what came of this connection, a piece at a time in turn with all others."""
+        if not self._unparsed:
+            connection.loop.call_soon(self._parse)
+        self._unparsed.append(connection)
+
+    def _parse(self) -> None:
+        end = time.perf_counter() + TURN_S
+        while self._unparsed:
+            connection = self._unparsed.popleft()
+            if connection.parse():
+                self._unparsed.append(connection)
+            if self._unparsed and time.perf_counter() > end:
+                self._unparsed[0].loop.call_soon(self._parse)
+                return
 
     def enter(self, connection: Connection) -> bool:
         """Whether there is room, made or found."""
@@ -81,12 +104,32 @@ class Connections:
         self.waiting.pop(connection, None)
 
 
+class _Flow(FlowControl):
+    """uvicorn's, which says when more may be read; what came already is parsed first."""
+
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._resumed = resumed
+
+    def resume_reading(self) -> None:
+        """There is room for more."""
+        super().resume_reading()
+        self._resumed()
+
+
 class Connection(H11Protocol):
-    """One connection. `connections` is the server's; the rest is what uvicorn passes."""
+    """One connection. `connections` is the server's; the rest is what uvicorn passes.
+
+    At most PIECE bytes are parsed at once; what else came waits for its turn, and nothing more is
+    read meanwhile.
+    """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = self._parser = Parser()
         self._connections = connections
+        self._unparsed = bytearray()
+        self._in_turn = False  # it is among those that are parsed in turn
         self._state: Any = None  # the client's, by h11
         self.answered = False  # once at least
         self._deadline: asyncio.TimerHandle | None = None
@@ -95,6 +138,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Comes in, or is sent away."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._go_on)
         if self._connections.enter(self):
             self._set_timer()
         else:
@@ -103,8 +147,45 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
-        super().data_received(data)
-        self._set_timer()
+        self._unparsed += data
+        if self._in_turn or self.flow.read_paused:
+            self.transport.pause_reading()
+        elif self.parse():
+            self._connections.parse_later(self)
+
+    def parse(self) -> bool:
+        """Parses the next piece. Returns whether another may be parsed now: then it is in turn."""
+        self._in_turn = False
+        if self._unparsed and not self.transport.is_closing() and not self.flow.read_paused:
+            piece = bytes(self._unparsed[:PIECE])
+            del self._unparsed[:PIECE]
+            super().data_received(piece)
+            self._set_timer()
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        if self.flow.read_paused:  # until the answer is out, or the body is taken
+            return False
+        self._in_turn = bool(self._unparsed)
+        if self._in_turn:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+        return self._in_turn
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP, or a form of it that is refused: says why, and closes."""
+        problem = self._parser.problem
+        status = 431 if problem is not None and problem.error_status_hint == 431 else 400
+        words = msg if problem is None else str(problem)
+        self._refuse(status, error(words, "invalid_request_error", code="invalid_http"))
+
+    def _go_on(self) -> None:
+        """There is room for more, as uvicorn says: what came already is the next."""
+        if self._unparsed:
+            self.transport.pause_reading()
+            if not self._in_turn:
+                self._in_turn = True
+                self._connections.parse_later(self)
 
     def on_response_complete(self) -> None:
         """An answer is out: the next request may come, for which uvicorn keeps the time."""
@@ -127,6 +208,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed, by whomever."""
+        self._unparsed.clear()
         self._forget()
         super().connection_lost(exc)
 
@@ -183,6 +265,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, answer: Json) -> None:
         """Closes, with an answer where none has begun."""
+        self._unparsed.clear()
         self._forget()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
@@ -192,7 +275,8 @@ class Connection(H11Protocol):
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         )
-        end = f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+        retry = "retry-after: 1\r\n" if status in RETRIED else ""
+        end = f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         self.transport.write(f"{head}{end}".encode() + body)
         self.transport.close()
 

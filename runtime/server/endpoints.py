@@ -20,6 +20,7 @@ from spark_engine.runtime.server.bodies import Bodies
 from spark_engine.runtime.server.http_errors import LEFT, Draining, error_response
 from spark_engine.runtime.server.http_request import note_problem
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.sliced import SLICE, SlicedJson
 
 Start = Callable[[Service, bytes], Awaitable[Reply]]
 Compute = Callable[[Service, bytes], Awaitable[Json]]
@@ -168,4 +169,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 def json_response(value: Json, status: int = 200) -> Response:
     """One JSON object."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    data = msgspec.json.encode(value)
+    if len(data) > SLICE:
+        return SlicedJson([data], status)
+    return Response(data, status, media_type="application/json")

@@ -198,9 +198,13 @@ def begin(scope: Scope) -> HttpRequest:
     )
 
 
-def admit(headers: Mapping[str, str], keys: Keyring, counts: bool, metrics: Metrics) -> None:
-    """Lets the current request in under its key, where the server asks for one; where it `counts`,
-    it is held to the key's limits. Raises Unauthorised or LimitReached."""
+def admit(
+    headers: Mapping[str, str], keys: Keyring, runs: bool, metrics: Metrics, counts: bool = False
+) -> None:
+    """Lets the current request in under its key, where the server asks for one. One that `runs` is
+    held to all of the key's limits. One that only `counts` is one of the requests of a minute, and
+    is let in while others run: it asks for what runs, or ends it. Raises Unauthorised and
+    LimitReached."""
     request = _CURRENT.get()
     if not keys.locked:
         return
@@ -208,13 +212,15 @@ def admit(headers: Mapping[str, str], keys: Keyring, counts: bool, metrics: Metr
     if request is None:
         return
     request.account = account
-    if counts:
-        try:
+    try:
+        if runs:
             account.enter()
-        except LimitReached as reached:
-            metrics.limited(account.key.name, reached.kind)
-            raise
-        request.held = True
+        elif counts:
+            account.count()
+    except LimitReached as reached:
+        metrics.limited(account.key.name, reached.kind)
+        raise
+    request.held = runs
 
 
 def _secret(headers: Mapping[str, str]) -> bytes:

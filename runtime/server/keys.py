@@ -22,6 +22,15 @@ from spark_engine.errors import CapacityError, OptionError, RequestError
 LIMITS = ("requests", "tokens", "at_once")  # what a key may run into
 MINUTE = 60.0  # seconds
 _HEX = 64  # digits of a SHA-256
+MOST_KEYS = 10_000  # each request's key is compared with every one
+MOST_BYTES = 16 << 20  # of the file
+MOST_LIMIT = 10**12  # requests or tokens a minute
+SHORT = 16  # characters: a shorter key may be guessed
+# SHA-256 of the keys that our own examples show: everybody knows them
+_SAMPLES = {
+    hashlib.sha256(key.encode()).hexdigest()
+    for key in ("replace-me-with-32-random-characters", "secret", "KEY", "…", "...")
+}
 log = logging.getLogger(__name__)
 
 
@@ -123,14 +132,22 @@ class Account:
         if most is not None and self.open >= most:
             words = f"key {name!r} has {self.open} requests under way (at most {most}); retry"
             raise LimitReached(words, "at_once", 1)
-        for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
-            if bucket is not None and bucket.level < 1:
-                wait = bucket.wait(1)
-                words = f"key {name!r} has used its {bucket.rate:g} {kind} a minute; retry"
-                raise LimitReached(f"{words} in {math.ceil(wait)} s", kind, wait)
+        self._look("requests", self.requests)
+        self._look("tokens", self.tokens)
+        self.count()
+        self.open += 1
+
+    def count(self) -> None:
+        """A request that runs nothing: it counts to those of a minute. Raises LimitReached."""
+        self._look("requests", self.requests)
         if self.requests is not None:
             self.requests.take(1)
-        self.open += 1
+
+    def _look(self, kind: str, bucket: Bucket | None) -> None:
+        if bucket is not None and bucket.level < 1:
+            wait = bucket.wait(1)
+            words = f"key {self.key.name!r} has used its {bucket.rate:g} {kind} a minute; retry"
+            raise LimitReached(f"{words} in {math.ceil(wait)} s", kind, wait)
 
     def leave(self) -> None:
         """A request has ended."""
@@ -209,11 +226,13 @@ class Keyring:
             if not self.single or self.single != self.single.strip():  # a request without a key
                 words = "--api-key is empty or has space around it; give a key, or leave it out"
                 raise OptionError(words)
+            single = Key(name="api-key", key=self.single)
+            _check_secret(single, "--api-key")
             if any(key.name == "api-key" for key in keys):
                 raise OptionError(
                     f"{self.path}: the name api-key is that of --api-key's; rename it"
                 )
-            keys.append(Key(name="api-key", key=self.single))
+            keys.append(single)
         return keys
 
 
@@ -221,16 +240,21 @@ def read_keys(path: Path) -> list[Key]:
     """The keys of a file. Raises OptionError that names the file, the key and the remedy."""
     given = f"--api-keys {path}"
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise OptionError(f"{given} cannot be read ({error.strerror})") from None
+    if len(data) > MOST_BYTES:
+        raise OptionError(f"{given} is over {MOST_BYTES >> 20} MiB; give a file of [[key]] tables")
     try:
         keys = msgspec.toml.decode(data, type=_File).key
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         form = '[[key]] with name = "ann" and key = "…" (docs/operation.md)'
         raise OptionError(f"{given}: {error}; it must hold {form}") from None
     if not keys:
         raise OptionError(f"{given} holds no key, so no client could use the server")
+    if len(keys) > MOST_KEYS:
+        raise OptionError(f"{given} holds {len(keys)} keys; at most {MOST_KEYS} are read")
     if path.stat().st_mode & 0o004 and any(key.key is not None for key in keys):
         log.warning("WARNING: everybody on this machine can read %s: chmod o= %s", path, path)
     seen: dict[str, str] = {}
@@ -250,16 +274,27 @@ def _check(key: Key, given: str, seen: dict[str, str]) -> None:
         raise OptionError(f"{given}: key {name!r} is empty or has space around it")
     if key.sha256 is not None and not _is_digest(key.sha256):
         raise OptionError(f"{given}: sha256 of key {name!r} must be {_HEX} hexadecimal digits")
+    _check_secret(key, given)
     for field in ("requests_per_minute", "tokens_per_minute", "max_requests"):
         value = getattr(key, field)
-        if value is not None and value < 1:
-            words = "it must be at least 1 (leave it out for no limit)"
+        if value is not None and not 1 <= value <= MOST_LIMIT:
+            words = f"it must be at least 1 and at most {MOST_LIMIT} (leave it out for no limit)"
             raise OptionError(f"{given}: {field} of key {name!r} is {value}; {words}")
     digest = key.digest.hex()
     for what, row in (("name", name), ("secret", digest)):
         if row in seen:
             raise OptionError(f"{given}: keys {seen[row]!r} and {name!r} have the same {what}")
     seen[name] = seen[digest] = name
+
+
+def _check_secret(key: Key, given: str) -> None:
+    """Raises OptionError for a key that everybody knows, and warns of one that may be guessed."""
+    if key.digest.hex() in _SAMPLES:
+        words = f"{given}: key {key.name!r} is one of our examples, which everybody knows"
+        raise OptionError(f"{words}: make one of your own with `openssl rand -hex 16`")
+    if key.key is not None and len(key.key) < SHORT:
+        words = "WARNING: key %r has %d characters and may be guessed: openssl rand -hex 16"
+        log.warning(words, key.name, len(key.key))
 
 
 def _is_digest(text: str) -> bool:

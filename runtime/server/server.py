@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -49,6 +48,7 @@ from spark_engine.runtime.server.connections import (
 )
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.guard import guard_of, is_loopback
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
@@ -94,6 +94,8 @@ class ServerOptions:
             scrapes and the page's own; `access_log_all`: those too.
         traces: URL of an OpenTelemetry collector.
         cors_origins: pages of these may use the server from a browser; `*`: of all.
+        allowed_hosts: names by which the server may be called; `*`: by any. Empty: by any where it
+            has keys or other machines reach it, else as localhost or by an address.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
         tls_key: the certificate's key, in PEM form without a password.
         page: there is a page at `/`.
@@ -127,6 +129,7 @@ class ServerOptions:
     log_level: LogLevel = LogLevel.INFO
     traces: str | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
     page: bool = True
@@ -215,7 +218,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         logged = options.access_log, options.access_log_all
         async with listeners(*logged, options.traces, names[0]) as told:
-            app = create_app(endpoints, keys, told, options.cors_origins, options.page)
+            hosts, origins = options.allowed_hosts, options.cors_origins
+            guard = guard_of(hosts, options.host, listener, keys.locked, origins)
+            app = create_app(endpoints, keys, told, origins, options.page, guard)
             config = _config(app, connections, options)
             if tls is not None:
                 tls.serve_with(config)
@@ -272,8 +277,7 @@ def _give_large_buffers_back() -> None:
 
 
 def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
-    address = listener.getsockname()[0]
-    if not keys.locked and not ip_address(address).is_loopback:
+    if not keys.locked and not is_loopback(listener):
         words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 

@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, pass_context
 from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from spark_engine.errors import EngineError, RequestError
@@ -69,7 +70,7 @@ class ChatTemplate:
         """Raises EngineError when `source` is not a template."""
         try:
             self._template = _compile(source)
-        except TemplateError as error:
+        except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
             raise EngineError(f"the chat template does not compile: {error}") from None
         self.source = source
         self._tokens = dict(tokens or {})
@@ -81,7 +82,12 @@ class ChatTemplate:
         `chat_template.jinja` comes before the `chat_template` of tokenizer_config.json.
         """
         path = folder / "tokenizer_config.json"
-        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        try:
+            config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (ValueError, RecursionError) as error:
+            raise EngineError(f"{path} is not valid JSON ({error}): build it again") from None
+        if not isinstance(config, dict):
+            raise EngineError(f"{path} holds {type(config).__name__}, not an object")
         own = folder / "chat_template.jinja"
         named = config.get("chat_template")
         source = own.read_text(encoding="utf-8") if own.exists() else _default(named)
@@ -175,12 +181,21 @@ class ChatTemplate:
 
 def _compile(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols],
+        optimized=False,  # else expressions of constants are computed here, however large,
+        finalize=_as_it_is,  # and so are those that are printed
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
+
+
+@pass_context
+def _as_it_is(_: Context, value: Any) -> Any:
+    return value
 
 
 def _tojson(
@@ -207,7 +222,8 @@ def _raise(message: str) -> None:
 def _default(named: Any) -> str | None:
     """tokenizer_config.json holds a template, or a list of named ones."""
     if isinstance(named, list):
-        named = {row.get("name"): row.get("template") for row in named}.get("default")
+        rows = [row for row in named if isinstance(row, dict)]
+        named = next((row.get("template") for row in rows if row.get("name") == "default"), None)
     return named if isinstance(named, str) else None
 
 

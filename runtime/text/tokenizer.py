@@ -18,6 +18,9 @@ from tokenizers import Tokenizer as Backend
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.reply_formats import marks
 
+MOST_BYTES = 128 << 20  # of a file: ten times the longest of a served model
+MOST_TOKENS = 1 << 22
+
 
 class Tokenizer:
     """The tokenizer of one engine. Thread-safe: nothing changes after construction."""
@@ -42,16 +45,17 @@ class Tokenizer:
         settings = _json(path, text)
         if not _is_byte_level(settings.get("decoder")):
             raise EngineError(f"{path}: the decoder is not byte-level; only that kind is supported")
-        try:
-            backend = Backend.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            raise EngineError(f"{path} cannot be read ({error}); build the engine again") from None
+        backend = _backend(path, text)
         # What a training run left there would cut or fill every prompt without a word.
         backend.no_truncation()
         backend.no_padding()
         config = folder / "tokenizer_config.json"
         added = _json(config, _read(config)) if config.exists() else {}
-        _add_missing(backend, added.get("added_tokens_decoder", {}), config)
+        try:
+            _add_missing(backend, added.get("added_tokens_decoder", {}), config)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            words = f"{config}: added_tokens_decoder is malformed ({error!r})"
+            raise EngineError(f"{words}; build the engine again") from None
         specials = (i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         return cls(backend, frozenset(specials))
 
@@ -136,6 +140,19 @@ def _is_byte_level(decoder: Any) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
+def _backend(path: Path, text: str) -> Backend:
+    try:
+        found = Backend.from_str(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and panics beside it
+        words = f"{path} cannot be read ({str(error)[:500]})"
+        raise EngineError(f"{words}; build the engine again") from None
+    if (size := found.get_vocab_size(with_added_tokens=True)) > MOST_TOKENS:
+        raise EngineError(f"{path} has {size} tokens; at most {MOST_TOKENS} are read")
+    return found
+
+
 def _add_missing(backend: Backend, rows: dict[str, Any], path: Path) -> None:
     """Adds tokens that only tokenizer_config.json lists, and insists on their ids."""
     for number, row in sorted(rows.items(), key=lambda item: int(item[0])):
@@ -148,6 +165,8 @@ def _add_missing(backend: Backend, rows: dict[str, Any], path: Path) -> None:
 
 def _read(path: Path) -> str:
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise EngineError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise EngineError(f"{path} is missing: this engine has no tokenizer") from None
@@ -158,7 +177,7 @@ def _read(path: Path) -> str:
 def _json(path: Path, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path} is not valid JSON ({error}); build the engine again") from None
     if not isinstance(value, dict):
         raise EngineError(f"{path} holds {type(value).__name__}, not an object")

@@ -14,6 +14,11 @@ from pathlib import Path
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+def git_id(data: bytes) -> str:
+    """By which git names a file of these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
 class Hub(ThreadingHTTPServer):
     """Serves the files of `folder` as repository `name`.
 
@@ -84,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         place = path.relative_to(self.server.folder).as_posix()
         row: dict[str, object] = {name: place, "size": len(data), "type": "file"}
-        row |= {"blobId": hashlib.sha1(data).hexdigest(), "oid": hashlib.sha1(data).hexdigest()}
+        row |= {"blobId": git_id(data), "oid": git_id(data)}
         if path.suffix == ".safetensors":
             digest = hashlib.sha256(data).hexdigest()
             row["lfs"] = {"sha256": digest, "oid": digest, "size": len(data), "pointerSize": 130}
@@ -100,7 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, path: Path, body: bool) -> None:
         hub, data = self.server, path.read_bytes()
-        tag = hashlib.sha256(data).hexdigest()
+        lfs = path.suffix == ".safetensors"
+        tag = hashlib.sha256(data).hexdigest() if lfs else git_id(data)
         if hub.lie == path.name:
             data = bytes([data[0] ^ 1]) + data[1:]
         given = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")

@@ -142,6 +142,111 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, fetching: Fetching)
         fetching(AWAY)
 
 
+@pytest.fixture
+def shards(hub: Hub, files: Path, tmp_path: Path) -> Hub:
+    """A hub whose model has three files of weights, without an index."""
+    hub.folder = tmp_path / "sharded"
+    shutil.copytree(files, hub.folder)
+    (one,) = hub.folder.glob("*.safetensors")
+    for i in (1, 2, 3):
+        (hub.folder / f"model-{i:05}-of-00003.safetensors").write_bytes(b"shard %d" % i)
+    one.unlink()
+    return hub
+
+
+def _cut(folder: Path, name: str) -> None:
+    """As where a download of this file was cut off."""
+    (folder / name).resolve().unlink()
+    (folder / name).unlink()
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_checkpoint_of_which_a_part_is_missing_is_refused(
+    indexed: bool, online: bool, shards: Hub, fetching: Fetching
+) -> None:
+    last = "model-00003-of-00003.safetensors"
+    if indexed:
+        for i, path in enumerate(sorted(shards.folder.glob("*.safetensors"))):
+            path.rename(shards.folder / f"{'abc'[i]}.safetensors")
+        last = "c.safetensors"
+        index = {"weight_map": {str(i): f"{'abc'[i]}.safetensors" for i in range(3)}}
+        (shards.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    folder = fetching(shards.url)
+    assert fetching(AWAY) == folder
+    if online:
+        (shards.folder / last).unlink()
+    else:
+        _cut(folder, last)
+    with pytest.raises(CheckpointError, match=f"are not there, {last} among them"):
+        fetching(shards.url if online else AWAY)
+
+
+def test_files_that_are_no_weights_are_verified_too(hub: Hub, fetching: Fetching) -> None:
+    folder = fetching(hub.url)
+    for name in [p.name for p in folder.iterdir() if p.suffix != ".safetensors"]:
+        path = (folder / name).resolve()
+        data = path.read_bytes()
+        for other in (b"", b"{}", data[:-9], data.replace(b"1", b"2")):
+            path.write_bytes(other)
+            for url in (AWAY, hub.url) if len(other) == len(data) else (AWAY,):
+                with pytest.raises(CheckpointError):
+                    fetching(url)
+        path.write_bytes(data)
+    assert fetching(AWAY) == folder
+    (folder / "config.json").unlink()  # what the hub does not name, as in a folder without blobs
+    (folder / "config.json").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        fetching(AWAY)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_link_that_leads_elsewhere_is_refused(
+    name: str, hub: Hub, tmp_path: Path, fetching: Fetching
+) -> None:
+    folder = fetching(hub.url)
+    place = folder / name if name == "config.json" else next(folder.glob("*.safetensors"))
+    elsewhere = tmp_path / place.resolve().name  # its name and bytes are right
+    shutil.move(place.resolve(), elsewhere)
+    place.unlink()
+    place.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="leads out of"):
+        fetching(AWAY)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("a bug"), None),
+        (OSError(28, "No space left on device"), None),
+        (ConnectionResetError("cut"), "broke off .*run this again"),
+        (TimeoutError("slow"), "broke off"),
+    ],
+)
+def test_only_a_hub_that_is_not_reached_is_done_without(
+    error: Exception,
+    words: str | None,
+    hub: Hub,
+    fetching: Fetching,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetching(hub.url)
+
+    def breaks(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", breaks)
+    with pytest.raises(CheckpointError if words else type(error), match=words):
+        fetching(hub.url)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", breaks)
+    if words is None:
+        with pytest.raises(type(error)):
+            fetching(hub.url)
+    else:
+        fetching(hub.url)
+        assert "as it was fetched before" in fetching.told
+
+
 def test_what_cannot_be_built_is_told_before_the_weights_come(
     hub: Hub, files: Path, tmp_path: Path, fetching: Fetching
 ) -> None:

@@ -104,6 +104,15 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert words in done.stderr.splitlines()[-1] and str(tmp_path) in done.stderr
 
 
+@pytest.mark.parametrize(
+    "text", ["port = " + "1" * 5_000_000, "port = " + "[" * 100_000, "port = 1_", "x = {" * 10_000]
+)
+def test_what_no_parser_takes_is_the_users_mistake(text: str, tmp_path: Path) -> None:
+    done = _run("--config", _file(tmp_path, text), "--print-config")
+    assert done.exit_code == 2 and "This is our bug" not in done.stderr
+    assert len(done.stderr) < 1000 and str(tmp_path) in done.stderr
+
+
 def test_numbers_and_a_byte_order_mark_are_taken(tmp_path: Path) -> None:
     read = config_file.read(_file(tmp_path, "\ufefftemperature = 1\nitl-ms = 2.5\n"), OF_FILE)
     assert read == {"temperature": 1.0, "itl_ms": 2.5} and type(read["temperature"]) is float

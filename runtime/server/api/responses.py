@@ -6,6 +6,7 @@ Knows its body and its items; the answers are in `responses_answer.py`, those th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,7 +21,12 @@ from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.sliced import Part
+from spark_engine.runtime.server.stored_items import StoredItems, store_items
 
+Query = Mapping[str, str]
+MOST_LISTED = 100  # items of one page
+MOST_REPEATED = 256 << 10  # bytes of one field of a request that its response repeats
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 # the names under which fields of a `ChatRequest` were sent, for errors
 NAMES = {
@@ -86,22 +92,25 @@ async def start(service: Service, data: bytes) -> Reply:
     ident, owner = body.previous_response_id, http_request.key()
     last = service.responses.ended(ident, owner) if ident else None
 
-    def read() -> tuple[bytes, ChatRequest, ToolNames]:
+    def read() -> tuple[StoredItems, ChatRequest, ToolNames, Json]:
         items = _items(body, last.items() if last else [])
         with renamed(NAMES):
             chat, names = to_chat_request(body, items)
-            return msgspec.json.encode(items), service.accept(chat), names
+            return store_items(items), service.accept(chat), names, _asked(body)
 
-    items, chat, names = await service.checked(data, read, deadline, last.size if last else 0)
+    size = last.size if last else 0
+    items, chat, names, asked = await service.checked(data, read, deadline, size)
+    if body.store is not False:
+        service.responses.check(items, owner)
     with renamed(NAMES):
         found = await service.converse(chat, deadline)
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
     try:
-        head = _head(body, service, new_id("resp", "_"))
+        head = _head(asked, service, new_id("resp", "_"))
         logprobs = LOGPROBS in (body.include or ())
         reply = ResponsesReply(running, found, service, head, logprobs, names)
         if body.store is not False:
-            reply.keep(service.responses.put(head, items, owner), service.responses)
+            reply.keep(service.responses, items, owner)
     except BaseException:
         running.close()
         raise
@@ -169,21 +178,14 @@ def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
     chat.response_format = form
 
 
-def _head(body: ResponsesBody, service: Service, ident: str) -> Json:
-    """The response before it has said anything: what was asked, as OpenAI repeats it."""
-    return {
-        "id": ident,
-        "object": "response",
-        "created_at": service.now(),
-        "status": "in_progress",
+def _asked(body: ResponsesBody) -> Json:
+    """What was asked, as OpenAI repeats it: as JSON, which costs nothing more, and without what is
+    long: a stream would repeat it three times."""
+    asked = {
         "background": bool(body.background),
-        "error": None,
-        "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
-        "model": service.names[0],
-        "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
@@ -198,33 +200,60 @@ def _head(body: ResponsesBody, service: Service, ident: str) -> Json:
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
-        "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
     }
+    found = {name: msgspec.json.encode(value) for name, value in asked.items()}
+    empty = {"tools": b"[]", "metadata": b"{}"}
+    return {
+        name: msgspec.Raw(data if len(data) <= MOST_REPEATED else empty.get(name, b"null"))
+        for name, data in found.items()
+    }
 
 
-def find(service: Service, ident: str) -> Json:
+def _head(asked: Json, service: Service, ident: str) -> Json:
+    """The response before it has said anything."""
+    return {
+        "id": ident,
+        "object": "response",
+        "created_at": service.now(),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": service.names[0],
+        "output": [],
+        "usage": None,
+        **asked,
+    }
+
+
+def find(service: Service, ident: str, query: Query) -> list[Part]:
     """GET /v1/responses/ID."""
-    return service.responses.find(ident, http_request.key()).response
+    if query.get("stream", "false") != "false":
+        raise BadField("a stored response is not streamed; leave stream out", "stream")
+    return [service.responses.find(ident, http_request.key()).data]
 
 
-def inputs(service: Service, ident: str) -> Json:
-    """GET /v1/responses/ID/input_items."""
-    rows = msgspec.json.decode(service.responses.find(ident, http_request.key()).before)
-    ends = {"first_id": rows[0].get("id"), "last_id": rows[-1].get("id")} if rows else {}
-    return {"object": "list", "data": rows, "has_more": False, **ends}
+def inputs(service: Service, ident: str, query: Query) -> list[Part]:
+    """GET /v1/responses/ID/input_items: the newest first, unless `order` says otherwise."""
+    order, limit = query.get("order", "desc"), query.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise BadField(f"order is {short(order)}; it must be 'asc' or 'desc'", "order")
+    if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise BadField(f"limit is {short(limit)}; it must be 1 to {MOST_LISTED}", "limit")
+    before = service.responses.find(ident, http_request.key()).before
+    return before.page(int(limit), query.get("after"), order == "asc")
 
 
-def delete(service: Service, ident: str) -> Json:
+def delete(service: Service, ident: str, query: Query) -> list[Part]:
     """DELETE /v1/responses/ID."""
     service.responses.drop(ident, http_request.key())
-    return {"id": ident, "object": "response", "deleted": True}
+    return [msgspec.json.encode({"id": ident, "object": "response", "deleted": True})]
 
 
-def cancel(service: Service, ident: str) -> Json:
+def cancel(service: Service, ident: str, query: Query) -> list[Part]:
     """POST /v1/responses/ID/cancel: what runs ends; what has ended stays as it is."""
     entry = service.responses.find(ident, http_request.key())
     if entry.stop is not None:
         entry.stop()
-    return entry.response
+    return [entry.data]

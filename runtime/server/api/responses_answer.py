@@ -20,6 +20,7 @@ from spark_engine.runtime.server.api.responses_tools import Named, ToolNames
 from spark_engine.runtime.server.http_errors import error_response
 from spark_engine.runtime.server.http_request import note_problem
 from spark_engine.runtime.server.service import Conversation, Running, Service
+from spark_engine.runtime.server.stored_items import StoredItems
 from spark_engine.runtime.server.stored_responses import ResponseStore, StoredResponse
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
@@ -58,10 +59,10 @@ class ResponsesReply:
         self._kept: ResponseStore | None = None
         self._alone = False
 
-    def keep(self, entry: StoredResponse, kept: ResponseStore) -> None:
-        """The response can be asked for until it is forgotten, and cancelled while it runs."""
-        self._entry, self._kept = entry, kept
-        entry.stop = self._cancel
+    def keep(self, kept: ResponseStore, before: StoredItems, owner: str) -> None:
+        """The response, which answers `before`, can be asked for until it is forgotten, and
+        cancelled while it runs. Raises what `ResponseStore.put` raises."""
+        self._entry, self._kept = kept.put(self._response, before, owner, self._cancel), kept
 
     def run_by_itself(self) -> None:
         """Nobody waits for it; it was kept before."""
@@ -165,10 +166,9 @@ class ResponsesReply:
         self._update()
 
     def _update(self) -> None:
-        if self._response["status"] != "in_progress" and self._entry is not None:
-            self._entry.stop = None
         if self._entry is not None and self._kept is not None:
-            self._kept.update(self._entry, self._response)
+            runs = self._response["status"] == "in_progress"
+            self._kept.update(self._entry, self._response, self._cancel if runs else None)
 
     def _push(self, piece: Piece) -> list[Step]:
         steps = self._as_tools(self._blocks.push(piece))

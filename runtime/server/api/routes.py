@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -11,10 +11,8 @@ from starlette.responses import RedirectResponse
 from starlette.routing import compile_path
 
 from spark_engine.runtime.server.api import chat, completions, messages, models, responses, tokenize
-from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
-from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.responses import ResponsesBody
@@ -24,13 +22,15 @@ from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.release import release
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.sliced import Part, SlicedJson
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class Route:
-    """One path. `words`: what it is for. `body`: what is sent to it. `open`: it needs no key."""
+    """One path. `words`: what it is for. `body`: what is sent to it. `open`: it needs no key.
+    `counts`: it is one of the requests that a key has in a minute."""
 
     method: str
     path: str
@@ -38,6 +38,12 @@ class Route:
     words: str
     body: type[msgspec.Struct] | None = None
     open: bool = False
+    counts: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may run for long, and so is held to all limits of a key."""
+        return self.body is not None
 
     def takes(self, path: str) -> bool:
         """Whether it is for this path, whatever the method."""
@@ -65,13 +71,12 @@ def _shows(show: Callable[[Endpoints], Response]) -> Run:
     return run
 
 
-def _kept(work: Callable[[Service, str], Json]) -> Run:
-    """What concerns one answer that is kept."""
+def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
+    """What concerns one answer that is kept; it gives JSON."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise BadField("a stored response is not streamed; leave stream out", "stream")
-        return json_response(work(endpoints.service, request.path_params["id"]))
+        found = work(endpoints.service, request.path_params["id"], request.query_params)
+        return SlicedJson(found)
 
     return run
 
@@ -129,10 +134,10 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
     Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
-    Route("GET", _ONE, _kept(responses.find), "an answer that is kept"),
-    Route("DELETE", _ONE, _kept(responses.delete), "forgets one"),
-    Route("POST", _ONE + "/cancel", _kept(responses.cancel), "ends one that runs"),
-    Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers"),
+    Route("GET", _ONE, _kept(responses.find), "an answer that is kept", counts=True),
+    Route("DELETE", _ONE, _kept(responses.delete), "forgets one", counts=True),
+    Route("POST", _ONE + "/cancel", _kept(responses.cancel), "ends one that runs", counts=True),
+    Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers", counts=True),
     Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
     Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
     Route("GET", "/v1/models", _shows(_models), "the models that are served"),

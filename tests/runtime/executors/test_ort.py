@@ -62,8 +62,8 @@ TURNED = """{
 }"""
 
 
-def model(body: str) -> bytes:
-    """A bucket whose `weight` [5] lies at byte 64 of the weights file."""
+def model(body: str, location: str = "weights.safetensors") -> bytes:
+    """A bucket whose `weight` [5] is stored at byte 64 of the file `location`."""
     values = [helper.make_tensor_value_info(s.name, s.dtype.onnx, s.dims) for s in (*INPUTS, STATE)]
     results = [helper.make_tensor_value_info(LOGITS.name, LOGITS.dtype.onnx, LOGITS.dims)]
     results.append(helper.make_tensor_value_info("memory.out", STATE.dtype.onnx, STATE.dims))
@@ -73,7 +73,7 @@ def model(body: str) -> bytes:
         node.input[:] = [n.replace("memory_out", "memory.out") for n in node.input]
         node.output[:] = [n.replace("memory_out", "memory.out") for n in node.output]
     weight = TensorProto(name="weight", data_type=1, dims=[5], data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", "weights.safetensors"), ("offset", "64"), ("length", "20")):
+    for key, value in (("location", location), ("offset", "64"), ("length", "20")):
         weight.external_data.add(key=key, value=value)
     graph = helper.make_graph(list(nodes), "g", values, results, [weight])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
@@ -103,6 +103,25 @@ def test_states_are_updated_in_place_and_weights_come_from_the_folder(folder: Pa
         expected[[2, 0]] += times * np.arange(1, 6)
         assert (b["memory"] == expected).all()
         assert (b["logits"] == expected[[2, 0]]).all()
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["../beside", "folder/../../beside", "link", "linked/beside", "/etc/passwd", "/absolute"],
+)
+def test_weights_outside_the_folder_are_not_read(location: str, folder: Path) -> None:
+    """By onnxruntime, from the version on that is the least we take: 1.23 reads them."""
+    inner = folder / "engine"
+    inner.mkdir()
+    for path in (folder / "beside", inner / "weights.safetensors"):
+        path.write_bytes((folder / "weights.safetensors").read_bytes())
+    (inner / "link").symlink_to(folder / "beside")
+    (inner / "linked").symlink_to(folder)
+    (inner / "folder").mkdir()
+    OrtExecutor(HEADER, model(ORDERLY), inner, 1).close()
+    place = str(folder / "beside") if location == "/absolute" else location
+    with pytest.raises(EngineError, match="refuses"):
+        OrtExecutor(HEADER, model(ORDERLY, place), inner, 1)
 
 
 def test_a_model_that_does_not_bear_aliases_is_found_out_and_still_right(

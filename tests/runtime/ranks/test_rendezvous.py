@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
-from spark_engine.errors import OptionError
+from spark_engine.errors import ExecutorError, OptionError
 from spark_engine.runtime.ranks import rendezvous
 from spark_engine.runtime.ranks.rendezvous import Hello, Ports, accept_ranks, join_ranks
 from tests.ports import free_port
@@ -174,3 +175,69 @@ def test_a_rank_that_goes_halfway_is_not_waited_for_as_long_as_for_people(
     met, _ = at_once(lambda: accept_ranks((a, b)), come)  # ten minutes for people
     assert "ranks [1] have not come for 0.2 s" in str(met.exception())
     assert time.monotonic() - start < SOON_S
+
+
+def _fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_who_says_little_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers who send byte by byte, or nothing, or what is no message."""
+    monkeypatch.setattr(rendezvous, "MOST_STRANGERS", 8)
+    a, b = addresses(2)
+    size = rendezvous.MOST_BYTES.to_bytes(4, "little")
+    says = [b"", b"\0", size, size + b"x" * 100, b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n"]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(accept_ranks, (a, b), come_s=SOON_S)
+        strangers = [reach(a) for _ in range(5 * len(says))]
+        for stranger, said in zip(strangers, says * 5, strict=True):
+            with suppress(OSError):  # of too many the first have given way
+                stranger.sendall(said)
+        start = time.monotonic()
+        control, comm = join_ranks((a, b), 1, come_s=SOON_S)
+        with closing(first.result()), closing(control), closing(comm):
+            assert comm.ranks == 2 and time.monotonic() - start < SOON_S / 2
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.parametrize("limit", ["come", "hello"])
+def test_a_drip_moves_no_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte was waited for anew; rank 0's own limit was looked at between strangers alone."""
+    a, b = addresses(2)
+    monkeypatch.setattr(rendezvous, "HELLO_S", 0.3 if limit == "hello" else SOON_S)
+    ended, before = threading.Event(), _fds()
+
+    def drip() -> None:
+        with reach(a) as peer:
+            peer.sendall(rendezvous.MOST_BYTES.to_bytes(4, "little"))
+            with suppress(OSError):
+                while not ended.wait(0.02):
+                    peer.sendall(b"x")
+            if limit == "hello":
+                assert not ended.is_set(), "it was closed"
+
+    def wait() -> None:
+        try:
+            accept_ranks((a, b), come_s=1.0 if limit == "hello" else 0.3)
+        finally:
+            ended.set()
+
+    start = time.monotonic()
+    met, dripped = at_once(wait, drip)
+    assert "ranks [1] have not come" in str(met.exception())
+    dripped.result()
+    assert time.monotonic() - start < SOON_S / 2 and _fds() == before
+
+
+def test_what_a_stranger_says_is_logged_in_one_short_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = addresses(2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(accept_ranks, (a, b), come_s=0.5)
+        words = refusal(a, Hello(0, 9, hosts=("\x1b[31m" * 5000,)))
+        assert len(words) < 1000 and "\x1b" not in words
+        with pytest.raises(ExecutorError):
+            first.result()
+    assert all(len(row.getMessage()) < 1000 for row in caplog.records)

@@ -60,6 +60,11 @@ class FakeReplica:
         text = "# HELP a words\n# TYPE a counter\na_total 2.0\n# HELP b w\n# TYPE b histogram\n"
         return web.Response(text=text + f'b_bucket{{le="1",m="{self.mark}"}} 3\nb_count{{}} 4\n')
 
+    async def models(self, _: web.Request) -> web.Response:
+        if self.locked:
+            return web.json_response({"error": {"message": "no key"}}, status=401)
+        return web.json_response({"data": []})
+
     async def one(self, request: web.Request) -> web.Response:
         ident = request.match_info["id"]
         await asyncio.sleep(self.slow_s)
@@ -132,7 +137,7 @@ async def replica(mark: str) -> AsyncIterator[FakeReplica]:
     app.router.add_get("/health", fake.health)
     app.router.add_get("/metrics", fake.metrics)
     app.router.add_get("/v1/responses/{id}", fake.one)
-    app.router.add_get("/v1/models", fake.health)
+    app.router.add_get("/v1/models", fake.models)
     app.middlewares.append(fake.note)
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
         app.router.add_post(path, fake.answer)

@@ -7,7 +7,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import aiohttp
 import uvicorn
@@ -16,6 +17,7 @@ from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.front import Front
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Upstream
+from spark_engine.runtime.server.connections import Connection, Connections
 from tests.runtime.replicas.fake_replica import FakeReplica, replica
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -71,7 +73,8 @@ async def world(*marks: str) -> AsyncIterator[World]:
         fleet = Fleet(members, upstream, Router())
         front = Front(fleet, upstream, MOST)
         await fleet.look()
-        config = uvicorn.Config(front.app, port=0, lifespan="off", log_config=None)
+        http = cast(Any, partial(Connection, Connections(1000, LIMIT_S)))
+        config = uvicorn.Config(front.app, port=0, http=http, lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         while not server.started:

@@ -19,6 +19,7 @@ from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
 from spark_engine.runtime.server import bodies
 from spark_engine.runtime.server.bodies import Bodies, Body
 from tests.clocks import leap
+from tests.loop_watch import LIMIT_S, watched
 from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until
 
 
@@ -50,6 +51,77 @@ def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
     prompt = "x" * prefix.MOST
     assert not prefix.places(json.dumps({"prompt": prompt}).encode())
     assert prefix.places(json.dumps({"prompt": prompt[:-99]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "path"),
+    [
+        (b"{},", prefix.MOST, CHAT),
+        (b"{},", prefix.MOST, RESPONSES),
+        (b'"previous_response_id" ', 32 << 20, RESPONSES),
+        (b'"', 32 << 20, RESPONSES),
+    ],
+)
+def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None:
+    """Nobody's key was looked at yet, and all replicas' streams wait."""
+    body = b'{"messages":[' + part * ((size - 20) // len(part)) + b"{}]}"
+
+    async def test(w: World) -> None:
+        w.fakes.clear()  # what replicas do with it is not measured
+        await w.fleet.look()
+        w.front._bodies.most = 32 << 20
+
+        async def sent() -> AsyncIterator[bytes]:
+            for at in range(0, len(body), 1 << 16):
+                yield body[at : at + (1 << 16)]
+
+        with watched() as longest:
+            async with w.client.post(w.url + path, data=sent()) as response:
+                assert response.status == 503, await response.text()
+        assert longest.seconds < LIMIT_S, longest
+
+    run(test, "a")
+
+
+def test_strangers_see_no_address_of_a_replica() -> None:
+    async def test(w: World) -> None:
+        names = {"a", "b", *(fake.url for fake in w.fakes.values())}
+
+        async def told(path: str) -> tuple[int, set[str]]:
+            status, text = await w.get(path)
+            return status, {name for name in names if f'"{name}"' in text}
+
+        assert await told("/replicas") == (200, names), "no key is asked for"
+        for fake in w.fakes.values():
+            fake.locked = True
+        for path in ("/health", "/ready", "/load"):
+            assert await told(path) == (200, set())
+        assert await told("/replicas") == (401, set())
+        async with w.client.get(w.url + "/v1/responses/resp_a") as response:
+            assert response.status == 401 and "x-spark-replica" not in response.headers
+        for replica in w.fleet.replicas.values():
+            w.fleet.miss(replica, "silent")
+            replica.address = Address(replica.name, "http://127.0.0.1:9")
+        names |= {"http://127.0.0.1:9"}
+        assert await told("/replicas") == (200, set()), "nobody can say whose key it is"
+        assert json.loads((await w.get("/load"))[1]) == {"server_load": 0}
+
+    run(test, "a", "b")
+
+
+def test_pages_of_the_front_are_no_strangers_to_a_replica() -> None:
+    async def test(w: World) -> None:
+        async def seen(**headers: str) -> set[str]:
+            body = {"messages": ["hi"]}
+            async with w.client.post(w.url + CHAT, json=body, headers=headers) as response:
+                assert response.status == 200
+            names = {name.lower() for name in w.fakes["a"].heads[-1]}
+            return names & {"origin", "sec-fetch-site"}
+
+        assert await seen(Origin=w.url, **{"Sec-Fetch-Site": "same-origin"}) == set()
+        assert await seen(Origin="http://chat.example") == {"origin"}
+
+    run(test, "a")
 
 
 def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from spark_engine.runtime.replicas.prefix import FIRST, GRID, IDS, LAST, Place, places
+from spark_engine.runtime.replicas.prefix import (
+    FIRST,
+    GRID,
+    LAST,
+    MOST,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    Place,
+    places,
+)
 from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Choice, Policy, Router
+from tests.loop_watch import LIMIT_S
 
 SYSTEM = {"role": "system", "content": "You are terse."}
 
@@ -51,7 +63,9 @@ def test_messages_do_not_run_into_one_another() -> None:
     assert len(one) == len(two) == 2 and one[-1].digest != two[-1].digest
     one = places(_body(instructions="a", input="b"))
     two = places(_body(input='{"instructions":"a"}b'))
-    assert one[-1].length == two[-1].length and one[-1].digest != two[-1].digest
+    assert one[-1].digest != two[-1].digest
+    one, two = places(_body(system="a", input="b")), places(_body(instructions="a", input="b"))
+    assert _shared(one, two) == 0
 
 
 def test_long_texts_part_on_a_grid() -> None:
@@ -62,9 +76,9 @@ def test_long_texts_part_on_a_grid() -> None:
 
 
 def test_token_ids_part_on_a_grid() -> None:
-    ids = list(range(2 * IDS))
+    ids = list(range(10_000, 10_000 + 2 * GRID // 7 + 1))  # 7 bytes each
     a, b = places(_body(prompt=ids)), places(_body(prompt=[*ids, 1 << 40]))
-    assert a == b[:2] and len(b) == 3
+    assert len(a) == len(b) == 3 and a[:2] == b[:2] and a[2] != b[2]
 
 
 def test_the_middle_of_the_longest_is_left_out() -> None:
@@ -72,6 +86,46 @@ def test_the_middle_of_the_longest_is_left_out() -> None:
     assert len(found) == FIRST + LAST
     assert found[FIRST - 1].length < found[FIRST].length
     assert found[-1] == _chat(*(str(i) for i in range(1000)))[-1]
+
+
+def _filled(before: bytes, part: bytes, after: bytes) -> bytes:
+    """The largest body that is read, full of such parts."""
+    return before + part * ((MOST - len(before) - len(after)) // len(part)) + after
+
+
+HOSTILE = {
+    "empty messages": _filled(b'{"messages":[', b"{},", b"{}]}"),
+    "empty prompts": _filled(b'{"prompt":[', b"[],", b"[]]}"),
+    "ids": _filled(b'{"prompt":[1', b",1", b"]}"),
+    "texts without end": _filled(b'{"input":[', b'"",', b'""]}'),
+    "fields": _filled(b'{"a":1', b',"a":1', b"}"),
+    "messages": _filled(b'{"a":1', b',"messages":[{},{}]', b"}"),
+    "escapes": _filled(b'{"prompt":"', b"\\u00e4", b'"}'),
+    "one message of many parts": _filled(b'{"messages":[{"content":[', b"{},", b"{}]}]}"),
+    "as many as are taken apart": b'{"messages":[' + b"{}," * MOST_PARTS + b"{}]}",
+    "blanks": _filled(b'{"messages":[', b" ", b"{}]}"),
+    "nesting": _filled(b'{"messages":', b"[", b""),
+    "tools": _filled(b'{"messages":[{}],"tools":[', b"{},", b"{}]}"),
+    "text": _filled(b'{"messages":[{"content":"', b"word, ", b'"}]}'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_body_costs_much(name: str) -> None:
+    begin = time.thread_time()
+    found = places(HOSTILE[name])
+    took = time.thread_time() - begin
+    tracemalloc.start()
+    places(HOSTILE[name])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) <= FIRST + LAST
+    assert took < LIMIT_S and peak < 8 * MOST, (took, peak)
+
+
+def test_of_very_many_messages_the_first_are_places() -> None:
+    found = _chat(*(str(i) for i in range(MOST_MESSAGES + 1)))
+    assert len(found) == FIRST and found[:50] == _chat(*(str(i) for i in range(1000)))[:50]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"prompt": 3}', b"null"])

@@ -111,6 +111,15 @@ def test_the_answer_says_what_is_left_to_the_key(server: Server) -> None:
     assert not any(k.startswith("x-ratelimit") for k in server.ask(key="b", **BODY).headers)
 
 
+def test_looking_at_a_stored_response_is_a_request_and_waits_for_none(server: Server) -> None:
+    account = server.keys.find(b"a")
+    account.enter()  # all that may run at a time
+    assert server.ask(**BODY).status_code == 429
+    assert [server.ask("/v1/responses/resp_1").status_code for _ in range(3)] == [404, 404, 429]
+    assert server.ask("/v1/responses/resp_1/input_items").status_code == 429
+    assert server.ask("/v1/responses/resp_1", key="b").status_code == 404
+
+
 def test_a_limit_is_an_answer_with_the_time_to_wait(server: Server) -> None:
     statuses = [server.ask(**BODY).status_code for _ in range(3)]
     refused = server.ask(**BODY)

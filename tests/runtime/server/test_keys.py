@@ -158,6 +158,7 @@ def test_a_broken_file_leaves_the_keys_as_they_were(
     assert ring.find(BOB).key.name == "bob"
 
 
+SECRET = hashlib.sha256(b"secret").hexdigest()
 ROW = '[[key]]\nname = "a"\nkey = "k"\n'
 WRONG = [
     ("", "missing required field `key`"),
@@ -176,6 +177,13 @@ WRONG = [
     (ROW + ROW.replace('"k"', '"l"'), "'a' and 'a' have the same name"),
     (ROW + ROW.replace('"a"', '"b"'), "'a' and 'b' have the same secret"),
     ("[[key", "it must hold [[key]]"),
+    (ROW + "max_requests = " + "1" * 5_000_000, "it must hold [[key]]"),
+    (ROW + f"max_requests = {10**13}", "max_requests of key 'a' is 10000000000000; it must be"),
+    ("key = " + "[" * 100_000, "it must hold [[key]]"),
+    (ROW.replace('"k"', '"replace-me-with-32-random-characters"'), "is one of our examples"),
+    (ROW.replace('"k"', '"secret"'), "is one of our examples"),
+    (f'[[key]]\nname = "a"\nsha256 = "{SECRET}"', "is one of our examples"),
+    (f'[[key]]\nname = "a"\nsha256 = "{SECRET.upper()}"', "is one of our examples"),
 ]
 
 
@@ -198,7 +206,7 @@ def test_a_missing_file_and_a_name_that_is_taken(tmp_path: Path) -> None:
 def test_a_file_for_all_to_read_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = _write(tmp_path, ROW)
+    path = _write(tmp_path, ROW.replace('"k"', f'"{32 * "k"}"'))
     Keyring(path)
     assert not caplog.text
     path.chmod(0o644)
@@ -211,3 +219,28 @@ def test_an_empty_key_lets_nobody_in(single: str) -> None:
     """A request without a key brings an empty one."""
     with pytest.raises(OptionError, match="--api-key is empty"):
         Keyring(single=single)
+
+
+def test_the_number_of_keys_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f'[[key]]\nname = "{i}"\nkey = "{i:032}"\n' for i in range(3))
+    path = _write(tmp_path, rows)
+    assert len(Keyring(path).accounts) == 3
+    monkeypatch.setattr(module, "MOST_KEYS", 2)
+    with pytest.raises(OptionError, match="holds 3 keys; at most 2"):
+        Keyring(path)
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    with pytest.raises(OptionError, match="is over"):
+        Keyring(path)
+
+
+def test_a_key_that_may_be_guessed_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Keyring(_write(tmp_path, ROW.replace('"k"', f'"{15 * "k"}"')), "s" * 16)
+    assert "key 'a' has 15 characters" in caplog.text and "kkk" not in caplog.text
+    assert "api-key" not in caplog.text
+    Keyring(single="short")
+    assert "key 'api-key' has 5 characters" in caplog.text
+    for sample in ("secret", "replace-me-with-32-random-characters"):
+        with pytest.raises(OptionError, match="--api-key: key 'api-key' is one of our examples"):
+            Keyring(single=sample)

@@ -738,9 +738,9 @@ def test_the_drain_has_a_deadline(tokenizer_folder: Path) -> None:
 
 def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
     """The engine process stands meanwhile: nobody who runs or waits comes to an end."""
-    options: dict[str, Any] = {"max_queue": 2, "api_key": "secret", "names": ["m"]}
+    options: dict[str, Any] = {"max_queue": 2, "api_key": "a key of the test", "names": ["m"]}
     with _server(tokenizer_folder, watchdog_s=0.0, **options) as server:
-        url, key = server.url + TEXT, {"Authorization": "Bearer secret"}
+        url, key = server.url + TEXT, {"Authorization": "Bearer a key of the test"}
         assert patient.post(url, json={"prompt": "a"}).status_code == 401
         assert patient.post(
             url, json={"prompt": "a"}, headers={"Authorization": "Bearer x"}

@@ -13,16 +13,14 @@ import openai
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server import stored_responses
 from spark_engine.runtime.server.api.blocks import Blocks
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
-from spark_engine.runtime.server.api.responses import ResponsesBody, to_chat_request
+from spark_engine.runtime.server.api.responses import MOST_REPEATED, ResponsesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.stored_responses import (
-    KEPT_S,
-    ResponseStore,
     StoredResponse,
-    UnknownResponse,
 )
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
 
@@ -216,7 +214,7 @@ def test_conversations_go_on_from_what_is_kept() -> None:
         prompt.index(word) for word in ("first", "One.", "second")
     )
     assert "be brief" not in prompt  # instructions are of one response
-    listed = server.get(f"{PATH}/{second['id']}/input_items").json()["data"]
+    listed = server.get(f"{PATH}/{second['id']}/input_items?order=asc").json()["data"]
     assert [item["type"] for item in listed] == ["message", "reasoning", "message", "message"]
     assert server.get(f"{PATH}/{first['id']}").json() == first
     assert server.get(f"{PATH}/{first['id']}?stream=true").status_code == 400
@@ -283,6 +281,37 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     stuck.run(cancel)
 
 
+def test_what_is_stored_is_listed_in_pages() -> None:
+    server = ApiClient("Hello")
+    items = [{"role": "user", "content": str(i), "junk": "j" * 1000} for i in range(30)]
+    path = f"{PATH}/{server.post(PATH, {'input': items}).json()['id']}/input_items"
+    first = server.get(path).json()
+    assert [item["content"] for item in first["data"]] == [str(i) for i in range(29, 9, -1)]
+    assert first["has_more"] and "junk" not in first["data"][0]
+    rest = server.get(f"{path}?after={first['last_id']}").json()
+    assert [item["content"] for item in rest["data"]] == [str(i) for i in range(9, -1, -1)]
+    for query in ("limit=0", "limit=101", "limit=x", "limit=" + "1" * 5000, "order=up", "after=x"):
+        answer = server.get(f"{path}?{query}")
+        assert (
+            answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
+        )
+
+
+def test_what_is_long_is_not_repeated() -> None:
+    found = ApiClient("Hello").post(PATH, {**BODY, "metadata": {"a": "x" * MOST_REPEATED}}).json()
+    assert found["metadata"] == {} and found["instructions"] is None
+    found = ApiClient("Hello").post(PATH, {**BODY, "metadata": {"a": "x"}}).json()
+    assert found["metadata"] == {"a": "x"}
+
+
+def test_too_much_that_runs_and_is_stored_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ApiClient("Hello")
+    monkeypatch.setattr(stored_responses, "MOST_RUNNING_BYTES", 10)
+    answer = server.post(PATH, BODY)
+    assert answer.status_code == 503 and "store: false" in answer.json()["error"]["message"]
+    assert server.post(PATH, {**BODY, "store": False}).status_code == 200
+
+
 def test_failures_are_said_and_kept() -> None:
     server = ApiClient("x")
     one = server.client._script[0]
@@ -318,30 +347,6 @@ def test_failures_are_said_and_kept() -> None:
 def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
     answer = ApiClient("x").post(PATH, {**BODY, **fields})
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-
-
-def test_what_is_kept_is_bounded_in_time_and_size() -> None:
-    now = 0.0
-    kept = ResponseStore(1000, lambda: now)
-    one = kept.put({"id": "a", "output": []}, b"[]")
-    one.stop = lambda: None
-    for name in "bcd":
-        kept.put({"id": name, "output": ["x" * 400]}, b"[]")
-    assert kept.bytes <= 1000 and kept.find("d")
-    assert kept.find("a"), "what runs stays"
-    with pytest.raises(UnknownResponse):
-        kept.find("b")
-    one.stop = None
-    now = KEPT_S - 1
-    kept.find("a")
-    now = KEPT_S + 1
-    assert kept.find("a"), "it was asked for"
-    with pytest.raises(UnknownResponse):
-        kept.find("d")
-    now = 3 * KEPT_S
-    with pytest.raises(UnknownResponse):
-        kept.find("a")
-    assert kept.bytes == 0
 
 
 def test_a_bug_in_the_background_is_logged_and_not_told(

@@ -1,0 +1,66 @@
+"""HTTP/1.1 as it is taken from a connection: h11, with bounds on the cost of one event, without the
+forms of a request that two parsers may read differently.
+
+Knows bytes and h11; knows no sockets and no endpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+
+PIECE = 4 << 10  # bytes that are given to h11 at a time: at most some hundred events
+MOST_HEAD = 16 << 10  # bytes of a request's line and headers, give or take a PIECE
+MOST_HEADERS = 256
+FREE_CHUNKS = 16 << 10  # chunks of a body of any size; of more the mean is looked at
+MEAN_CHUNK = 64  # bytes
+
+
+class Parser(h11.Connection):
+    """A server's side of one connection. `problem`: why the client's bytes were refused."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
+        self.problem: h11.RemoteProtocolError | None = None
+        self._chunks = self._size = 0  # of this body
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError."""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._chunks = self._size = 0
+                _check(event)
+            elif isinstance(event, h11.Data):
+                self._count(event)
+        except h11.RemoteProtocolError as problem:
+            self.problem = problem
+            raise
+        return event
+
+    def _count(self, event: h11.Data) -> None:
+        self._chunks += event.chunk_end
+        self._size += len(event.data)
+        if self._chunks > FREE_CHUNKS and self._size < self._chunks * MEAN_CHUNK:
+            words = f"the body's first {self._chunks} chunks hold {self._size} bytes; send chunks"
+            raise h11.RemoteProtocolError(f"{words} of at least {MEAN_CHUNK} bytes on average")
+
+
+def _check(request: h11.Request) -> None:
+    """Raises RemoteProtocolError for a request that another parser may read differently, or that
+    has too many headers."""
+    if not request.target.startswith(b"/"):  # behind a replica's address it would be another's
+        shown = request.target[:80].decode("latin-1")
+        raise h11.RemoteProtocolError(f"the request's target must begin with /, not {shown!r}")
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names:
+        if b"content-length" in names:  # RFC 9112, 6.3: request smuggling
+            words = "a request has a content-length or a transfer-encoding, not both"
+            raise h11.RemoteProtocolError(words)
+        if request.http_version < b"1.1":
+            words = "a request of HTTP/1.0 has no transfer-encoding; send a content-length"
+            raise h11.RemoteProtocolError(words)
+    if len(request.headers) > MOST_HEADERS:
+        words = f"the request has {len(request.headers)} headers; at most {MOST_HEADERS} are read"
+        raise h11.RemoteProtocolError(words, error_status_hint=431)
