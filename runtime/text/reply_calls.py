@@ -1,318 +1,319 @@
 """Reads the tool calls of an answer while it streams, in either form (`reply_formats`). Its states:
 
-    CALL    inside a call's marks: before, between and behind functions
-    NAME    the name of a function
+    OPENED  behind the mark of a call
     BODY    between parameters
-    KEY     the name of a parameter
-    VALUE   a parameter; strings are passed on as they come, others when they are whole
+    VALUE   a parameter (`reply_values`); strings are passed on as they come, others when they end
     OBJECT  all arguments of a function as one object, where parameters are expected
     JSON    calls written as objects, passed on when they are whole
+    BEHIND  behind a function
 
 What turns out to be no call before its name is known is given back as it was written; without the
 marks of a call the name must be that of a tool. A call that is cut off later keeps the arguments
-that came, without the closing brace: nobody runs half of it.
+that came, without the closing brace: nobody runs half of it. Of a parameter that is given twice the
+first value counts: it may have been passed on already.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from spark_engine.runtime.text.reply_formats import (
-    END_FUNCTION,
-    END_PARAMETER,
-    FUNCTION,
-    PARAMETER,
-    STRAY,
-    CallFormat,
-)
+from spark_engine.runtime.text.reply_formats import CallFormat
+from spark_engine.runtime.text.reply_objects import OpenObject, calls_in, object_in
 from spark_engine.runtime.text.reply_parts import Delta, Kind
-from spark_engine.runtime.text.reply_text import ReplyText
-from spark_engine.runtime.text.reply_values import possible_end, sure_of_value, value_end
-from spark_engine.runtime.text.tool_schema import Types, to_json, value_of
+from spark_engine.runtime.text.reply_text import Lexeme, Mark
+from spark_engine.runtime.text.reply_values import OpenValue
+from spark_engine.runtime.text.tool_schema import Parameter, Types, to_json
+
+_CLOSING = (Mark.END_CALL, Mark.END_FUNCTION, Mark.END_PARAMETER, Mark.STRAY)
+_OF_OBJECT = (Mark.END_FUNCTION, Mark.END_CALL, Mark.CALL, Mark.FUNCTION)
+_OF_JSON = (Mark.END_CALL, Mark.CALL)
+_ANY = Parameter()
 
 
 class State(enum.Enum):
     """Where in a call."""
 
-    CALL = enum.auto()
-    NAME = enum.auto()
+    OPENED = enum.auto()
     BODY = enum.auto()
-    KEY = enum.auto()
     VALUE = enum.auto()
     OBJECT = enum.auto()
     JSON = enum.auto()
+    BEHIND = enum.auto()
 
 
 class CallReader:
-    """The calls of one answer, or the first (`single`). It takes from `text` what is theirs and
-    hands `deltas` on.
+    """The calls of one answer, or the first (`single`). It puts lexemes that are to be read once
+    more in front of the `queue`, and hands `deltas` on.
 
     Attributes:
         count: calls whose name is known.
-        closed: calls that are complete.
+        closed: calls that are complete. Only the last can be another.
         inside: the text goes on with a call, or behind one.
         rest: when it left the inside: what was taken and is no call.
+        begun: place of the mark of a call whose name is not known yet.
     """
 
     def __init__(
         self,
-        text: ReplyText,
+        queue: deque[Lexeme],
         form: CallFormat,
         types: Types,
         deltas: Callable[[Delta], None],
         single: bool = False,
     ) -> None:
-        self.count = self.closed = 0
+        self.count = self.closed = self.begun = 0
         self.inside = False
         self.rest = ""
-        self._in, self._form, self._types, self._emit = text, form, types, deltas
+        self._queue, self._form, self._types, self._emit = queue, form, types, deltas
         self._most = 1 if single else None  # calls that one object's marks may hold
-        self._state = State.CALL
-        self._raw = ""  # of a call whose name is not known yet
+        self._state = State.OPENED
+        self._raw: list[str] = []  # of a call whose name is not known yet
+        self._space: list[Lexeme] = []  # behind a call: content, if content follows
         self._bare = False  # without the marks of a call
-        self._name, self._key = "", ""
-        self._first = False  # no argument was written yet
-        self._leading = False  # a newline at the start of a value is the form's
-        self._seen = 0  # place in the text before which no end is: it was looked for
-        self._string = False  # the value is passed on as it comes
-        self._step: Mapping[State, Callable[[bool], bool]] = {
-            State.CALL: self._call,
-            State.NAME: self._read_name,
+        self._name = ""
+        self._given: set[str] = set()  # parameters of this call
+        self._blank = True  # nothing but white space came in the body
+        self._value: _Value | None = None
+        self._object = OpenObject((), False)
+        self._ended = False  # no more comes
+        self._step: Mapping[State, Callable[[Lexeme], None]] = {
+            State.OPENED: self._opened,
             State.BODY: self._body,
-            State.KEY: self._read_key,
-            State.VALUE: self._value,
-            State.OBJECT: self._arguments,
-            State.JSON: self._objects,
+            State.VALUE: self._in_value,
+            State.OBJECT: self._in_object,
+            State.JSON: self._in_object,
+            State.BEHIND: self._behind,
         }
 
-    def begin(self, mark: str) -> None:
-        """At the mark of a call, or at `<function=`, which needs none."""
-        self._bare = mark != self._form.start
-        self._raw = "" if self._bare else self._in.take(len(mark))
-        self._state, self.inside, self.rest = State.CALL, True, ""
+    def begin(self, lexeme: Lexeme) -> None:
+        """At the mark of a call, or at `<function=NAME>`, which needs none."""
+        self.begun, self.inside, self.rest = lexeme.at, True, ""
+        self._bare = lexeme.kind is Mark.FUNCTION
+        self._raw = [] if self._bare else [lexeme.text]
+        self._state = State.OPENED
+        if self._bare:
+            self._opened(lexeme)
 
-    def step(self, last: bool) -> bool:
-        """Takes what is certain; False when there is no more to do until more text comes."""
-        return self._step[self._state](last)
+    def take(self, lexeme: Lexeme) -> None:
+        """The next lexeme, from the queue."""
+        self._step[self._state](lexeme)
 
-    def _enter(self, state: State) -> bool:
-        self._state = state
-        return True
+    def end(self, cut: bool) -> bool:
+        """No more comes; the answer was `cut` off, or ended by itself. True when this changed
+        where the reader is, and maybe put lexemes into the queue."""
+        self._ended = True
+        if self._state is State.OPENED:
+            self._leave()
+        elif self._state is State.VALUE:
+            assert self._value is not None
+            return self._after_value(self._value.open.end(cut), last=True)
+        elif self._state in (State.OBJECT, State.JSON):
+            return self._after_object(*self._object.end(cut))
+        elif self._state is State.BEHIND:
+            self.inside = False
+        return self._state is not State.BODY
 
-    def _leave(self, rest: str = "") -> bool:
-        """`rest` was taken for a call, and is none."""
-        self.rest, self._raw, self.inside = self._raw + rest, "", False
-        return True
+    def _again(self, lexemes: Iterable[Lexeme]) -> None:
+        self._queue.extendleft(reversed([*lexemes]))
+
+    def _leave(self, text: str = "") -> None:
+        """What was taken for a call is none."""
+        self.rest, self._raw, self.inside = "".join(self._raw) + text, [], False
 
     def _close(self, text: str = "}") -> None:
         """The arguments end with this text."""
-        self._emit(Delta(Kind.CALL, text))
+        self._say(text)
         self.closed += 1
-        self._state = State.CALL
+        self._state, self._space = State.BEHIND, []
 
-    def _call(self, last: bool) -> bool:
-        marks: tuple[str, ...] = (self._form.end, self._form.start)
-        if self._raw or self._form.xml:
-            marks = (*marks, FUNCTION)
-        if not self._raw:  # behind a function: models close more than they opened
-            marks = (*marks, *STRAY)
-        if (hit := self._in.begins(marks)) is not None:
-            return self._at_mark(*hit)
-        text = self._in.text
-        if self._raw and text.lstrip().startswith("{"):
-            self._raw += self._in.take(len(text) - len(text.lstrip()))
-            return self._enter(State.JSON)
-        if not last and self._in.may_begin(marks):
-            return False
-        if not self._raw:
-            if last and not text.strip():
-                self._in.take(len(text))
-                return False
-            return self._leave()  # content goes on
-        if last:
-            return self._leave(self._in.take(len(text)))
-        end = self._in.find((self._form.end,))
-        return end is not None and self._leave(self._in.take(end[0] + len(end[1])))
+    def _say(self, text: str) -> None:
+        """More of the arguments."""
+        if text:
+            self._emit(Delta(Kind.CALL, text))
 
-    def _at_mark(self, gap: int, mark: str) -> bool:
-        taken = self._in.take(gap + len(mark))
-        if mark in (FUNCTION, self._form.start):
-            self._raw += taken
-            self._bare = self._bare and mark == FUNCTION
-            return self._enter(State.NAME if mark == FUNCTION else State.CALL)
-        if self._raw:  # a call without a function
-            return self._leave(taken)
-        return True
+    def _opened(self, lexeme: Lexeme) -> None:
+        kind = lexeme.kind
+        if kind is Mark.FUNCTION:
+            self._at_function(lexeme)
+        elif kind is Mark.CALL or lexeme.is_blank:
+            self._raw.append(lexeme.text)
+        elif kind is Mark.TEXT and lexeme.text.lstrip().startswith("{"):
+            self._state, self._object = State.JSON, OpenObject(_OF_JSON, self._ended)
+            self._again([lexeme])
+        elif kind is Mark.END_CALL:
+            self._leave(lexeme.text)
+        else:
+            self._leave()
+            self._again([lexeme])
 
-    def _read_name(self, last: bool) -> bool:
-        """The name ends with `>`; one that was left open ends with what comes next."""
-        marks = (END_FUNCTION, self._form.end, self._form.start, FUNCTION, PARAMETER)
-        hit = self._in.find((">", "\n", *marks))
-        if hit is None:
-            return last and self._leave(self._in.take(len(self._in.text)))
-        at, mark = hit
-        name = self._in.text[:at].strip()
+    def _at_function(self, lexeme: Lexeme) -> None:
+        name = lexeme.name
         if not name or (self._bare and name not in self._types):  # an answer speaks of the form
-            return self._leave(self._in.take(at))
-        self._in.take(at + (mark in (">", "\n")))
+            self._leave(lexeme.text)
+            return
         self._begin_call(name, "{")
-        return self._enter(State.BODY)
+        self._state, self._blank, self._given = State.BODY, True, set()
 
     def _begin_call(self, name: str, arguments: str) -> None:
-        self._raw, self._name, self._first = "", name, True
+        self._raw, self._name = [], name
         self.count += 1
         self._emit(Delta(Kind.CALL, arguments, name))
 
-    def _body(self, last: bool) -> bool:
-        marks = (PARAMETER, END_FUNCTION, FUNCTION, self._form.end, self._form.start)
-        if (hit := self._in.begins(marks)) is not None:
-            gap, mark = hit
-            if mark == PARAMETER:
-                self._in.take(gap + len(mark))
-                return self._enter(State.KEY)
-            self._in.take(gap + (len(mark) if mark == END_FUNCTION else 0))
+    def _body(self, lexeme: Lexeme) -> None:
+        kind = lexeme.kind
+        if kind is Mark.PARAMETER:
+            self._at_parameter(lexeme)
+        elif kind is Mark.END_FUNCTION:
             self._close()
-            return True
-        text = self._in.text
-        if self._first and text.lstrip().startswith("{"):
-            self._seen = 0
-            return self._enter(State.OBJECT)
-        if last:
-            self._in.take(len(text))
-            return False
-        if self._in.may_begin(marks):
-            return False
-        found = self._in.find(marks)  # what stands between parameters is no part of them
-        self._in.take(found[0] if found else self._in.certain(marks, last))
-        return found is not None
+        elif kind in (Mark.FUNCTION, Mark.END_CALL, Mark.CALL):
+            self._close()
+            self._again([lexeme])
+        elif kind is Mark.TEXT and self._blank and lexeme.text.lstrip().startswith("{"):
+            self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT, self._ended)
+            self._again([lexeme])
+        else:  # what stands between parameters is no part of them
+            self._blank = self._blank and lexeme.is_blank
 
-    def _read_key(self, last: bool) -> bool:
-        hit = self._in.find((">", "\n"))
-        if hit is None:
+    def _at_parameter(self, lexeme: Lexeme) -> None:
+        key, known = lexeme.name, self._types.get(self._name, {})
+        new = key not in self._given
+        if new:
+            comma = ", " if self._given else ""
+            self._say(f"{comma}{_json(key)}: ")
+        self._given.add(key)
+        self._blank = False
+        leads = lexeme.text.endswith(">")  # one newline behind the mark is its own
+        value = OpenValue(leads, self._may_follow, self._types.keys())
+        self._value = _Value(value, known.get(key, _ANY), self._emit if new else _drop)
+        self._state = State.VALUE
+
+    def _may_follow(self, name: str) -> bool:
+        known = self._types.get(self._name, {})
+        return bool(name) and name not in self._given and (name in known or not known)
+
+    def _in_value(self, lexeme: Lexeme) -> None:
+        assert self._value is not None
+        self._after_value(self._value.open.take(lexeme))
+
+    def _after_value(self, behind: Iterable[Lexeme] | None, last: bool = False) -> bool:
+        """True when it has ended."""
+        assert self._value is not None
+        self._value.pass_on()
+        if behind is None:
             if last:
-                self._in.take(len(self._in.text))
+                self._value.cut()
             return False
-        self._key = self._in.take(hit[0]).strip()
-        self._in.take(1)
-        types = self._types_of(self._key)
-        self._string = not types or types == {"string"} or types == {"string", "null"}
-        comma = "" if self._first else ", "
-        self._emit(Delta(Kind.CALL, f"{comma}{_json(self._key)}: " + '"' * self._string))
-        self._first = False
-        self._leading = hit[1] == ">"  # one newline behind the mark is its own
-        self._seen = 0
-        return self._enter(State.VALUE)
+        self._value.close()
+        self._state = State.BODY
+        self._again(behind)
+        return True
 
-    def _types_of(self, key: str) -> frozenset[str]:
-        return self._types.get(self._name, {}).get(key, frozenset())
+    def _in_object(self, lexeme: Lexeme) -> None:
+        if (ended := self._object.take(lexeme)) is not None:
+            self._after_object(*ended)
 
-    def _value(self, last: bool) -> bool:
-        if self._leading and self._in.text:
-            self._leading = False
-            if self._in.text[0] == "\n":
-                self._in.take(1)
-        text, mark = self._in.text, self._form.end
-        place = possible_end(text, mark, self._seen)
-        end = value_end(text, mark, self._in.find_token(mark), last, place)
-        if end is None:
-            self._seen = place if place >= 0 else max(0, len(text) - len(END_PARAMETER))
-            if self._string:
-                size = len(text) if last else sure_of_value(text, mark)
-                self._say(self._in.take(size))
-                self._seen = max(0, self._seen - size)
-            elif last:
-                self._in.take(len(text))
-            return False
-        at, size = end
-        text = self._in.take(at)
-        text = text[:-1] if text.endswith("\n") else text
-        self._in.take(size)
-        if self._string:
-            self._say(text)
-            self._emit(Delta(Kind.CALL, '"'))
-        else:
-            self._emit(Delta(Kind.CALL, to_json(value_of(text, self._types_of(self._key)))))
-        return self._enter(State.BODY)
-
-    def _say(self, text: str) -> None:
-        """A further piece of a string."""
-        if text:
-            self._emit(Delta(Kind.CALL, _json(text)[1:-1]))
-
-    def _arguments(self, last: bool) -> bool:
-        """An object up to the function's end, which a string in it may name; one that is malformed
-        is passed on as it is, for who reads it must see that it is."""
-        text = self._in.text
-        end = self._in.find((self._form.end,))
-        most = end[0] if end else len(text)
-        for at in _places(text, END_FUNCTION, self._seen, most):
-            self._seen = at + 1
-            if (made := _object(text[:at])) is not None:
-                self._in.take(at + len(END_FUNCTION))
-                self._close(made[1:])
-                return True
-        if end is None and not last:
-            return False
-        if end is not None and (made := _object(text[:most])) is not None:
-            self._in.take(most)
+    def _after_object(self, text: str, behind: Iterable[Lexeme]) -> bool:
+        """False when it never ended."""
+        ends = [*behind]
+        if self._state is State.JSON:
+            self._after_json(text, ends)
+        elif (made := object_in(text)) is not None:
             self._close(made[1:])
-            return True
-        given = self._in.take(most).strip().removesuffix(END_FUNCTION)
-        if given[1:]:
-            self._emit(Delta(Kind.CALL, given[1:]))
-        return self._enter(State.CALL) and end is not None
+        else:  # passed on as it is, for who reads it must see that it is malformed
+            given = text.lstrip()[1:]
+            if not ends:
+                self._say(given)
+                return False
+            self._close(given)
+        self._again(ends)
+        return True
 
-    def _objects(self, last: bool) -> bool:
-        hit = self._in.find((self._form.end,))
-        if hit is None and not last:
-            return False
-        at, mark = hit or (len(self._in.text), "")
-        text = self._in.take(at)
-        calls = _calls_in(text)
-        self._in.take(len(mark))
-        if calls is None:
-            return self._leave(text + mark)
+    def _after_json(self, text: str, ends: list[Lexeme]) -> None:
+        if (calls := calls_in(text)) is None:
+            end = ends.pop(0).text if ends and ends[0].kind is Mark.END_CALL else ""
+            self._leave(text + end)
+            return
         for name, arguments in calls[: self._most]:
             self._begin_call(name, arguments)
             self.closed += 1
-        return self._enter(State.CALL) and hit is not None
+        self._state, self._space = State.BEHIND, []
+
+    def _behind(self, lexeme: Lexeme) -> None:
+        kind = lexeme.kind
+        if lexeme.is_blank:
+            self._space.append(lexeme)
+            return
+        if kind in _CLOSING:  # models close more than they opened
+            self._bare = self._bare or kind is Mark.END_CALL
+            self._space = []
+        elif kind is Mark.CALL or (kind is Mark.FUNCTION and self._is_call(lexeme)):
+            self._space = []
+            if kind is Mark.CALL:
+                self.begin(lexeme)
+            else:
+                self._opened(lexeme)
+        else:
+            self.inside = False
+            self._again([*self._space, lexeme])
+
+    def _is_call(self, lexeme: Lexeme) -> bool:
+        return not self._bare or lexeme.name in self._types
 
 
-def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """(name, arguments as JSON) of objects one behind the other; None where one is no call."""
-    found, at = [], 0
-    text = text.strip()
-    try:
-        while at < len(text):
-            made, at = json.JSONDecoder().raw_decode(text, at)
-            name, given = made["name"], made.get("arguments", made.get("parameters", {}))
-            given = json.loads(given) if isinstance(given, str) else given
-            if not isinstance(name, str) or not isinstance(given, dict):
-                return None
-            name.encode()
-            found.append((name, to_json(given)))
-            at += len(text[at:]) - len(text[at:].lstrip())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return found
+class _Value:
+    """A parameter's value on its way to JSON. `emit` takes its pieces."""
+
+    def __init__(
+        self, value: OpenValue, parameter: Parameter, emit: Callable[[Delta], None]
+    ) -> None:
+        self.open = value
+        self._parameter, self._emit = parameter, emit
+        self._parts: list[str] = []  # of what may be other than a string
+        self._size = 0  # of these, in characters
+        self._is_text = False
+        self._decide()
+
+    def pass_on(self) -> None:
+        """What is certain of it so far."""
+        text = "".join(self.open.said)
+        self.open.said.clear()
+        if not text:
+            return
+        if self._is_text:
+            self._say(_json(text)[1:-1])
+            return
+        self._parts.append(text)
+        known, self._size = self._size > Parameter.SHORT, self._size + len(text)
+        if not known:
+            self._decide()
+
+    def close(self) -> None:
+        """It is whole."""
+        self._say('"' if self._is_text else to_json(self._parameter.value("".join(self._parts))))
+
+    def cut(self) -> None:
+        """It will not be whole. Of an object or a number nothing is passed on."""
+        text = "".join(self._parts)
+        if not self._is_text and self._parameter.may_be_text(text):
+            self._say('"' + _json(text)[1:-1])
+
+    def _decide(self) -> None:
+        text = "".join(self._parts)
+        if self._parameter.is_text(text):
+            self._is_text, self._parts = True, []
+            self._say('"' + _json(text)[1:-1])
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._emit(Delta(Kind.CALL, text))
 
 
-def _object(text: str) -> str | None:
-    """An object as JSON; None where the text is none."""
-    try:
-        made = json.loads(text)
-        return to_json(made) if isinstance(made, dict) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _places(text: str, mark: str, start: int, before: int) -> Iterator[int]:
-    at = start - 1
-    while (at := text.find(mark, at + 1, before)) >= 0:
-        yield at
+def _drop(delta: Delta) -> None:
+    """Of a parameter that was given before."""
 
 
 def _json(value: Any) -> str:

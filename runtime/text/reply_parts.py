@@ -22,3 +22,22 @@ class Delta:
     kind: Kind
     text: str
     name: str = ""
+
+
+class Deltas:
+    """Deltas that were made and not passed on; pieces of one part are put together."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Kind, str, list[str]]] = []  # kind, name, pieces
+
+    def add(self, delta: Delta) -> None:
+        """One more."""
+        if self._rows and not delta.name and self._rows[-1][0] is delta.kind:
+            self._rows[-1][2].append(delta.text)
+        else:
+            self._rows.append((delta.kind, delta.name, [delta.text]))
+
+    def take(self) -> list[Delta]:
+        """All of them."""
+        rows, self._rows = self._rows, []
+        return [Delta(kind, "".join(texts), name) for kind, name, texts in rows]

@@ -1,76 +1,144 @@
-"""The text of an answer that is not taken apart yet, and the marks in it.
+"""Cuts the text of an answer into marks and the text between them, while it streams.
 
-Marks that the tokenizer knows as tokens count only where that token was generated, so that an
-answer may speak of them. Knows places in text; knows no forms and no states.
+A mark that the tokenizer knows as a token counts only where that token was generated, so that an
+answer may quote it. Every character is looked at once, and where the stream is cut changes nothing
+but how the text between two marks is divided. Knows no states and no calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import enum
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
-from spark_engine.runtime.text.stops import partial_match
+from spark_engine.runtime.text.reply_formats import (
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    PARAMETER,
+    STRAY,
+    CallFormat,
+    ReasoningFormat,
+)
+
+_NAME = r"[^<>\n]{0,256}"
+_NAMED = rf"(?P<named>function|parameter)=(?P<name>{_NAME})(?:[>\n]|(?=<))"
+# What models write for `</parameter>`: `</parameter/>`, `</parameter1>`, `</Parameter >`, …
+_NEAR = r"(?i: ?/ ?parameter[^<>\n]{0,16}(?:>|(?=[<\n]))|parameter ?/?>)"
+_BEGUN = re.compile(rf"<(?:(?:function|parameter)={_NAME}|(?i: ?/ ?parameter[^<>\n]{{0,16}}))")
+_NEARLY = ("</parameter", "<parameter/>")
+_LONGEST = 300  # characters; every mark is shorter
 
 
-class ReplyText:
-    """What came and was not taken. `tokens`: marks that are tokens."""
+class Mark(enum.Enum):
+    """What a lexeme is."""
 
-    def __init__(self, tokens: Collection[str] = ()) -> None:
-        self.text = ""
-        self._at = 0  # the text's place in the answer
+    TEXT = enum.auto()
+    THINK = enum.auto()
+    END_THINK = enum.auto()
+    CALL = enum.auto()
+    END_CALL = enum.auto()
+    FUNCTION = enum.auto()
+    END_FUNCTION = enum.auto()
+    PARAMETER = enum.auto()
+    END_PARAMETER = enum.auto()
+    NEAR_END = enum.auto()  # nearly `</parameter>`
+    STRAY = enum.auto()  # another end that models write behind a function
+
+
+class Lexeme(NamedTuple):
+    """A mark, or text between two, or a part of such text. `at` is its place in the answer;
+    `name` that of a function or a parameter, whose mark includes it."""
+
+    kind: Mark
+    text: str
+    at: int
+    name: str = ""
+
+    @property
+    def is_blank(self) -> bool:
+        """White space, which separates two marks."""
+        return self.kind is Mark.TEXT and self.text.isspace()
+
+
+class Lexer:
+    """The lexemes of one answer. `tokens`: marks that the tokenizer knows as tokens."""
+
+    def __init__(
+        self,
+        thoughts: ReasoningFormat | None,
+        calls: CallFormat | None,
+        tokens: Collection[str] = (),
+    ) -> None:
+        self.at = 0  # the place in the answer up to which lexemes were made
+        self._text = ""  # from there on
         self._tokens, self._places = frozenset(tokens), set[int]()  # and where they begin
+        self._kinds: dict[str, Mark] = {}
+        if thoughts is not None:
+            self._kinds |= {thoughts.start: Mark.THINK, thoughts.end: Mark.END_THINK}
+        if calls is not None:
+            self._kinds |= {calls.start: Mark.CALL, calls.end: Mark.END_CALL}
+        self._xml = calls is not None and calls.xml
+        if self._xml:
+            self._kinds |= dict.fromkeys(STRAY, Mark.STRAY)
+            self._kinds |= {END_FUNCTION: Mark.END_FUNCTION, END_PARAMETER: Mark.END_PARAMETER}
+        rows = [re.escape(mark[1:]) for mark in self._kinds]
+        rows += [_NAMED, _NEAR] if self._xml else []
+        self._pattern = re.compile(f"<(?:{'|'.join(rows)})") if rows else None
 
     def push(self, text: str, places: Iterable[int]) -> None:
-        """Adds text. `places` in the whole answer, where a token that is a mark begins, may lie
+        """Adds text. `places` in the whole answer, where a token that is a mark begins, may be
         ahead of the text."""
         self._places.update(places)
-        self.text += text
+        self._text += text
 
-    def take(self, size: int) -> str:
-        """The first characters, which are no longer here then."""
-        taken, self.text = self.text[:size], self.text[size:]
-        self._at += size
-        return taken
+    def lexemes(self, last: bool) -> Iterator[Lexeme]:
+        """Those that are certain; with `last`, when no more text comes, all of them."""
+        text, begin = self._text, self.at
+        done = start = 0
+        while self._pattern is not None and (hit := self._pattern.search(text, start)):
+            mark, place = hit.group(), hit.start()
+            start = hit.end()
+            if mark in self._tokens and begin + place not in self._places:
+                continue
+            if place > done:
+                yield Lexeme(Mark.TEXT, text[done:place], begin + done)
+            yield self._lexeme(hit, begin + place)
+            done = start
+        end = len(text) if last else self._certain(text, done)
+        if end > done:
+            yield Lexeme(Mark.TEXT, text[done:end], begin + done)
+        self._text = text[end:]
+        self.at += end
 
-    def find(self, marks: Sequence[str]) -> tuple[int, str] | None:
-        """(place, mark) of the first mark in the text, the longest of those at one place."""
-        found = []
-        for mark in marks:
-            at = self.text.find(mark)
-            while at >= 0 and not self._counts(mark, at):
-                at = self.text.find(mark, at + 1)
-            if at >= 0:
-                found.append((at, -len(mark), mark))
-        if not found:
-            return None
-        at, _, mark = min(found)
-        return at, mark
+    def _lexeme(self, hit: re.Match[str], at: int) -> Lexeme:
+        mark = hit.group()
+        if (kind := self._kinds.get(mark)) is not None:
+            return Lexeme(kind, mark, at)
+        if not (named := hit["named"]):
+            return Lexeme(Mark.NEAR_END, mark, at)
+        kind = Mark.FUNCTION if named in FUNCTION else Mark.PARAMETER
+        return Lexeme(kind, mark, at, hit["name"].strip())
 
-    def find_token(self, mark: str) -> int:
-        """Where a mark was generated as a token; -1: nowhere yet, or it is none."""
-        hit = self.find((mark,)) if mark in self._tokens else None
-        return -1 if hit is None else hit[0]
+    def _certain(self, text: str, done: int) -> int:
+        """Where the text from `done` on ends, or a mark begins that is not complete yet. No mark
+        has a second `<`."""
+        place = text.rfind("<", done)
+        if place < 0 or not self._may_become_mark(text[place:], self.at + place):
+            return len(text)
+        return place
 
-    def begins(self, marks: Sequence[str]) -> tuple[int, str] | None:
-        """(place, mark) of the first of these marks that comes next but for white space."""
-        start = self.text.lstrip()
-        gap = len(self.text) - len(start)
-        for mark in marks:
-            if start.startswith(mark) and self._counts(mark, gap):
-                return gap, mark
-        return None
-
-    def may_begin(self, marks: Sequence[str]) -> bool:
-        """Whether further text may make the beginning one of these marks."""
-        start = self.text.lstrip()
-        return any(mark.startswith(start) for mark in marks)
-
-    def certain(self, marks: Sequence[str], last: bool) -> int:
-        """How much of the text is sure to hold no mark, nor newlines before one; all of it when no
-        more comes (`last`)."""
-        if last:
-            return len(self.text)
-        cut = len(self.text) - partial_match(self.text, marks)
-        return len(self.text[:cut].rstrip("\n")) if marks else cut
-
-    def _counts(self, mark: str, at: int) -> bool:
-        return mark not in self._tokens or self._at + at in self._places
+    def _may_become_mark(self, text: str, at: int) -> bool:
+        if len(text) > _LONGEST:
+            return False
+        for mark in self._kinds:
+            if mark.startswith(text) and (mark not in self._tokens or at in self._places):
+                return True
+        if not self._xml:
+            return False
+        if any(mark.startswith(text) for mark in (FUNCTION, PARAMETER)):
+            return True
+        plain = text.lower().replace(" ", "")
+        nearly = len(text) <= len(plain) + 2 and any(mark.startswith(plain) for mark in _NEARLY)
+        return nearly or _BEGUN.fullmatch(text) is not None
