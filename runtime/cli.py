@@ -234,12 +234,13 @@ def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
     try:
         prompt = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
-            answer = session.start(prompt, body(values), values["logprobs"], shown)
+            chat = mode is Mode.CHAT
+            answer = session.start(prompt, body(values), values["logprobs"], shown, chat)
         if values["json"]:
-            deltas = _collect(session, answer, chat=mode is Mode.CHAT)
+            deltas = _collect(session, answer, chat)
             click.echo(json.dumps({**answer.to_json(), **deltas}))
         else:
-            _print(session, answer, chat=mode is Mode.CHAT)
+            _print(session, answer, chat)
         if values["json_schema"] and answer.finish is FinishReason.LENGTH:
             raise OptionError(
                 f"the answer was cut after {len(answer.events)} tokens and is no whole JSON of the "

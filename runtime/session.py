@@ -167,8 +167,10 @@ class Session:
         body: Body,
         logprobs: int | None = None,
         shown: Progress | None = None,
+        chat: bool = False,
     ) -> Answer:
-        """Checks the request, opens the engine if need be, submits. One answer at a time.
+        """Checks the request, opens the engine if need be, submits. One answer at a time. In a
+        `chat` stop strings count behind the thought.
 
         Raises RequestError or BadField, then what `open` raises.
         """
@@ -184,6 +186,8 @@ class Session:
         load_s = self.open(shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
+        if chat:
+            self._stream.stop_behind(lambda: self._reader.parser(thinking))
         number, self._next_id = self._next_id, self._next_id + 1
         self._opened().add(number, request)
         has_text = self._tokenizer is not None

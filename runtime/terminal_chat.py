@@ -90,7 +90,7 @@ class TerminalChat:
         told = self._conversation
         with _interrupts() as stopped:
             prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
-            answer = self._session.start(prompt, Body(**told.settings))
+            answer = self._session.start(prompt, Body(**told.settings), chat=True)
             parts = self._show(answer, stopped)
         told.reply(parts)
         told.totals.add(answer)

@@ -185,6 +185,7 @@ class Service:
             ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
             choices, parsers = [], []
             for choice in self.choices(chat, ids, reading.constraint):
+                choice.stream.stop_behind(reading.parser)
                 parsers.append(reading.parser())
                 choices.append(replace(choice, ended=parsers[-1].has_ended))
             return Conversation(

@@ -30,7 +30,7 @@ from spark_engine.runtime.text.tool_schema import Parameter, Types, to_json
 
 _CLOSING = (Mark.END_CALL, Mark.END_FUNCTION, Mark.END_PARAMETER, Mark.STRAY)
 _OF_OBJECT = (Mark.END_FUNCTION, Mark.END_CALL, Mark.CALL, Mark.FUNCTION)
-_OF_JSON = (Mark.END_CALL, Mark.CALL)
+_OF_JSON = (Mark.END_CALL, Mark.CALL, Mark.END_THINK)
 _ANY = Parameter()
 
 
@@ -78,8 +78,7 @@ class CallReader:
         self._given: set[str] = set()  # parameters of this call
         self._blank = True  # nothing but white space came in the body
         self._value: _Value | None = None
-        self._object = OpenObject((), False)
-        self._ended = False  # no more comes
+        self._object = OpenObject(())
         self._step: Mapping[State, Callable[[Lexeme], None]] = {
             State.OPENED: self._opened,
             State.BODY: self._body,
@@ -105,7 +104,6 @@ class CallReader:
     def end(self, cut: bool) -> bool:
         """No more comes; the answer was `cut` off, or ended by itself. True when this changed
         where the reader is, and maybe put lexemes into the queue."""
-        self._ended = True
         if self._state is State.OPENED:
             self._leave()
         elif self._state is State.VALUE:
@@ -142,7 +140,7 @@ class CallReader:
         elif kind is Mark.CALL or lexeme.is_blank:
             self._raw.append(lexeme.text)
         elif kind is Mark.TEXT and lexeme.text.lstrip().startswith("{"):
-            self._state, self._object = State.JSON, OpenObject(_OF_JSON, self._ended)
+            self._state, self._object = State.JSON, OpenObject(_OF_JSON)
             self._again([lexeme])
         elif kind is Mark.END_CALL:
             self._leave(lexeme.text)
@@ -173,7 +171,7 @@ class CallReader:
             self._close()
             self._again([lexeme])
         elif kind is Mark.TEXT and self._blank and lexeme.text.lstrip().startswith("{"):
-            self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT, self._ended)
+            self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT)
             self._again([lexeme])
         else:  # what stands between parameters is no part of them
             self._blank = self._blank and lexeme.is_blank
@@ -187,7 +185,7 @@ class CallReader:
         self._given.add(key)
         self._blank = False
         leads = lexeme.text.endswith(">")  # one newline behind the mark is its own
-        value = OpenValue(leads, self._may_follow, self._types.keys())
+        value = OpenValue(leads, self._may_follow, self._types)
         self._value = _Value(value, known.get(key, _ANY), self._emit if new else _drop)
         self._state = State.VALUE
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -20,52 +21,52 @@ _OUTSIDE, _INSIDE = re.compile('"'), re.compile(r'["\\]')
 
 
 class OpenObject:
-    """Collects an object up to the first of its `ends`. With `plain` strings hide no end: for an
-    answer of which no more comes, so that it is not read again and again."""
+    """Collects an object up to the first of its `ends`."""
 
-    def __init__(self, ends: Collection[Mark], plain: bool) -> None:
-        self._ends, self._plain = ends, plain
+    def __init__(self, ends: Collection[Mark]) -> None:
+        self._ends = ends
         self._lexemes: list[Lexeme] = []
         self._inside = self._escaped = False  # of a string
-        self._first: int | None = None  # end inside a string, by its place among the lexemes
-        self._latest: int | None = None  # the same, with nothing but ends behind it
-        self._opened = False  # the mark of a call came behind it
+        # places in the answer of ends that are inside a string, several in a row counting as one
+        self._first: int | None = None
+        self._last: int | None = None
+        self._behind = False  # nothing came since
+        self._opened = False  # the mark of a call came since, and nothing behind it
 
     def take(self, lexeme: Lexeme) -> tuple[str, Sequence[Lexeme]] | None:
         """None, or, when it has ended, its text and what follows, the end included."""
-        here = len(self._lexemes)
         self._lexemes.append(lexeme)
-        if lexeme.kind in self._ends and (self._plain or not self._inside):
-            return self._cut(here)
-        if self._inside and not lexeme.is_blank and self._begins_call(lexeme, here):
-            return self._cut(self._latest)
+        if not self._inside and lexeme.kind in self._ends:
+            return self._cut(lexeme.at)
+        if self._inside and not lexeme.is_blank and self._begins_call(lexeme):
+            return self._cut(self._first)
         self._scan(lexeme.text)
         return None
 
     def end(self, cut: bool) -> tuple[str, Sequence[Lexeme]]:
         """The same when no more comes; `cut`: the answer was cut off, maybe inside a string."""
-        return self._cut(self._first if self._inside and not cut else None)
+        return self._cut(self._last if self._inside and not cut else None)
 
-    def _begins_call(self, lexeme: Lexeme, here: int) -> bool:
-        """Whether a new call begins, inside a string and directly behind an end."""
+    def _begins_call(self, lexeme: Lexeme) -> bool:
+        """Whether a new call begins, inside a string in which an end came."""
         kind = lexeme.kind
         if kind in self._ends and kind in _ENDS:
-            self._first = here if self._first is None else self._first
-            self._latest = here if self._latest is None or self._opened else self._latest
-            self._opened = False
+            self._last = self._last if self._behind else lexeme.at
+            self._first = lexeme.at if self._first is None else self._first
+            self._behind, self._opened = True, False
             return False
         begun = self._opened and lexeme.text.lstrip().startswith("{")
-        if self._latest is not None and (begun or kind is Mark.FUNCTION):
+        if begun or (kind is Mark.FUNCTION and (self._opened or self._behind)):
             return True
-        self._opened = kind is Mark.CALL and self._latest is not None
-        self._latest = self._latest if self._opened else None
+        self._behind = False
+        self._opened = kind is Mark.CALL and self._first is not None
         return False
 
     def _cut(self, place: int | None) -> tuple[str, Sequence[Lexeme]]:
-        inner, rest = self._lexemes, list[Lexeme]()
+        count = len(self._lexemes)
         if place is not None:
-            inner, rest = self._lexemes[:place], self._lexemes[place:]
-        return "".join(lexeme.text for lexeme in inner), rest
+            count = bisect_left(self._lexemes, place, key=lambda lexeme: lexeme.at)
+        return "".join(lexeme.text for lexeme in self._lexemes[:count]), self._lexemes[count:]
 
     def _scan(self, text: str) -> None:
         at = 0

@@ -86,7 +86,7 @@ class ReplyParser:
             State.THOUGHT: self._thought,
             State.CONTENT: self._content,
             State.CALLS: self._call,
-            State.DONE: lambda lexeme: None,
+            State.DONE: self._drop,
         }
 
     @property
@@ -155,6 +155,9 @@ class ReplyParser:
             self._deltas.add(Delta(kind, "\n" * (self._gap + self._newlines) + plain))
             self._gap = self._newlines = 0
         self._newlines += len(text) - len(plain)
+
+    def _drop(self, lexeme: Lexeme) -> None:
+        """Behind the end."""
 
     def _thought(self, lexeme: Lexeme) -> None:
         if lexeme.kind is Mark.CALL:

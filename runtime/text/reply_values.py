@@ -11,10 +11,11 @@ rules decide, over the whole answer, so that the cut of the stream changes nothi
    parameter of this tool that was not given yet. A tool whose schema names no parameter takes any
    name that was not given; one whose schema names some takes those alone, whatever it says of
    additional ones.
-4. The call's end ends a value that was left open, with a `</function>` before it or not. It does so
-   only where nothing that follows belongs to the value: where an end by the rules 1 to 3, or
-   `</function>` with the call's end, comes later and no new call comes before, it is text. So what
-   comes behind it is held back until one of these, or the end of the answer, is there.
+4. The call's end ends a value that was left open; so does `</function>` followed by the call's end,
+   a new call or the end of the answer. Both do so only where nothing that follows belongs to the
+   value: where an end by the rules 1 to 3 comes later and no new call comes before, they are text,
+   and so is the call's end where the other comes later. So what comes behind is held back until
+   one of these, or the end of the answer, is there.
 5. Where the value holds the beginning of a whole call (`<function=NAME>`, then `<parameter=` or
    `</function>`), the next `</parameter>` with `</function>` is the end of that call, and text,
    unless nothing that ends the value follows up to the end of the answer.
@@ -34,7 +35,7 @@ from itertools import islice
 from spark_engine.runtime.text.reply_text import Lexeme, Mark
 
 _MARKS = frozenset(Mark) - {Mark.TEXT, Mark.THINK, Mark.END_THINK, Mark.STRAY}
-_ENDS = (Mark.END_PARAMETER, Mark.END_FUNCTION, Mark.END_CALL)
+_ENDS = {Mark.END_PARAMETER, Mark.END_FUNCTION, Mark.END_CALL}
 
 
 class _Verdict(enum.Enum):
@@ -82,11 +83,12 @@ class OpenValue:
         return None if lexeme.is_blank else self._decide(last=False)
 
     def end(self, cut: bool) -> Sequence[Lexeme] | None:
-        """The same when no more comes. An answer that was `cut` off in text behind what may have
-        been the end is taken to be inside the value still."""
+        """The same when no more comes. An answer that was `cut` off without the call's end, or in
+        text behind what may have been the end, is taken to be inside the value still."""
         if (rest := self._decide(last=True)) is not None:
             return rest
-        if self._held and not (cut and any(not _is_end(lexeme) for lexeme in self._held)):
+        kinds = {lexeme.kind for lexeme in self._held if not lexeme.is_blank}
+        if kinds and not (cut and not {Mark.END_CALL} <= kinds <= _ENDS):
             return self._end_at_held()
         for lexeme in self._release():
             self._say(lexeme.text)
@@ -133,7 +135,7 @@ class OpenValue:
             ends = ends or (after is Mark.PARAMETER and self._may_follow(follow[0].name))
             return _Verdict.END if ends else _Verdict.TEXT
         if kind is Mark.END_FUNCTION:
-            if after is Mark.END_CALL:
+            if after in (None, Mark.END_CALL):
                 return _Verdict.END_OF_FUNCTION
             verdict = self._new_call(follow, last)
             return _Verdict.END_OF_FUNCTION if verdict is _Verdict.NEW_CALL else verdict
@@ -201,6 +203,3 @@ class OpenValue:
         if text := text.removesuffix("\n"):
             self.said.append(text)
 
-
-def _is_end(lexeme: Lexeme) -> bool:
-    return lexeme.kind in _ENDS or lexeme.is_blank

@@ -35,7 +35,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._pending = ""
         self.matched: str | None = None
 
@@ -44,12 +44,12 @@ class StopMatcher:
         if self.matched is not None:
             return ""
         text = self._pending + text
-        hit = first_match(text, self._stops)
+        hit = first_match(text, self.stops)
         if hit is not None:
             self.matched = text[hit[0] : hit[1]]
             self._pending = ""
             return text[: hit[0]]
-        cut = len(text) - partial_match(text, self._stops)
+        cut = len(text) - partial_match(text, self.stops)
         self._pending = text[cut:]
         return text[:cut]
 

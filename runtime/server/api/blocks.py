@@ -34,11 +34,13 @@ class Block:
 
 
 class Step(NamedTuple):
-    """What happened to a block: `text` was added, or (None) it was opened or closed."""
+    """What happened to a block: `text` was added, or (None) it was opened or closed, as the `last`
+    of the answer maybe."""
 
     block: Block
     text: str | None = None
     closed: bool = False
+    last: bool = False
 
 
 class Blocks:
@@ -54,14 +56,19 @@ class Blocks:
         self._marks = marks
         self._open: Block | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """The last block is a call that is not complete."""
+        return self._parser.is_cut
+
     def push(self, piece: Piece) -> list[Step]:
         """What one round brought; at the end of the answer also its last block's end."""
         self._count(piece.tokens)
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
-            deltas += self._parser.flush()
+            deltas += self._parser.flush(piece.is_cut)
         steps = [step for delta in deltas for step in self._take(delta)]
-        return steps if piece.finish is None else steps + self._close()
+        return steps if piece.finish is None else steps + self._close(last=True)
 
     def _take(self, delta: Delta) -> list[Step]:
         steps: list[Step] = []
@@ -84,9 +91,9 @@ class Blocks:
         self.all.append(block)
         return block
 
-    def _close(self) -> list[Step]:
+    def _close(self, last: bool = False) -> list[Step]:
         block, self._open = self._open, None
-        return [] if block is None else [Step(block, closed=True)]
+        return [] if block is None else [Step(block, closed=True, last=last)]
 
     def _count(self, events: Iterable[Event]) -> None:
         """Tokens of the thought, the mark of its end among them."""

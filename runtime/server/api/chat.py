@@ -123,7 +123,7 @@ class ChatFormat:
         """`delta` with what is new, and the tokens' `logprobs`."""
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
-            deltas += self._parser.flush()
+            deltas += self._parser.flush(piece.is_cut)
         delta = self._delta(deltas)
         if piece.finish is not None:
             self._end_input(delta)
@@ -153,8 +153,9 @@ class ChatFormat:
         return {"message": message, "logprobs": logprobs}
 
     def finish(self, reason: FinishReason) -> str:
-        """A complete tool call is a reason of its own."""
-        if reason is FinishReason.STOP and self._parser.calls:
+        """Tool calls are a reason of their own, unless the last is not complete: clients run what
+        says so."""
+        if reason is FinishReason.STOP and self._parser.calls and not self._parser.is_cut:
             return "function_call" if self._legacy else "tool_calls"
         return FINISH[reason]
 

@@ -125,7 +125,7 @@ class MessagesReply:
         reason = "max_tokens" if finish is FinishReason.LENGTH else "end_turn"
         if last is not None and last.stop is not None:
             reason = "stop_sequence"
-        elif finish is FinishReason.STOP and self._blocks.calls:
+        elif finish is FinishReason.STOP and self._blocks.calls and not self._blocks.is_cut:
             reason = "tool_use"
         elif finish is FinishReason.CANCELLED:
             reason = "pause_turn"  # the server had to go

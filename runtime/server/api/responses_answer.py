@@ -58,6 +58,7 @@ class ResponsesReply:
         self._entry: StoredResponse | None = None
         self._kept: ResponseStore | None = None
         self._alone = False
+        self._status = "incomplete"  # of the response and its last item, as far as it came
 
     def keep(self, kept: ResponseStore, before: StoredItems, owner: str) -> None:
         """The response, which answers `before`, can be asked for until it is forgotten, and
@@ -154,14 +155,12 @@ class ResponsesReply:
     def _close(self, last: Piece | None) -> None:
         finish = last.finish if last is not None else None
         if self._response["status"] == "in_progress":
-            whole = finish is FinishReason.STOP
-            self._response["status"] = "completed" if whole else "incomplete"
-            if not whole:
-                reason = "max_output_tokens" if finish is FinishReason.LENGTH else "server_shutdown"
+            self._response["status"] = self._status
+            if self._status == "incomplete":
+                reason = "incomplete_call" if self._blocks.is_cut else "server_shutdown"
+                reason = "max_output_tokens" if finish is FinishReason.LENGTH else reason
                 self._response["incomplete_details"] = {"reason": reason}
-        self._response["output"] = self._output(
-            "completed" if finish is FinishReason.STOP else "incomplete"
-        )
+        self._response["output"] = self._output(self._status)
         self._response["usage"] = self._usage()
         self._update()
 
@@ -172,6 +171,8 @@ class ResponsesReply:
 
     def _push(self, piece: Piece) -> list[Step]:
         steps = self._as_tools(self._blocks.push(piece))
+        if piece.finish is FinishReason.STOP and not self._blocks.is_cut:
+            self._status = "completed"
         self._news = []
         if self._logprobs and self._blocks.all:
             self._news = [chat_logprob(one, self._tokenizer) for one in piece.tokens]
@@ -237,8 +238,9 @@ class ResponsesReply:
         place = self._places.setdefault(block.index, len(self._places))
         at: Json = {"output_index": place, "item_id": block.ident}
         if step.closed:
-            ends = self._ends(block, at)
-            item = self._item(block, "completed")
+            status = self._status if step.last else "completed"
+            ends = self._ends(block, at, status)
+            item = self._item(block, status)
             return [*ends, self._event("output_item.done", output_index=place, item=item)]
         if text is None:
             empty = Block(block.kind, _NONE, block.ident, block.name, "", block.call)
@@ -258,10 +260,12 @@ class ResponsesReply:
         more: Json = {"content_index": 0, "delta": text, "logprobs": news}
         return [self._event("output_text.delta", **at, **more)]
 
-    def _ends(self, block: Block, at: Json) -> list[bytes]:
-        """What ends the inside of an item."""
+    def _ends(self, block: Block, at: Json, status: str) -> list[bytes]:
+        """What ends the inside of an item; arguments are done only when they are whole."""
         text = block.text
         if block.kind is Kind.CALL:
+            if status != "completed":
+                return []
             tool = self._names.of(block.name)
             own = {"name": tool.name, "arguments": text}
             if tool.custom:

@@ -19,6 +19,7 @@ from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
+from tests.runtime.text.reply_cuts import read, replies, results  # noqa: E402
 from tests.runtime.text.test_reply_parser import collect  # noqa: E402
 from tests.runtime.text.test_reply_streams import STREAMS, TOOLS  # noqa: E402
 
@@ -158,3 +159,11 @@ def test_recorded_streams_as_real_tokens(
         reasoning, content, calls = collect(deltas + parser.flush())
         want = row["reasoning"], row["content"], row["calls"]
         assert (reasoning, content, [list(call) for call in calls]) == want, row["name"]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_cut_of_a_reply_changes_it(tokenizer: Tokenizer, part: int) -> None:
+    """All subsets of the token borders of a hundred replies."""
+    for reply in replies()[part::4]:
+        found = results(reply, tokenizer)
+        assert found == {read(reply, tokenizer, ())}, reply
