@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 
 HEAD = "<tool_call>\n<function=f>\n"
@@ -31,3 +32,36 @@ def test_the_forms_own_words_in_a_value(begin: str, word: str, kind: str) -> Non
     for _ in range(1500):
         parser.push(word)
     assert time.process_time() - start < 1.5, "it was 4 to 30 s"
+
+
+STRING, ARRAY = {"type": "string"}, {"type": "array"}
+VALUE, OBJECT = HEAD + "<parameter=a>\n", '<tool_call>\n{"name": "f", "arguments": {"a": "'
+
+
+@pytest.mark.parametrize(
+    ("begin", "word", "schema"),
+    [
+        (VALUE, "word ", STRING),
+        (VALUE, "[ord ", ARRAY),
+        (VALUE, "[ord ", {"anyOf": [STRING, ARRAY]}),
+        (VALUE + "</tool_call>", "word ", STRING),  # held back: it may be text behind the call
+        (VALUE, "</tool_call>x<function=f><parameter=a>", STRING),
+        (VALUE + "</parameter>", " \n \n ", STRING),
+        (VALUE, "<function=f><parameter=a></parameter></function>x", STRING),
+        (OBJECT, "word ", STRING),
+        (OBJECT, '</tool_call>x{"<tool_call>{"', STRING),
+        ("x", "\n\n\n\n\n", STRING),
+        ("", "<tool_call>x", STRING),
+    ],
+)
+def test_the_work_is_linear_in_the_length(begin: str, word: str, schema: object) -> None:
+    """A piece at a time, 200,000 characters."""
+    function = {"name": "f", "parameters": {"properties": {"a": schema}}}
+    form = Formats(tools="hermes" if begin == OBJECT else "qwen3_coder")
+    parser = ReplyParser(False, [{"type": "function", "function": function}], form)
+    start = time.process_time()
+    parser.push(begin)
+    for _ in range(200_000 // len(word)):
+        parser.push(word)
+    parser.flush()
+    assert time.process_time() - start < 3

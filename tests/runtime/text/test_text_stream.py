@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.text.reply_formats import Formats
+from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 
 END = 3
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
 
@@ -112,3 +117,61 @@ def test_the_numbers_of_drafts_outlive_an_end_that_does_not_carry_them() -> None
     stream.push([Event(0, 7, drafted=6, accepted=4)])
     stream.push([Event(0, finish=FinishReason.CANCELLED)])
     assert (stream.drafted, stream.accepted) == (6, 4)
+
+
+def _answer(tokenizer: Tokenizer, text: str, stop: str, size: int, **how: Any) -> tuple[str, Any]:
+    """(text, stop string) of a chat whose prompt opened a thought, or (`thinking` false) not."""
+    keep, least = how.pop("keep_stop", False), how.pop("min_tokens", 0)
+    thinking = how.pop("thinking", True)
+    params = SamplingParams(stop=(stop,), min_tokens=least)
+    stream = TextStream(tokenizer, params, (END,), keep_stop=keep)
+    marks = tokenizer.marks.values()
+    stream.stop_behind(lambda: ReplyParser(thinking, TOOLS, tokens=marks, **how))
+    pieces = _feed(stream, [*tokenizer.encode(text), END], STOP, size)
+    return _text(pieces), pieces[-1].stop
+
+
+CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nSt. Ives"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 99])
+@pytest.mark.parametrize(
+    ("text", "stop", "said", "how"),
+    [
+        ("a.\n\nb\n</think>\n\nIt is. So", ".", "a.\n\nb\n</think>\n\nIt is", {}),
+        ("a\n\nb\n</think>\n\nIt is.\n\nSo", "\n\n", "a\n\nb\n</think>\n\nIt is.", {}),
+        ("a. b", ".", None, {}),
+        ("a </think> b", "</think>", None, {}),
+        ("hm\n</think>\n\nab", "\n\na", None, {}),
+        (
+            "<think>\na.\n</think>\nIt is. So",
+            ".",
+            "<think>\na.\n</think>\nIt is",
+            {"thinking": False},
+        ),
+        ("It is. So", ".", "It is", {"thinking": False}),
+        ("  . So", ".", "  ", {"thinking": False}),
+        (" <think", ">", None, {"thinking": False}),
+        ("a. So\n" + CALL, ".", "a. So\n" + CALL[:-6], {}),
+        ("a. <tool_call> b. c\n</think>d. e", ".", "a. <tool_call> b. c\n</think>d", {}),
+        ("a\n" + CALL, "<function=", "a\n<tool_call>\n", {}),
+        ("a</think>b.c", "b.c", "a</think>b.c", {"keep_stop": True}),
+        ("a.</think>b.c", ".", "a.</think>b", {"min_tokens": 2}),
+        (" go on. So", ".", None, {"fresh": False}),
+        ("a. So", ".", "a", {"formats": Formats(reasoning="none")}),
+    ],
+)
+def test_stop_strings_count_behind_the_thought(
+    tokenizer: Tokenizer, text: str, stop: str, said: str | None, how: dict[str, Any], size: int
+) -> None:
+    want = (text, None) if said is None else (said, stop)
+    assert _answer(tokenizer, text, stop, size, **dict(how)) == want
+
+
+def test_a_thought_is_not_held_back_for_its_stop_strings(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, SamplingParams(stop=("hello!",)), (END,))
+    stream.stop_behind(lambda: ReplyParser(True, tokens=tokenizer.marks.values()))
+    assert stream.push([Event(0, tokenizer.encode("h")[0])]).text == "h"
+    end = tokenizer.id_of("</think>")
+    assert stream.push([Event(0, end)]).text == "</think>"
+    assert stream.push([Event(0, tokenizer.encode("h")[0])]).text == ""

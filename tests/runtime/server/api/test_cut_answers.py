@@ -1,0 +1,124 @@
+"""Answers that a stop string, an end token or a limit cut, in three APIs: half a call is not called
+a call, and stop strings leave the thought alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.engine.request import FinishReason
+from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+HALF = CALL[: CALL.index("\n</parameter>")]
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+USER = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "weather", "parameters": SCHEMA}
+
+
+def _ask(path: str, answer: str, finish: FinishReason, stream: bool, stop: str | None) -> Any:
+    """The answer, or its events."""
+    if path == MESSAGES:
+        body: dict[str, Any] = {
+            "max_tokens": 99,
+            "messages": USER,
+            "stop_sequences": stop and [stop],
+        }
+        body |= {"tools": [{"name": "weather", "input_schema": SCHEMA}]}
+        body |= {"thinking": {"type": "adaptive"}}
+    elif path == RESPONSES:
+        body = {"input": "hi", "tools": [{"type": "function", **FUNCTION}], "stop": stop}
+    else:
+        body = {"messages": USER, "tools": [{"type": "function", "function": FUNCTION}]}
+        body |= {"stop": stop}
+    server = ApiClient(answer, finish)
+    response = server.post(path, {"model": "fake", "stream": stream, **body})
+    assert response.status_code == 200, response.text
+    said = answer.partition("</think>")[2].lstrip("\n")
+    assert server.client.cancelled == ([0] if stop and stop in said else [])
+    return [data for _, data in events(response)] if stream else response.json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "finish", "stop", "reason"),
+    [
+        (THOUGHT + HALF, STOP, None, "stop"),
+        (THOUGHT + CALL, STOP, "ris", "stop"),
+        (THOUGHT + HALF + " </tool_call> is", STOP, "is", "stop"),
+        (THOUGHT + f"{CALL}\n{HALF}", STOP, None, "stop"),
+        (THOUGHT + HALF, LENGTH, None, "length"),
+        (THOUGHT + CALL, STOP, None, "tool_calls"),
+        (THOUGHT + CALL + "\nDone. Yes", STOP, ". Y", "tool_calls"),
+        (THOUGHT + HALF + "\n</tool_call>", STOP, None, "tool_calls"),
+    ],
+)
+def test_only_a_whole_call_is_a_reason_to_end(
+    answer: str, finish: FinishReason, stop: str | None, reason: str, stream: bool
+) -> None:
+    chat = _ask(CHAT, answer, finish, stream, stop)
+    assert (chat[-2] if stream else chat)["choices"][0]["finish_reason"] == reason
+    response = _ask(RESPONSES, answer, finish, stream, stop)
+    status = "completed" if reason == "tool_calls" else "incomplete"
+    end = response[-1]["response"] if stream else response
+    assert end["status"] == end["output"][-1]["status"] == status
+    why = {"stop": "incomplete_call", "length": "max_output_tokens"}.get(reason)
+    assert end["incomplete_details"] == (None if why is None else {"reason": why})
+    if stream:
+        assert response[-1]["type"] == f"response.{status}"
+        items = [e["item"] for e in response if e["type"] == "response.output_item.done"]
+        assert items == end["output"]
+        done = [e for e in response if e["type"] == "response.function_call_arguments.done"]
+        calls = [item for item in items if item["type"] == "function_call"]
+        assert len(done) == len([item for item in calls if item["status"] == "completed"])
+    message = _ask(MESSAGES, answer, finish, stream, stop)
+    words = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[reason]
+    end = message[-2]["delta"] if stream else message
+    assert end["stop_reason"] == ("stop_sequence" if stop else words)
+
+
+def _said(path: str, found: Any, stream: bool) -> tuple[str, str, str]:
+    """(thought, text, why it ended)."""
+    if path == CHAT and stream:
+        deltas = [event["choices"][0] for event in found[:-1]]
+        keys = ("reasoning_content", "content")
+        texts = ["".join(row["delta"].get(key) or "" for row in deltas) for key in keys]
+        return texts[0], texts[1], deltas[-1]["finish_reason"]
+    if path == CHAT:
+        (choice,) = found["choices"]
+        message = choice["message"]
+        return message["reasoning_content"], message["content"], choice["finish_reason"]
+    if stream:
+        deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
+        texts = ["".join(d.get(key, "") for d in deltas) for key in ("thinking", "text")]
+        return texts[0], texts[1], found[-2]["delta"]["stop_reason"]
+    texts = ["".join(b.get(key, "") for b in found["content"]) for key in ("thinking", "text")]
+    return texts[0], texts[1], found["stop_reason"]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("behind", "stop", "text", "stopped"),
+    [
+        ("\n</think>\n\nYes. So no", "So", "Yes. ", True),
+        ("\n</think>\n\nYes.\n\nno", "\n\n", "Yes.", True),
+        ("\n</think>\n\nYes.", "\n\n", "Yes.", False),
+        ("", "So", "", False),
+    ],
+)
+def test_a_stop_string_in_the_thought_is_no_end(
+    path: str, stream: bool, behind: str, stop: str, text: str, stopped: bool
+) -> None:
+    thought = "So I\n\nthink. So"
+    found = _said(path, _ask(path, thought + behind, STOP, stream, stop), stream)
+    end = "stop" if path == CHAT else "stop_sequence" if stopped else "end_turn"
+    assert found == (thought, text, end)
+
+
+def test_stop_strings_of_a_prompt_count_from_the_start() -> None:
+    server = ApiClient("So I think.\n</think>\n\nYes.")
+    body = {"model": "fake", "prompt": "<|im_start|>assistant\n<think>\n", "max_tokens": 50}
+    choice = server.post("/v1/completions", {**body, "stop": ["I"]}).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("So ", "stop")
