@@ -9,8 +9,8 @@
 
 What turns out to be no call before its name is known is given back as it was written; without the
 marks of a call the name must be that of a tool. A call that is cut off later keeps the arguments
-that came, without the closing brace: nobody runs half of it. Of a parameter that is given twice the
-first value counts: it may have been passed on already.
+that came, without the closing brace, so that no client runs it. Of a parameter that is given twice
+the first value counts: it may have been passed on already.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class CallReader:
             self._after_json(text, ends)
         elif (made := object_in(text)) is not None:
             self._close(made[1:])
-        else:  # passed on as it is, for who reads it must see that it is malformed
+        else:  # passed on as it is: the reader must see that it is malformed
             given = text.lstrip()[1:]
             if not ends:
                 self._say(given)

@@ -202,4 +202,3 @@ class OpenValue:
         self._newline = text.endswith("\n")
         if text := text.removesuffix("\n"):
             self.said.append(text)
-
