@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_engine.runtime.structured.lark import Lark, in_class, in_regex
-from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, marks
+from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, PARAMETER, marks
 
 _REST = "[^<]*"
 _LETTERS = tuple(  # sets of letters, each within the next: of the marks of values, and of all
     "".join(sorted({letter for mark in row for letter in mark} - {"<"}))
-    for row in ((END_PARAMETER,), (END_PARAMETER, FUNCTION, *marks()))
+    for row in ((END_PARAMETER, PARAMETER), (END_PARAMETER, FUNCTION, *marks()))
 )
 
 
@@ -34,6 +34,10 @@ def without(lark: Lark, barred: Sequence[str]) -> str:
 
     A text may end within a mark.
     """
+    return lark.once((without, *barred), lambda: _without(lark, barred))
+
+
+def _without(lark: Lark, barred: Sequence[str]) -> str:
     own = {letter for mark in barred for letter in mark[1:]}
     letters = next((row for row in _LETTERS if own <= set(row)), "".join(sorted(own)))
     begun = sorted({mark[1:i] for mark in barred for i in range(1, len(mark))})
