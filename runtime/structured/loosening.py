@@ -16,6 +16,7 @@ from spark_engine.runtime.structured.schema_errors import Search, Trials
 from spark_engine.runtime.structured.schemas import LISTS, MAPS, ONE, coarse
 
 Rows: TypeAlias = Sequence[tuple[Any, Any]]
+_Each: TypeAlias = Callable[[Rows, Callable[[Rows], Any]], Rows]
 # keywords, and those that bind what they leave: more, where they are gone
 _LEFT = {
     "properties": ("additionalProperties", "unevaluatedProperties"),
@@ -132,11 +133,14 @@ class _Loosening(Search):
             return schema
         if error is None or not isinstance(schema, Mapping):  # no time, or no schema
             return coarse(schema) if isinstance(schema, Mapping) else True
-        rows = {key: self._rows(key, part) for key, part in schema.items()}
-        lost = [key for key in _LEFT if key in rows and len(rows[key]) < len(schema[key])]
-        made = {key: part for key, part in rows.items() if not self._left(key, lost)}
-        if self.error(made) == "":
-            return made
+        made = dict(schema)
+        # the second: a property may be wrong and the properties not, as none needs to be there
+        for each in (self._halves, self._all):
+            rows = {key: self._rows(key, part, each) for key, part in made.items()}
+            lost = [key for key in _LEFT if _count(rows.get(key)) < _count(made.get(key))]
+            made = {key: part for key, part in rows.items() if not self._left(key, lost)}
+            if self.error(made) == "":
+                return made
         kept: dict[str, Any] = {}
         for key in sorted(made, key=lambda key: key != "type"):
             if self.error({**kept, key: made[key]}) == "":
@@ -148,21 +152,28 @@ class _Loosening(Search):
         """Whether a keyword would bind more without those that are lost than it did."""
         return any(key in _LEFT.get(name, ()) for name in lost)
 
-    def _rows(self, name: str, value: Any) -> Any:
+    def _rows(self, name: str, value: Any, each: _Each) -> Any:
         """The schemas below a keyword loosened, without those that cannot be kept."""
         if name in MAPS and isinstance(value, Mapping):
-            return dict(self._each([*value.items()], lambda rows: {name: dict(rows)}))
+            return dict(each([*value.items()], lambda rows: {name: dict(rows)}))
         if name in LISTS and isinstance(value, list):
-            rows = self._each([*enumerate(value)], lambda rows: {name: [v for _, v in rows]})
+            rows = each([*enumerate(value)], lambda rows: {name: [v for _, v in rows]})
             return [part for _, part in rows]
         return self._loose(value) if name in ONE and isinstance(value, Mapping) else value
 
-    def _each(self, rows: Rows, wrap: Callable[[Rows], Any]) -> Rows:
+    def _halves(self, rows: Rows, wrap: Callable[[Rows], Any]) -> Rows:
         """Halves until those are found that are wrong."""
         if not rows or self.error(wrap(rows)) == "":
             return rows
         if len(rows) == 1:
-            rows = [(rows[0][0], self._loose(rows[0][1]))]
+            rows = self._all(rows, wrap)
             return [] if self.error(wrap(rows)) else rows  # a pattern that is none
         middle = len(rows) // 2
-        return [*self._each(rows[:middle], wrap), *self._each(rows[middle:], wrap)]
+        return [*self._halves(rows[:middle], wrap), *self._halves(rows[middle:], wrap)]
+
+    def _all(self, rows: Rows, wrap: Callable[[Rows], Any]) -> Rows:
+        return [(key, self._loose(part)) for key, part in rows]
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, Mapping | list) else 0

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_engine.runtime.structured.lark import Lark, in_class, in_regex
-from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, PARAMETER, marks
+from spark_engine.runtime.text.reply_formats import (
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    PARAMETER,
+    marks,
+)
 
 _REST = "[^<]*"
+_OF_VALUES = (END_PARAMETER, PARAMETER, END_FUNCTION)
 _LETTERS = tuple(  # sets of letters, each within the next: of the marks of values, and of all
     "".join(sorted({letter for mark in row for letter in mark} - {"<"}))
-    for row in ((END_PARAMETER, PARAMETER), (END_PARAMETER, FUNCTION, *marks()))
+    for row in (_OF_VALUES, (*_OF_VALUES, FUNCTION, *marks()))
 )
 
 

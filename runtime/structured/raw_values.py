@@ -25,8 +25,8 @@ from spark_engine.runtime.structured.lark import (
 )
 from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.schemas import TYPES, Bundle, join
-from spark_engine.runtime.text.reply_formats import END_PARAMETER, PARAMETER
-from spark_engine.runtime.text.tool_schema import ALTERNATIVES, Root
+from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, PARAMETER
+from spark_engine.runtime.text.schema_root import ALTERNATIVES, Root
 
 _END = f"\n{END_PARAMETER}"
 _ANY = "(?s:.*)"
@@ -70,10 +70,11 @@ class Ends:
 
     def fits(self, text: str) -> bool:
         """Whether the parser reads a text as a whole."""
-        begun = (part.lstrip() for part in text.split(PARAMETER)[1:])
+        begun = [part.lstrip() for part in text.split(PARAMETER)[1:]]
         return not (
             any(mark in text for mark in self.marks)
             or any(part.startswith(self.names) for part in begun)
+            or (begun and FUNCTION in text)  # a call within the call
         )
 
 
@@ -182,7 +183,7 @@ class _Text:
                 yield quoted(value + _END)
             elif not self._lenient:
                 where = join(place, "const") if named else join(join(place, "enum"), i)
-                words = f"holds {END_PARAMETER} or another parameter, with which it would end"
+                words = f"holds a mark of this model's calls, such as {END_PARAMETER}: leave it out"
                 raise _error(where, words)
 
     def _place_of(self, schema: Any, place: str) -> str:

@@ -109,6 +109,8 @@ class Search:
         keys = schema if isinstance(schema, Mapping) else {}
         kept = {key: self._without(keys, key) for key in keys if key != _DEFS}
         named = [key for key, found in kept.items() if found == ""]
+        # none alone, as an `if` with its `then`
+        named = named or [key for key in kept if self.error({key: keys[key]})]
         # without its type a schema allows so much that nothing else is wrong
         named = [key for key in named if key != "type"] or named
         return (join(place, named[0]) if named else place), error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from spark_engine.runtime.text.tool_schema import Root
+from spark_engine.runtime.text.schema_root import Root
 
 MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")

@@ -12,11 +12,14 @@ from typing import Any
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import param_of
 from spark_engine.runtime.structured.schemas import Bundle, binding, join
-from spark_engine.runtime.text.tool_schema import ALTERNATIVES
+from spark_engine.runtime.text.schema_root import ALTERNATIVES
 
 MOST = 64  # shapes of one function, and four times as many schemas that they are made from
-_READ = {"properties", "required", "additionalProperties", "type", "$ref", *ALTERNATIVES}
-_NOTES = {"$schema", "$defs", "definitions", "discriminator", "nullable"}
+_REFUSED = {  # they bind an object, and are not read here
+    *("minProperties", "maxProperties", "patternProperties", "propertyNames", "enum", "const"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+    *("not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class _Shapes:
 
     def _refuse_others(self, plain: Mapping[str, Any], place: str) -> None:
         for key in binding(plain) if self._strict else ():
-            if key not in _READ | _NOTES and not key.startswith("x-"):
+            if key in _REFUSED:
                 words = "is not supported for a function's parameters with strict: true"
                 raise RequestError(f"{join(place, key)} {words}", param_of(place))
 

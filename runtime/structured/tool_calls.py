@@ -103,7 +103,7 @@ class CallWriter:
         bundle = Bundle(tool.schema, tool.place)
         marks = () if self.tokenizer.id_of(self.form.end) is not None else (self.form.end,)
         names = tuple(key for key, _ in bundle.root.rows())
-        ends = Ends((END_PARAMETER, *marks), names)
+        ends = Ends((END_PARAMETER, END_FUNCTION, *marks), names)
         values = Values(self.lark, bundle, Style(lenient=not tool.strict), ends)
         found = shapes(bundle, tool.place, tool.strict)
         rows = one_of(dict.fromkeys(self._parameters(tool, shape, values) for shape in found))

