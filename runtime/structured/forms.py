@@ -55,7 +55,7 @@ class Form:
         if self.kind in ("json", "json_object"):
             least = _OBJECT if self.kind == "json_object" else True
             return lark.schema(self._schema(), self.style, self.place, least)
-        return lark.piece(Piece(self.place, self.value, Style(), self._plain))
+        return lark.piece(Piece(self.place, lambda: self.value, Style(), self._plain))
 
     def _plain(self, lark: Lark, _: Any) -> str:
         if self.kind == "choice":

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -49,6 +49,7 @@ class Piece:
     """A schema in a grammar, or another form, and where in the request it is.
 
     Attributes:
+        make: the schema. It may be long, and is made where it is asked for.
         write: its expression; raises RequestError for what has none. Given the schema, or another
             in its place.
         anything: the schema in its place that binds least.
@@ -56,11 +57,16 @@ class Piece:
     """
 
     place: str
-    schema: Any
+    make: Callable[[], Any]
     style: Style
     write: Callable[[Lark, Any], str]
     anything: Any = True
     places: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> Any:
+        """What `make` makes."""
+        return self.make()
 
     @property
     def param(self) -> str:
@@ -124,8 +130,8 @@ class Lark:
         """Values of a JSON schema that is at `place` in the request."""
         bundle = Bundle(schema, place)
         write = partial(Lark.json, style=style)
-        whole = bundle.whole(schema)
-        return self.piece(Piece(place, whole, style, write, anything, bundle.places))
+        make = partial(bundle.whole, schema)
+        return self.piece(Piece(place, make, style, write, anything, bundle.places))
 
     def json(self, schema: Any, style: Style) -> str:
         """Values of a JSON schema. Raises RequestError where its `multipleOf` are too costly."""
@@ -135,7 +141,7 @@ class Lark:
             raise RequestError(f"{words}; at most {MULTIPLES} are supported")
         text = json_of(schema, style)
         if ("r", text) in self._names:
-            self._count(text)  # though it adds nothing, it took its time
+            self.count(text)
         return self.rule(text)
 
     def once(self, key: Hashable, write: Callable[[], str]) -> str:
@@ -147,7 +153,7 @@ class Lark:
     def grammar(self, text: str) -> str:
         """A whole grammar of somebody else's, with its own `start`."""
         name = f"g{len(self._others)}"
-        self._count(text)
+        self.count(text)
         self._others.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
@@ -155,7 +161,7 @@ class Lark:
         """What `Grammars` compiles: an answer is `start`. Raises TooLong, and what is `failed`."""
         if self.failed is not None:
             raise self.failed
-        self._count(start)
+        self.count(start)
         rows = (f"{name}: {expression}" for (_, expression), name in self._names.items())
         lark = "\n".join([f"start: {start}", *rows, ""])
         if not self._others:
@@ -164,11 +170,12 @@ class Lark:
 
     def _add(self, kind: str, expression: str) -> str:
         if (kind, expression) not in self._names:
-            self._count(expression)
+            self.count(expression)
             self._names[kind, expression] = f"{kind}{len(self._names)}"
         return self._names[kind, expression]
 
-    def _count(self, text: str) -> None:
+    def count(self, text: str) -> None:
+        """Of the grammar's text, or of what adds nothing to it and took as long. Raises TooLong."""
         self._size += len(text) + 8
         if self._size > MOST_TEXT:
             raise TooLong

@@ -7,6 +7,7 @@ know, with its place; a lenient piece is written again without what cannot be en
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from spark_engine.errors import RequestError
@@ -39,14 +40,13 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
         if error.param and error is not lark.failed:  # it is of no piece
             raise
         first = error
-    plans: list[Callable[[Piece], Any]] = [_coarse, _anything]
-    if isinstance(first, TooSlow):  # no reason to compile much more
-        plans = [_anything]
-    elif not isinstance(first, TooLong):
+    lenient = any(piece.style.lenient for piece in lark.pieces)
+    plans: list[Callable[[Piece], Any]] = [_anything] if lenient else []
+    if not isinstance(first, TooSlow | TooLong):  # else what is wrong is known
         loose = explain(lark.pieces, grammars)
-        if loose:
-            plans.insert(0, lambda piece: loose.get(piece.place, piece.schema))
-    for plan in plans if any(piece.style.lenient for piece in lark.pieces) else ():
+        if lenient:
+            plans = [partial(_loosened, loose), _coarse, _anything]
+    for plan in plans:
         try:
             return _checked(Lark(plan), write, grammars)
         except RequestError as error:
@@ -57,17 +57,20 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
 
 
 def explain(pieces: Sequence[Piece], grammars: Grammars) -> dict[str, Any]:
-    """{place: schema} of the lenient pieces that cannot be enforced, without what is wrong in them.
+    """{place: schema} of the lenient pieces, without what is wrong in them.
 
-    Raises RequestError, which names the place, for a strict one. Takes as long as `Trials` has.
+    Those for which there was no time are not there. Raises RequestError, which names the place, for
+    a strict piece that cannot be enforced. Takes as long as `Trials` has.
     """
     trials = Trials()
     loose = {}
     for piece in pieces:
+        if not trials.left:
+            break
         search = _Loosening(piece, grammars, trials)
         error = search.error(piece.schema)
-        if error != "" and piece.style.lenient:
-            loose[piece.place] = search.loosened()
+        if piece.style.lenient:
+            loose[piece.place] = search.loosened() if error else piece.schema
         elif error:
             _own_words(piece)
             where, words = search.locate(piece.place)
@@ -91,6 +94,10 @@ def _checked(lark: Lark, write: Callable[[Lark], str | None], grammars: Grammars
     text = lark.text(start)
     grammars.check(text)
     return text
+
+
+def _loosened(loose: Mapping[str, Any], piece: Piece) -> Any:
+    return loose[piece.place] if piece.place in loose else _coarse(piece)
 
 
 def _coarse(piece: Piece) -> Any:

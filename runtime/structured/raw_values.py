@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spark_engine.errors import RequestError
@@ -106,13 +107,14 @@ class Values:
             return f"{lark.json(given, self.style)} {quoted(_END)}"
 
         def as_text(lark: Lark, given: Any) -> str:
+            lark.count(json.dumps(given))
             return _Text(lark, given, self, place).expression()
 
-        whole = self.bundle.whole(schema)
+        make = partial(self.bundle.whole, schema)
         known = sorted(types & TYPES)
         anything = {"type": known} if known and not raw else True
         write = as_text if raw else as_json
-        return Piece(place, whole, self.style, write, anything, self.bundle.places)
+        return Piece(place, make, self.style, write, anything, self.bundle.places)
 
 
 class _Text:

@@ -83,18 +83,19 @@ def parts(schema: Any) -> Iterator[tuple[str, str | int | None, Any]]:
 def rebuilt(schema: Any, keys: Keys) -> Any:
     """A copy, in which each schema below has the keywords that `keys` makes of its own. It is asked
     for a schema when those below it are done."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         return schema
-    made = dict(schema)
-    for name in MAPS:
-        if isinstance(rows := made.get(name), Mapping):
-            made[name] = {key: rebuilt(part, keys) for key, part in rows.items()}
-    for name in LISTS:
-        if isinstance(rows := made.get(name), list):
-            made[name] = [rebuilt(part, keys) for part in rows]
-    for name in ONE:
-        if isinstance(made.get(name), Mapping):
-            made[name] = rebuilt(made[name], keys)
+    made = {}
+    for key, value in schema.items():
+        if isinstance(value, list):
+            if key in LISTS:
+                value = [rebuilt(part, keys) for part in value]
+        elif isinstance(value, dict):
+            if key in MAPS:
+                value = {name: rebuilt(part, keys) for name, part in value.items()}
+            elif key in ONE:
+                value = rebuilt(value, keys)
+        made[key] = value
     return keys(made)
 
 
