@@ -29,6 +29,10 @@ NAMES = {
     "response_format": "output_config",
     "reasoning_effort": "output_config",
 }
+PLACES = {
+    r"response_format(\.json_schema)?": "output_config.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+}
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -69,12 +73,12 @@ async def start(service: Service, data: bytes) -> Reply:
     deadline = service.deadline()
 
     def read() -> tuple[ChatRequest, bool]:
-        with renamed(NAMES):
+        with renamed(NAMES, PLACES):
             body = decode(data, MessagesBody, halves=True)
             return service.accept(to_chat_request(body)), body.context_management is not None
 
     chat, managed = await service.checked(data, read, deadline)
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         found = await service.converse(chat, deadline)
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
     return MessagesReply(running, found, service, new_id("msg", "_"), managed)
@@ -90,7 +94,7 @@ async def count(service: Service, data: bytes) -> Json:
         managed = body.context_management is not None
         return to_chat_request(body)
 
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         tokens = await service.count(read)
     edited: Json = {"context_management": {"original_input_tokens": tokens}} if managed else {}
     return {"input_tokens": tokens, **edited}

@@ -35,6 +35,10 @@ NAMES = {
     "response_format": "text",
     "reasoning_effort": "reasoning",
 }
+PLACES = {
+    r"response_format(\.json_schema)?": "text.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
+}
 # fields that would need more than this server has: what they may hold
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "say previous_response_id"),
@@ -94,7 +98,7 @@ async def start(service: Service, data: bytes) -> Reply:
 
     def read() -> tuple[StoredItems, ChatRequest, ToolNames, Json]:
         items = _items(body, last.items() if last else [])
-        with renamed(NAMES):
+        with renamed(NAMES, PLACES):
             chat, names = to_chat_request(body, items)
             return store_items(items), service.accept(chat), names, _asked(body)
 
@@ -102,7 +106,7 @@ async def start(service: Service, data: bytes) -> Reply:
     items, chat, names, asked = await service.checked(data, read, deadline, size)
     if body.store is not False:
         service.responses.check(items, owner)
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         found = await service.converse(chat, deadline)
     running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
     try:
