@@ -54,9 +54,11 @@ class Running:
 
     @property
     def worker(self) -> int:
-        """The engine process: the server's only child."""
+        """The engine process."""
         pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        (found,) = (c for c in children if "ipc://" in Path(f"/proc/{c}/cmdline").read_text())
+        return int(found)
 
 
 def _get(url: str) -> httpx.Response:
