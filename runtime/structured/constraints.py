@@ -12,10 +12,10 @@ from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import Form, form_of
-from spark_engine.runtime.structured.lark import Lark, json_of, one_of, quoted
+from spark_engine.runtime.structured.lark import Lark, one_of, quoted
+from spark_engine.runtime.structured.loosening import settle
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.structured.raw_text import without
-from spark_engine.runtime.structured.schema_errors import locate
 from spark_engine.runtime.structured.tool_calls import CallWriter
 from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.reply_formats import Formats
@@ -45,25 +45,24 @@ def constraint_for(
     """
     form = form_of(body)
     choice = ToolChoice.of(tools, tool_choice)
-    lark = Lark()
-    answer = _answer(lark, form, choice, CallWriter.of(lark, formats, tokenizer), parallel)
-    if answer is None:
+    thoughts = formats.thoughts if thinking else None
+    number = None if thoughts is None else tokenizer.id_of(thoughts.end)
+
+    def write(lark: Lark) -> str | None:
+        answer = _answer(lark, form, choice, CallWriter.of(lark, formats, tokenizer), parallel)
+        if answer is None or thoughts is None:
+            return answer
+        if number is not None:
+            return f"{_GAP} {answer}"
+        mark = thoughts.end  # it is text, and the thought part of the grammar
+        return f"{without(lark, [mark])} {quoted(mark)} {_GAP} {answer}"
+
+    calls = choice.mode != NONE and formats.calls is not None
+    place = form.place if form is not None and not calls else "tools"
+    text = settle(write, grammars, place)
+    if text is None:
         return None
-    end = -1
-    thoughts = formats.thoughts
-    if thinking and thoughts is not None:
-        number = tokenizer.id_of(thoughts.end)
-        if number is None:  # the mark is text, and the thought part of the grammar
-            mark = thoughts.end
-            answer = f"{without(lark, [mark])} {quoted(mark)} {_GAP} {answer}"
-        else:
-            end, answer = number, f"{_GAP} {answer}"
-    text = lark.text(answer)
-    try:
-        grammars.check(text)
-    except RequestError as error:
-        raise _explained(error, lark, form, grammars) from None
-    return ConstraintSpec(grammar=text, end_of_thought=end)
+    return ConstraintSpec(grammar=text, end_of_thought=-1 if number is None else number)
 
 
 def _answer(
@@ -83,17 +82,3 @@ def _answer(
     if any(tool.strict for tool in choice.tools):
         return writer.text_or_calls(choice.tools, several)
     return None
-
-
-def _explained(error: RequestError, lark: Lark, form: Form | None, grammars: Grammars) -> Exception:
-    """What is wrong with the grammar, and where in the request."""
-    for piece in lark.pieces:
-
-        def wrong(schema: Any, style: Any = piece.style) -> str:
-            return grammars.error_of(f"start: {json_of(schema, style)}")
-
-        if wrong(piece.schema):
-            place, words = locate(piece.schema, piece.place, wrong)
-            return RequestError(f"{place} cannot be enforced: {words}", piece.field)
-    place, field = ("tools", "tools") if form is None else (form.place, form.field)
-    return RequestError(f"{place} cannot be enforced: {error}", field)

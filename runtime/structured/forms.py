@@ -13,7 +13,16 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.fields import StructuredFields
-from spark_engine.runtime.structured.lark import BLANK, Lark, Style, ebnf, one_of, quoted, regex
+from spark_engine.runtime.structured.lark import (
+    BLANK,
+    Lark,
+    Piece,
+    Style,
+    ebnf,
+    one_of,
+    quoted,
+    regex,
+)
 from spark_engine.runtime.structured.schema_errors import check_size
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -44,7 +53,11 @@ class Form:
     def write(self, lark: Lark) -> str:
         """Its expression. Raises RequestError naming the place."""
         if self.kind in ("json", "json_object"):
-            return lark.json(self._schema(), self.style, self.place)
+            least = _OBJECT if self.kind == "json_object" else True
+            return lark.schema(self._schema(), self.style, self.place, least)
+        return lark.piece(Piece(self.place, lambda: self.value, Style(), self._plain))
+
+    def _plain(self, lark: Lark, _: Any) -> str:
         if self.kind == "choice":
             return lark.terminal(one_of(map(quoted, self._choices())))
         most = MOST_REGEX if self.kind == "regex" else MOST_GRAMMAR
@@ -111,7 +124,7 @@ def _response_format(body: StructuredFields) -> list[Form]:
     if not isinstance(inner, Mapping) or inner.get("schema") is None:
         words = f"{place}.json_schema is {_short(inner)}; it must be an object with a schema"
         raise RequestError(words, place)
-    style = Style(style.blank, lenient=inner.get("strict") is False)
+    style = Style(style.blank, lenient=inner.get("strict") is not True)
     return [Form("json", inner["schema"], f"{place}.json_schema.schema", style)]
 
 

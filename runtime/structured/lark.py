@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.structured.schemas import Bundle, states
 
 # Between JSON's parts, once at each place: models indent, and must not write blanks for ever.
 BLANK = r"[ \t]|\n[ \t]{0,24}"
+MOST_TEXT = 256 << 10  # characters of a grammar
+MULTIPLES = 20_000  # all `multipleOf` of a grammar together: each takes so many states
 _OPTIONS = "x-guidance"  # llguidance's own key in a schema
 
 
@@ -42,25 +46,66 @@ class Style:
 
 @dataclass(frozen=True)
 class Piece:
-    """A schema in a grammar, and where in the request it stands."""
+    """A schema in a grammar, or another form, and where in the request it is.
+
+    Attributes:
+        make: the schema. It may be long, and is made where it is asked for.
+        write: its expression; raises RequestError for what has none. Given the schema, or another
+            in its place.
+        anything: the schema in its place that binds least.
+        places: where the definitions in the schema's `$defs` are, by their names.
+    """
 
     place: str
-    schema: Any
+    make: Callable[[], Any]
     style: Style
+    write: Callable[[Lark, Any], str]
+    anything: Any = True
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> Any:
+        """What `make` makes."""
+        return self.make()
 
     @property
-    def field(self) -> str:
+    def param(self) -> str:
         """The field of the body."""
-        return re.split(r"[.\[]", self.place)[0]
+        return param_of(self.place)
+
+    def real(self, place: str) -> str:
+        """A place in `schema` as a place in the request."""
+        shared = f"{self.place}.$defs."
+        name, *rest = re.split(r"(?=[.\[])", place.removeprefix(shared), maxsplit=1)
+        if not place.startswith(shared) or name not in self.places:
+            return place
+        return "".join([self.places[name], *rest])
+
+
+class TooLong(RequestError):
+    """A grammar's text has more than MOST_TEXT characters."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it makes a grammar of more than {MOST_TEXT} characters: make it shorter")
 
 
 class Lark:
-    """Collects rules. Expressions are texts; those that a method returns name what it added."""
+    """Collects rules. Expressions are texts; those that a method returns name what it added.
 
-    def __init__(self) -> None:
+    Attributes:
+        pieces: what was written by `piece`.
+        failed: what kept a piece from being written; the text is then of no use.
+    """
+
+    def __init__(self, instead: Callable[[Piece], Any] | None = None) -> None:
+        """`instead`: the schema to write in the place of a piece's own."""
         self.pieces: list[Piece] = []
+        self.failed: RequestError | None = None
+        self._instead = instead or (lambda piece: piece.schema)
         self._names: dict[tuple[str, str], str] = {}  # by kind and expression
+        self._written: dict[Hashable, str] = {}
         self._others: list[dict[str, str]] = []
+        self._size = self._states = 0  # characters, and of all `multipleOf`
 
     def rule(self, expression: str) -> str:
         """A new rule."""
@@ -70,19 +115,53 @@ class Lark:
         """A new lexeme: strings, regexes and other lexemes, read as one."""
         return self._add("T", expression)
 
-    def json(self, schema: Any, style: Style, place: str) -> str:
-        """Values of a JSON schema that stands at `place` in the request."""
-        self.pieces.append(Piece(place, schema, style))
-        return self.rule(json_of(schema, style))
+    def piece(self, piece: Piece) -> str:
+        """Its expression. Raises TooLong; what else is wrong with it is `failed`."""
+        self.pieces.append(piece)
+        try:
+            return piece.write(self, self._instead(piece))
+        except TooLong:
+            raise
+        except RequestError as error:
+            self.failed = self.failed or error
+            return '""'
+
+    def schema(self, schema: Any, style: Style, place: str, anything: Any = True) -> str:
+        """Values of a JSON schema that is at `place` in the request."""
+        bundle = Bundle(schema, place)
+        write = partial(Lark.json, style=style)
+        make = partial(bundle.whole, schema)
+        return self.piece(Piece(place, make, style, write, anything, bundle.places))
+
+    def json(self, schema: Any, style: Style) -> str:
+        """Values of a JSON schema. Raises RequestError where its `multipleOf` are too costly."""
+        self._states += states(schema)
+        if self._states > MULTIPLES:
+            words = f"its values of multipleOf are {self._states} together"
+            raise RequestError(f"{words}; at most {MULTIPLES} are supported")
+        text = json_of(schema, style)
+        if ("r", text) in self._names:
+            self.count(text)
+        return self.rule(text)
+
+    def once(self, key: Hashable, write: Callable[[], str]) -> str:
+        """What `write` wrote for this key before, or writes now."""
+        if key not in self._written:
+            self._written[key] = write()
+        return self._written[key]
 
     def grammar(self, text: str) -> str:
         """A whole grammar of somebody else's, with its own `start`."""
         name = f"g{len(self._others)}"
+        self.count(text)
         self._others.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """What `Grammars` compiles: an answer is `start`."""
+        """What `Grammars` compiles: an answer is `start`. Raises TooLong, and what is `failed`."""
+        if self.failed is not None:
+            raise self.failed
+        self.count(start)
         rows = (f"{name}: {expression}" for (_, expression), name in self._names.items())
         lark = "\n".join([f"start: {start}", *rows, ""])
         if not self._others:
@@ -90,7 +169,21 @@ class Lark:
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *self._others]})
 
     def _add(self, kind: str, expression: str) -> str:
-        return self._names.setdefault((kind, expression), f"{kind}{len(self._names)}")
+        if (kind, expression) not in self._names:
+            self.count(expression)
+            self._names[kind, expression] = f"{kind}{len(self._names)}"
+        return self._names[kind, expression]
+
+    def count(self, text: str) -> None:
+        """Of the grammar's text, or of what adds nothing to it and took as long. Raises TooLong."""
+        self._size += len(text) + 8
+        if self._size > MOST_TEXT:
+            raise TooLong
+
+
+def param_of(place: str) -> str:
+    """The field of the body in which a place is."""
+    return re.split(r"[.\[]", place)[0]
 
 
 def json_of(schema: Any, style: Style) -> str:

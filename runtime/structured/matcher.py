@@ -21,15 +21,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.engine.constraint import Words
 from spark_engine.runtime.structured import raw_text
+from spark_engine.runtime.structured.lark import MOST_TEXT
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 # Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set, the
 # narrower before the wider. Those of JSON's strings are the library's; the others are of raw text.
 SLICES = (*raw_text.SLICES, *LLTokenizer.json_slices(), "[^<]+")
-MOST_TEXT = 256 << 10  # characters of a grammar
 _LONGEST = 400  # characters of an error
 MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be beside each other
 LOADED_S = 30.0  # seconds of loading the vocabulary; 2 is usual
+_HEAD = 1024  # bytes of forced text that are tokenised as text
 _FUEL = 200_000  # of building lexemes; the library's default allows half a minute
 KEPT = 64  # compiled grammars
 _STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
@@ -42,6 +43,10 @@ _WORDS = (  # what the library says, and what it means to who wrote the schema
     ("Unable to determine if regex is empty", "its patterns and lengths are too complex together"),
 )
 T = TypeVar("T")
+
+
+class TooSlow(RequestError):
+    """A grammar did not compile in its time."""
 
 
 class Matcher:
@@ -216,7 +221,7 @@ class Grammars:
         future.add_done_callback(lambda _: self._slots.release())
         with contextlib.suppress(TimeoutError):
             return future.result(most)
-        raise RequestError(f"it did not become a grammar within {most:g} s: make it simpler")
+        raise TooSlow(f"it did not become a grammar within {most:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
         if not self.ends:
@@ -240,9 +245,44 @@ class _Tokens(TokenizerWrapper):
         self.special_token_ids = sorted(
             i for i in tokenizer.special | set(tokenizer.marks) | set(eos) if i < count
         )
+        barred = set(self.special_token_ids)
+        self._ids = {text: i for i, text in enumerate(self.tokens) if text and i not in barred}
+        self._letters = [self._ids.setdefault(bytes([b]), eos[0]) for b in range(256)]
+        self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode())
+        """Ids of ordinary tokens that together are exactly these bytes.
+
+        It is asked at each step for all text that is forced, and its first token is used: the rest
+        of a long text is spelled in bytes, which takes no time.
+        """
+        data = text.encode() if isinstance(text, str) else text
+        cut = min(len(data), _HEAD)
+        while cut < len(data) and data[cut] & 0xC0 == 0x80:  # inside a character
+            cut -= 1
+        return [*self._spell(data[:cut]), *map(self._letters.__getitem__, data[cut:])]
+
+    def _spell(self, data: bytes) -> list[int]:
+        """As the tokenizer does, but for marks and special tokens: a model must not write those."""
+        try:
+            ids = self._tokenizer.encode(data.decode())
+        except UnicodeDecodeError:
+            return self._pieces(data)
+        parts = [self._tokenizer.token_bytes(i) for i in ids]
+        if b"".join(parts) != data:  # the tokenizer normalises text
+            return self._pieces(data)
+        return [i for part in parts for i in self._pieces(part)]
+
+    def _pieces(self, data: bytes) -> list[int]:
+        """The longest tokens from left to right."""
+        found, at = [], 0
+        while at < len(data):
+            most = min(self._longest, len(data) - at)
+            sizes = range(most, 1, -1)
+            size = next((n for n in sizes if data[at : at + n] in self._ids), 1)
+            found.append(self._ids[data[at : at + size]])
+            at += size
+        return found
 
 
 def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:

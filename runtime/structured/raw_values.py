@@ -6,46 +6,42 @@ the arguments hold. Knows no function and no call.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import (
     Lark,
+    Piece,
     Style,
     in_regex,
     one_of,
+    param_of,
     quoted,
     regex,
 )
-from spark_engine.runtime.structured.raw_text import without
-from spark_engine.runtime.structured.schema_errors import join
-from spark_engine.runtime.text.reply_formats import END_PARAMETER
-from spark_engine.runtime.text.tool_schema import resolve, types_of
+from spark_engine.runtime.structured.raw_text import ANY, NO_BRACKET, without
+from spark_engine.runtime.structured.schemas import TYPES, Bundle, join
+from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, PARAMETER
+from spark_engine.runtime.text.schema_root import ALTERNATIVES, Root
 
 _END = f"\n{END_PARAMETER}"
 _ANY = "(?s:.*)"
-_SAYS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}  # read here, or by `types_of`
+MOST_ALTERNATIVES = 256  # of one parameter: schemas, and not the values of an enum
 _BOUNDS = {"pattern", "minLength", "maxLength", "format"}
-_OF_OTHERS = {  # keywords that strings do not have: they bind other types
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("properties", "required", "additionalProperties", "items", "prefixItems"),
-    *("minItems", "maxItems", "patternProperties"),
-}
-_NOTES = {  # keywords that bind nothing
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-    *("$comment", "$schema", "$id", "$defs", "definitions", "discriminator", "nullable"),
-    *("contentMediaType", "contentEncoding", "example"),
-}
-_SHARED = ("$defs", "definitions")
-_POINTERS = ("#/$defs/", "#/definitions/")
+_REFUSED = {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}  # they may bind a string
 # the 29th of February is left out: not every year has one
 _SHORT = r"02-(0[1-9]|1\d|2[0-8])|(04|06|09|11)-(0[1-9]|[12]\d|30)"
 _DAY = rf"[12]\d{{3}}-({_SHORT}|(01|03|05|07|08|10|12)-(0[1-9]|[12]\d|3[01]))"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_CLOCK = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
 _HEX = "[0-9a-fA-F]"
+_QUAD = f"{_HEX}{{1,4}}"
+_GAPS = "|".join(f"({_QUAD}:){{1,{7 - n}}}(:{_QUAD}){{1,{n}}}" for n in range(1, 7))
 FORMATS = {  # of raw strings; JSON's are the compiler's
     "date": _DAY,
     "time": _TIME,
@@ -53,87 +49,177 @@ FORMATS = {  # of raw strings; JSON's are the compiler's
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@([A-Za-z0-9-]+\.)+[A-Za-z]{2,}",
     "ipv4": r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
+    "ipv6": f"({_QUAD}:){{7}}{_QUAD}|({_QUAD}:){{1,7}}:|{_GAPS}|:((:{_QUAD}){{1,7}}|:)",
+    "duration": rf"P(\d+W|(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)({_CLOCK})?|{_CLOCK})",
     "hostname": r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)*",
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9_.~!$&'()*+,;=:@%/?#-]+",
 }
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a raw value to the reply parser: `marks`, and a parameter that begins behind it,
+    which is one of `names`."""
+
+    marks: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def barred(self) -> tuple[str, ...]:
+        """Marks that no free text has. Any parameter's: the names would be long lexemes."""
+        return (*self.marks, PARAMETER)
+
+    def fits(self, text: str) -> bool:
+        """Whether the parser reads a text as a whole."""
+        begun = [part.lstrip() for part in text.split(PARAMETER)[1:]]
+        return not (
+            any(mark in text for mark in self.marks)
+            or any(part.startswith(self.names) for part in begun)
+            or (begun and FUNCTION in text)  # a call within the call
+        )
+
+
+@dataclass(frozen=True)
 class Values:
-    """Parameters of one function. `root` is its schema, to which references go."""
+    """Parameters of one function, whose schema is `bundle`'s."""
 
     lark: Lark
-    root: Mapping[str, Any]
+    bundle: Bundle
     style: Style
+    ends: Ends
+    known: dict[tuple[str, bool], str] = field(default_factory=dict)
 
     def value(self, schema: Any, place: str) -> str:
-        """The expression of one value with the mark of its end.
-
-        Raises RequestError naming the place of what cannot be held.
-        """
-        types = types_of(schema, self.root)
-        if types and "string" not in types:
-            return f"{self.lark.json(self._whole(schema, place), self.style, place)} {quoted(_END)}"
-        found = list(self._strings(schema, place, 0))
-        if "null" in types and not types <= {"string", "null"}:
-            found.append(quoted("null" + _END))
-        if not found:
-            raise RequestError(f"{place} allows no value that can be written", _param(place))
-        # the others would be lexemes beside those of any text, and take their letters
-        return whole if (whole := self.anything()) in found else one_of(dict.fromkeys(found))
+        """The expression of one value with the mark of its end."""
+        types = self.bundle.root.types(schema)
+        raw = not types or "string" in types
+        text = json.dumps(self.bundle.copy(schema)[0])
+        if (text, raw) not in self.known:  # many are alike, and what they refer to may be long
+            self.known[text, raw] = self.lark.piece(self._piece(schema, place, types, raw))
+        return self.known[text, raw]
 
     def anything(self) -> str:
         """Any string with the mark of its end."""
-        return f"{without(self.lark, [END_PARAMETER])} {quoted(END_PARAMETER)}"
+        return f"{without(self.lark, self.ends.barred)} {quoted(END_PARAMETER)}"
 
-    def _whole(self, schema: Any, place: str) -> Any:
-        """The schema with what its references point to."""
-        if not isinstance(schema, Mapping):
-            return schema
-        shared = {k: self.root[k] for k in _SHARED if k in self.root}
-        whole = {**shared, **{k: v for k, v in schema.items() if k not in shared}}
-        for where in _references(whole):
-            if isinstance(where, str) and not where.startswith(_POINTERS):
-                words = f"refers to {where!r}; a parameter may refer to {_POINTERS[0]}NAME"
-                raise RequestError(f"{place} {words}", _param(place))
-        return whole
+    def _piece(self, schema: Any, place: str, types: frozenset[str], raw: bool) -> Piece:
+        def as_json(lark: Lark, given: Any) -> str:
+            return f"{lark.json(given, self.style)} {quoted(_END)}"
 
-    def _strings(self, schema: Any, place: str, depth: int) -> Iterator[str]:
-        """The strings that a schema allows, an expression for each alternative."""
-        plain = resolve(schema, self.root)
-        if depth > 8 or not isinstance(schema, Mapping):
-            yield self.anything()
-            return
-        said = types_of(plain, self.root)
-        if said and "string" not in said:
-            return
+        def as_text(lark: Lark, given: Any) -> str:
+            lark.count(json.dumps(given))
+            return _Text(lark, given, self, place).expression()
+
+        make = partial(self.bundle.whole, schema)
+        known = sorted(types & TYPES)
+        anything = {"type": known} if known and not raw else True
+        write = as_text if raw else as_json
+        return Piece(place, make, self.style, write, anything, self.bundle.places)
+
+
+class _Text:
+    """One value that may be a string, and so stands raw."""
+
+    def __init__(self, lark: Lark, schema: Any, values: Values, place: str) -> None:
+        self._lark, self._schema, self._place = lark, schema, place
+        self._ends, self._style = values.ends, values.style
+        self._lenient = values.style.lenient
+        self._places, self._root = values.bundle.places, Root(schema)
+        self._seen: set[int] = set()
+
+    def expression(self) -> str:
+        """Of the value with the mark of its end. Raises RequestError naming the place."""
+        others = (self._root.types(self._schema) & TYPES) - {"string"}
+        found = list(self._strings(self._schema, self._place))
+        if free := self._anything() in found:
+            # the others would be lexemes beside those of any text, and take their letters
+            found = [self._anything()]
+        if free and others & {"array", "object"}:  # the parser reads a text in brackets as one
+            found = [self._anything(NO_BRACKET)]
+            others &= {"array", "object"}
+        elif free:
+            others = frozenset()
+        if others:
+            found.append(self._json(others))
+        if not found:
+            raise _error(self._place, "allows no value that can be written")
+        return one_of(dict.fromkeys(found))
+
+    def _anything(self, start: str = ANY) -> str:
+        return f"{without(self._lark, self._ends.barred, start)} {quoted(END_PARAMETER)}"
+
+    def _json(self, types: frozenset[str]) -> str:
+        """The values of the schema that are of these types."""
+        own = {key: value for key, value in self._schema.items() if key != "$defs"}
+        shared = {key: value for key, value in self._schema.items() if key == "$defs"}
+        schema = {"allOf": [own, {"type": sorted(types)}], **shared}
+        return f"{self._lark.json(schema, self._style)} {quoted(_END)}"
+
+    def _strings(self, schema: Any, place: str) -> Iterator[str]:
+        """The strings that a schema allows, an expression for each; each schema once."""
+        left = [(schema, place)]
+        while left:
+            schema, place = left.pop(0)
+            if schema is False:
+                continue
+            plain = self._root.resolve(schema)
+            if id(plain) in self._seen:
+                continue
+            self._seen.add(id(plain))
+            if len(self._seen) > MOST_ALTERNATIVES:
+                raise _error(place, f"is one of more than {MOST_ALTERNATIVES} alternatives")
+            place = self._place_of(schema, place)
+            said = self._root.types(plain)
+            if not said or "string" in said:
+                yield from self._own(plain, place, left)
+
+    def _own(
+        self, plain: Mapping[str, Any], place: str, left: list[tuple[Any, str]]
+    ) -> Iterator[str]:
+        """What a schema says itself; its alternatives are added to those that are `left`."""
         self._refuse_others(plain, place)
-        parts = [(name, plain[name]) for name in ("anyOf", "oneOf", "allOf") if name in plain]
-        values = [plain["const"]] if "const" in plain else plain.get("enum")
-        if isinstance(values, list):
-            yield from (quoted(v + _END) for v in values if self._fits(v))
+        parts = [(name, plain[name]) for name in ALTERNATIVES if isinstance(plain.get(name), list)]
+        if "const" in plain or isinstance(plain.get("enum"), list):
+            yield from self._values(plain, place)
         elif parts and not plain.keys() & _BOUNDS:
             name, rows = parts[0]
-            if (len(parts) > 1 or (name == "allOf" and len(rows) > 1)) and not self.style.lenient:
+            if (len(parts) > 1 or (name == "allOf" and len(rows) > 1)) and not self._lenient:
                 words = "a string's alternatives cannot be combined with others here"
-                raise RequestError(f"{join(place, name)}: {words}", _param(place))
-            for i, row in enumerate(rows):
-                yield from self._strings(row, join(join(place, name), i), depth + 1)
+                raise _error(join(place, name), words)
+            left += [(row, join(join(place, name), i)) for i, row in enumerate(rows)]
         else:
             yield self._bound(plain, place)
 
-    def _fits(self, value: Any) -> bool:
-        return isinstance(value, str) and END_PARAMETER not in value
+    def _values(self, plain: Mapping[str, Any], place: str) -> Iterator[str]:
+        named = "const" in plain
+        rows = [plain["const"]] if named else plain["enum"]
+        words = [(i, value) for i, value in enumerate(rows) if isinstance(value, str)]
+        fitting = [value for _, value in words if self._ends.fits(value)]
+        yield from (quoted(value + _END) for value in fitting)
+        if len(fitting) == len(words):
+            return
+        if not self._lenient:
+            i = next(i for i, value in words if not self._ends.fits(value))
+            where = join(place, "const") if named else join(join(place, "enum"), i)
+            says = f"holds a mark of this model's calls, such as {END_PARAMETER}: leave it out"
+            raise _error(where, says)
+        if not fitting:
+            yield self._anything()
+
+    def _place_of(self, schema: Any, place: str) -> str:
+        """Where a schema is that a reference leads to."""
+        where = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(where, str):
+            return place
+        if self._root.target(where) is None and not self._lenient:
+            raise _error(join(place, "$ref"), f"is {where!r}, which leads nowhere")
+        return self._places.get(where.removeprefix("#/$defs/"), place)
 
     def _refuse_others(self, schema: Mapping[str, Any], place: str) -> None:
         """Keywords that would bind a string and are not known."""
-        if self.style.lenient:
-            return
-        for key in schema:
-            known = _SAYS | _BOUNDS | _OF_OTHERS | _NOTES
-            if key not in known and not key.startswith("x-"):
-                words = f"{join(place, key)} is not supported for a parameter that is a string"
-                raise RequestError(words, _param(place))
+        for key in () if self._lenient else sorted(_REFUSED & schema.keys()):
+            words = "is not supported for a parameter that is a string"
+            raise _error(join(place, key), words)
 
     def _bound(self, schema: Mapping[str, Any], place: str) -> str:
         """A string with bounds, or any."""
@@ -143,39 +229,25 @@ class Values:
             regexes.append(f"(?s:.{{{low or 0},{'' if high is None else high}}})")
         if isinstance(pattern := schema.get("pattern"), str):
             regexes.append(self._search(pattern, join(place, "pattern")))
-        if (form := schema.get("format")) is not None:
-            if form in FORMATS:
-                regexes.append(FORMATS[form])
-            elif not self.style.lenient:
-                words = f"is {form!r}; a parameter that is a string may have {', '.join(FORMATS)}"
-                raise RequestError(f"{join(place, 'format')} {words}", _param(place))
+        if (form := schema.get("format")) in FORMATS:
+            regexes.append(FORMATS[form])
         if not regexes:
-            return self.anything()
-        free = f"~{regex(_ANY + in_regex(END_PARAMETER) + _ANY)}"
+            return self._anything()
+        ends = "|".join(map(in_regex, self._ends.barred))
+        free = f"~{regex(f'{_ANY}({ends}){_ANY}')}"
         both = " & ".join([*map(regex, regexes), free])
-        return self.lark.terminal(f"({both}) {quoted(_END)}")
+        return self._lark.terminal(f"({both}) {quoted(_END)}")
 
     def _search(self, pattern: str, place: str) -> str:
         """A regex of whole strings from one that is found anywhere in them."""
         begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
         inner = pattern[begins : len(pattern) - ends]
         if (begins or ends) and _has_bar(inner):
-            if self.style.lenient:
+            if self._lenient:
                 return _ANY
             words = "^ and $ must stand around alternatives in parentheses: ^(a|b)$"
-            raise RequestError(f"{place} is {pattern!r}; {words}", _param(place))
+            raise _error(place, f"is {pattern!r}; {words}")
         return f"{'' if begins else _ANY}({inner}){'' if ends else _ANY}"
-
-
-def _references(schema: Any) -> Iterator[Any]:
-    if isinstance(schema, Mapping):
-        if "$ref" in schema:
-            yield schema["$ref"]
-        for part in schema.values():
-            yield from _references(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
 
 
 def _has_bar(text: str) -> bool:
@@ -201,9 +273,8 @@ def _count(schema: Mapping[str, Any], key: str, place: str) -> int | None:
     value = schema.get(key)
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    words = f"{join(place, key)} is {value!r}; it must be a number of characters"
-    raise RequestError(words, _param(place))
+    raise _error(join(place, key), f"is {value!r}; it must be a number of characters")
 
 
-def _param(place: str) -> str:
-    return re.split(r"[.\[]", place)[0]
+def _error(place: str, words: str) -> RequestError:
+    return RequestError(f"{place} {words}", param_of(place))

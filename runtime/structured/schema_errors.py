@@ -8,137 +8,115 @@ schemas nest; knows no keyword's meaning.
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.structured.lark import param_of
+from spark_engine.runtime.structured.schemas import join, parts
 
 DEEPEST = 64  # of mappings and lists in a schema; the compiler's own limit is near 128
 MOST_TEXT = 128 << 10  # characters of a schema's JSON
-MULTIPLES = 20_000  # all `multipleOf` of a schema together: each takes so many states
-TRIALS, TRIALS_S = 400, 0.5  # parts that are compiled to find a place, and the time for it
-_MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
-_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
-_ONE = (
-    *("items", "additionalItems", "additionalProperties", "unevaluatedProperties"),
-    *("unevaluatedItems", "contains", "propertyNames", "not", "if", "then", "else"),
-)
-_SHARED = ("$defs", "definitions", "$schema")
-_PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
+_DEFS = "$defs"
+TRIALS, TRIALS_S = 400, 0.5  # parts that are compiled for one request, and the time for it
 
 
 def check_size(schema: Any, place: str) -> None:
-    """Raises RequestError for what is no schema, is nested too deeply, too long or too costly."""
+    """Raises RequestError for what is no schema, is nested too deeply or too long."""
     if not isinstance(schema, Mapping | bool):
         words = f"{place} is {_short(schema)}; it must be a JSON schema, an object"
-        raise RequestError(words, _param(place))
-    rows, states = [(schema, 1)], 0
+        raise RequestError(words, param_of(place))
+    rows: list[tuple[Any, int]] = [(schema, 1)]
     while rows:
         value, depth = rows.pop()
         if depth > DEEPEST:
             words = f"{place} nests {depth} deep; at most {DEEPEST} are supported"
-            raise RequestError(words, _param(place))
+            raise RequestError(words, param_of(place))
         if isinstance(value, Mapping):
             rows += [(v, depth + 1) for v in value.values()]
-            states += _states(value.get("multipleOf"))
         elif isinstance(value, list):
             rows += [(v, depth + 1) for v in value]
-    if states > MULTIPLES:
-        words = f"{place}: its values of multipleOf are {states} together; at most {MULTIPLES}"
-        raise RequestError(f"{words} are supported", _param(place))
     size = len(json.dumps(schema))
     if size > MOST_TEXT:
         words = f"{place} has {size} characters; at most {MOST_TEXT} are supported"
-        raise RequestError(words, _param(place))
-
-
-def _states(multiple: Any) -> int:
-    """What a `multipleOf` costs: its digits as an integer."""
-    if not isinstance(multiple, int | float) or isinstance(multiple, bool):
-        return 0
-    digits = Decimal(repr(multiple)).normalize().as_tuple().digits
-    return int("".join(map(str, digits[:9])))
+        raise RequestError(words, param_of(place))
 
 
 def locate(schema: Any, place: str, error_of: Callable[[Any], str]) -> tuple[str, str]:
     """(place, what is wrong there) of a schema for which `error_of` has words; those are "" for a
     schema that becomes a grammar."""
-    return _Search(schema, error_of).down(schema, place, error_of(schema))
+    return Search(schema, error_of, Trials()).locate(place)
 
 
-def join(place: str, key: str | int) -> str:
-    """The place of a part: `a.b[0]["c d"]`."""
-    if isinstance(key, int):
-        return f"{place}[{key}]"
-    return f"{place}.{key}" if _PLAIN.fullmatch(key) else f"{place}[{json.dumps(key)}]"
+class Trials:
+    """How much more may be tried for one request."""
+
+    def __init__(self) -> None:
+        self.count, self._until = 0, time.monotonic() + TRIALS_S
+
+    @property
+    def left(self) -> bool:
+        """Whether one more may be."""
+        return self.count < TRIALS and time.monotonic() < self._until
 
 
-class _Search:
-    """Tries parts of one schema, for a while."""
+class Search:
+    """Tries parts of one schema.
 
-    def __init__(self, root: Any, error_of: Callable[[Any], str]) -> None:
-        self._error_of = error_of
-        self._left = TRIALS
-        self._until = time.monotonic() + TRIALS_S
-        # what references in a part may point to
-        plain = root if isinstance(root, Mapping) else {}
-        self._shared = {key: plain[key] for key in _SHARED if key in plain}
+    In a part all that its references lead to is taken for anything, so that what is wrong in a
+    definition is found there, and not in each part that refers to it.
+    """
 
-    def down(self, schema: Any, place: str, error: str) -> tuple[str, str]:
-        """The place below this one, which is wrong."""
+    def __init__(self, schema: Any, error_of: Callable[[Any], str], trials: Trials) -> None:
+        self.schema = schema
+        self._error_of, self._trials = error_of, trials
+        self._known: dict[str, str] = {}  # errors by the part's text
+        shared = schema.get(_DEFS) if isinstance(schema, Mapping) else None
+        names = shared if isinstance(shared, Mapping) else ()
+        self._stubs: dict[str, Any] = {_DEFS: dict.fromkeys(names, True)} if names else {}
+
+    def error(self, part: Any) -> str | None:
+        """What is wrong with a part; "" for nothing, None where there is no more time to say."""
+        if not self._trials.left:
+            return None
+        whole = {**self._stubs, **part} if isinstance(part, Mapping) else part
+        text = json.dumps(whole)
+        if text not in self._known:
+            self._trials.count += 1
+            self._known[text] = self._error_of(whole)
+        return self._known[text]
+
+    def locate(self, place: str) -> tuple[str, str]:
+        """(place, what is wrong there): the deepest part that is wrong by itself."""
+        error = self.error(self.schema)
+        return self._down(
+            self.schema, place, self._error_of(self.schema) if error is None else error
+        )
+
+    def _down(self, schema: Any, place: str, error: str) -> tuple[str, str]:
         wrong = []
-        for at, part in _parts(schema, place):
-            found = self._error(part)
+        for name, key, part in parts(schema):
+            at = join(place, name) if key is None else join(join(place, name), key)
+            found = self.error(part)
             if found == error:  # what the whole says of itself is this part's
-                return self.down(part, at, found)
+                return self._down(part, at, found)
             if found:
                 wrong.append((at, part, found))
         if wrong:
             at, part, found = wrong[0]
-            return self.down(part, at, found)
-        kept = {key: self._without(schema, key) for key in schema} if _is_map(schema) else {}
-        named = [key for key, error in kept.items() if error == "" and key not in self._shared]
+            return self._down(part, at, found)
+        keys = schema if isinstance(schema, Mapping) else {}
+        kept = {key: self._without(keys, key) for key in keys if key != _DEFS}
+        named = [key for key, found in kept.items() if found == ""]
+        # none alone, as an `if` with its `then`
+        named = named or [key for key in kept if self.error({key: keys[key]})]
         # without its type a schema allows so much that nothing else is wrong
         named = [key for key in named if key != "type"] or named
         return (join(place, named[0]) if named else place), error
 
     def _without(self, schema: Mapping[str, Any], key: str) -> str | None:
-        return self._error({k: v for k, v in schema.items() if k != key})
-
-    def _error(self, part: Any) -> str | None:
-        """None where there is no more time to say."""
-        if not self._left or time.monotonic() > self._until:
-            return None
-        self._left -= 1
-        return self._error_of({**self._shared, **part} if _is_map(part) else part)
-
-
-def _is_map(schema: Any) -> bool:
-    return isinstance(schema, Mapping)
-
-
-def _parts(schema: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """(place, schema) of the schemas right below."""
-    if not isinstance(schema, Mapping):
-        return
-    for name in _MAPS:
-        rows = schema.get(name)
-        for key, part in rows.items() if isinstance(rows, Mapping) else ():
-            yield join(join(place, name), key), part
-    for name in _LISTS:
-        rows = schema.get(name)
-        for i, part in enumerate(rows if isinstance(rows, list) else ()):
-            yield join(join(place, name), i), part
-    for name in _ONE:
-        if isinstance(schema.get(name), Mapping):
-            yield join(place, name), schema[name]
-
-
-def _param(place: str) -> str:
-    return re.split(r"[.\[]", place)[0]
+        return self.error({k: v for k, v in schema.items() if k != key})
 
 
 def _short(value: Any) -> str:

@@ -7,36 +7,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.structured.lark import (
-    Lark,
-    Style,
-    one_of,
-    quoted,
-    token,
-)
+from spark_engine.runtime.structured.lark import Lark, Style, one_of, quoted, token
 from spark_engine.runtime.structured.raw_text import without
-from spark_engine.runtime.structured.raw_values import Values
-from spark_engine.runtime.structured.schema_errors import check_size, join
+from spark_engine.runtime.structured.raw_values import Ends, Values
+from spark_engine.runtime.structured.schema_errors import check_size
+from spark_engine.runtime.structured.schemas import Bundle, join
+from spark_engine.runtime.structured.shapes import Shape, shapes
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
+    END_PARAMETER,
     FUNCTION,
     PARAMETER,
     CallFormat,
     Formats,
 )
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from spark_engine.runtime.text.tool_schema import resolve
 
 _NEWLINE = "\n"
 _END = quoted(END_FUNCTION)
-_KEY = re.compile(r"[^<>\n]+")  # a parameter's name that can be written as XML
-_READ = {"properties", "required", "additionalProperties", "type", "$ref"}
-_NOTES = {"$schema", "$id", "$defs", "definitions", "title", "description", "$comment", "default"}
+_KEY = re.compile(r"[^<>\n]+")
+_KEYS = "a name has no '<', '>' or newline, and no blanks around it, in this model's calls"
 
 
 @dataclass(frozen=True)
@@ -96,49 +91,42 @@ class CallWriter:
         check_size(tool.schema, tool.place)
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         style = Style(lenient=not tool.strict)
-        return f'{quoted(head)} {self.lark.json(tool.schema, style, tool.place)} "}}"'
+        values = self.lark.schema(tool.schema, style, tool.place, {"type": "object"})
+        return f'{quoted(head)} {values} "}}"'
 
     def _xml(self, tool: Tool) -> str:
         """`<function=NAME>` and its parameters, those that may be left out in their order."""
-        if not _KEY.fullmatch(tool.name):
-            words = f"{tool.name!r} cannot be called: a name holds no '<', '>' or newline"
+        if not _is_key(tool.name):
+            words = f"{tool.name!r} cannot be called: {_KEYS}"
             raise RequestError(words, "tools")
         check_size(tool.schema, tool.place)
-        root = tool.schema if isinstance(tool.schema, Mapping) else {}
-        values = Values(self.lark, root, Style(lenient=not tool.strict))
-        head = quoted(f"{FUNCTION}{tool.name}>" + "\n")
-        return self.lark.rule(" ".join([head, *self._parameters(tool, values), _END]))
+        bundle = Bundle(tool.schema, tool.place)
+        marks = () if self.tokenizer.id_of(self.form.end) is not None else (self.form.end,)
+        names = tuple(key for key, _ in bundle.root.rows())
+        ends = Ends((END_PARAMETER, END_FUNCTION, *marks), names)
+        values = Values(self.lark, bundle, Style(lenient=not tool.strict), ends)
+        found = shapes(bundle, tool.place, tool.strict)
+        rows = one_of(dict.fromkeys(self._parameters(tool, shape, values) for shape in found))
+        return self.lark.rule(f"{quoted(f'{FUNCTION}{tool.name}>{_NEWLINE}')} {rows} {_END}")
 
-    def _parameters(self, tool: Tool, values: Values) -> list[str]:
-        root = values.root
-        schema, place = _object_schema(tool, root)
-        rows = schema.get("properties", {})
-        needed = schema.get("required", [])
-        if not isinstance(rows, Mapping) or not isinstance(needed, list):
-            words = "properties must be an object and required a list"
-            raise RequestError(f"{place}: {words}", "tools")
+    def _parameters(self, tool: Tool, shape: Shape, values: Values) -> str:
         found = []
-        for key in dict.fromkeys([*rows, *(k for k in needed if isinstance(k, str))]):
-            at = join(join(place, "properties"), key)
-            if not _KEY.fullmatch(key):
-                if key not in needed:
-                    continue
-                words = "a parameter's name holds no '<', '>' or newline in this model's calls"
-                raise RequestError(f"{at}: {words}", "tools")
-            value = values.value(rows[key], at) if key in rows else values.anything()
-            one = f'{quoted(f"{PARAMETER}{key}>" + _NEWLINE)} {value} "\\n"'
-            found.append(one if key in needed else f"({one})?")
-        if not rows and schema.get("additionalProperties", True) in (True, {}):
+        for key in dict.fromkeys([*shape.rows, *shape.needed]):
+            schema, at = shape.rows.get(key, (True, join(join(tool.place, "properties"), key)))
+            if not _is_key(key):
+                if key in shape.needed and tool.strict:
+                    raise RequestError(f"{at}: {_KEYS}", "tools")
+                continue
+            if schema is False and key not in shape.needed:
+                continue
+            one = f'{quoted(f"{PARAMETER}{key}>" + _NEWLINE)} {values.value(schema, at)} "\\n"'
+            found.append(one if key in shape.needed else f"({one})?")
+        if not shape.rows and shape.open:
             key = self.lark.terminal("/[^<>\\n]{1,64}/")
             found.append(f'({quoted(PARAMETER)} {key} ">\\n" {values.anything()} "\\n")*')
-        return found
+        return self.lark.rule(" ".join(found or ['""']))
 
 
-def _object_schema(tool: Tool, root: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """(schema, place) of a function's parameters, seen through references."""
-    schema = resolve(root, root)
-    for key in schema:
-        if tool.strict and key not in _READ | _NOTES and not key.startswith("x-"):
-            words = "is not supported for a function's parameters with strict: true"
-            raise RequestError(f"{join(tool.place, key)} {words}", "tools")
-    return schema, tool.place
+def _is_key(name: str) -> bool:
+    """Whether a name can be written as XML, and is read as it was written."""
+    return _KEY.fullmatch(name) is not None and name == name.strip()

@@ -5,7 +5,7 @@ Knows OpenAI's forms of both. Knows no grammar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from spark_engine.runtime.structured.tool_calls import Tool
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 _PARAM = "tool_choice"
+_LONGEST = 1000  # characters of names in an error
 _KNOWN = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -53,8 +54,8 @@ class ToolChoice:
                 words = f"tool_choice.mode is {mode!r}; it must be 'auto' or 'required'"
                 raise RequestError(words, _PARAM)
             names = [_name(tool) for tool in rows]
-            return cls(mode, tuple(_named(known, name) for name in names))
-        return cls(REQUIRED, (_named(known, _name(choice)),), single=True)
+            return cls(mode, tuple(_named(known, names)))
+        return cls(REQUIRED, tuple(_named(known, [_name(choice)])), single=True)
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> Tool:
@@ -75,9 +76,11 @@ def _name(choice: Any) -> str:
     return name
 
 
-def _named(known: list[Tool], name: str) -> Tool:
-    for tool in known:
-        if tool.name == name:
-            return tool
-    there = ", ".join(tool.name for tool in known) or "none"
-    raise RequestError(f"tool_choice names {name!r}; the tools are: {there}", _PARAM)
+def _named(known: Sequence[Tool], names: Iterable[str]) -> Iterator[Tool]:
+    by_name = {tool.name: tool for tool in reversed(known)}
+    for name in names:
+        if name not in by_name:
+            there = ", ".join(reversed(by_name)) or "none"
+            there = there if len(there) <= _LONGEST else there[:_LONGEST] + "…"
+            raise RequestError(f"tool_choice names {name!r}; the tools are: {there}", _PARAM)
+        yield by_name[name]

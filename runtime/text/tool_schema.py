@@ -17,18 +17,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar, TypeAlias
 
+from spark_engine.runtime.text.schema_root import Root, type_of
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CHAIN = 32  # references, one to the next
-_VISITS = 50_000  # schemas and values of enums, for all the tools of a request
-_NAMES = (
-    *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")),
-    *((type(None), "null"), (Mapping, "object"), (list, "array")),
-)
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NUMBER = re.compile(r"-?[\d.eE+-]*")  # the beginning of one
 _EXACT = 2**53  # integers up to it are the same in every client
@@ -89,7 +84,7 @@ class Parameter:
             value = read_json(text)
         except (ValueError, RecursionError):
             return text
-        kind = _type(value)
+        kind = type_of(value)
         if kind in ("integer", "number"):
             allowed = "number" in self.types or kind in self.types
             same = abs(value) <= _EXACT and json.dumps(value) == plain
@@ -102,7 +97,7 @@ class Parameter:
             value = read_json(text)
         except (ValueError, RecursionError):
             return text
-        return value if _type(value) in self.types else text
+        return value if type_of(value) in self.types else text
 
 
 Types: TypeAlias = Mapping[str, Mapping[str, Parameter]]  # of each function's parameters
@@ -126,128 +121,20 @@ def to_json(value: Any) -> str:
     return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
-class _Visits:
-    """Which schemas were looked at. One may refer to itself, and many to the same: `left` bounds
-    the work on all the tools of a request."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-        self._seen: set[int] = set()
-
-    def begin(self) -> None:
-        """Of another parameter."""
-        self._seen.clear()
-
-    def is_first(self, schema: Mapping[str, Any]) -> bool:
-        """Whether it is to be looked at."""
-        self.left -= 1 + len(_list(schema.get("enum")))
-        if self.left < 0 or id(schema) in self._seen:
-            return False
-        self._seen.add(id(schema))
-        return True
-
-
 def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:
-    """{function: {parameter: what its schema says}}. A schema that is none says nothing, nor do
-    those of a request whose schemas are too large together."""
-    found, visits = {}, _Visits(_VISITS)
+    """{function: {parameter: what its schema says}}. A schema that is none says nothing; a
+    parameter that several alternatives have may have the types of each."""
+    found = {}
     for tool in tools:
-        function = _mapping(tool.get("function"))
-        root = _mapping(function.get("parameters"))
-        try:
-            rows = _parameters(root, visits)
-        except RecursionError:
-            rows = {}
+        function = tool.get("function")
+        function = function if isinstance(function, Mapping) else {}
+        root = Root(function.get("parameters"))
+        rows: dict[str, Parameter] = {}
+        for key, schema in root.rows():
+            types, words = root.types(schema), root.words(schema)
+            if (known := rows.get(str(key))) is not None:  # of another alternative
+                both = bool(known.types and types)
+                types, words = known.types | types if both else frozenset(), known.words | words
+            rows[str(key)] = Parameter(types, words)
         found[str(function.get("name"))] = rows
     return found
-
-
-def _parameters(root: Mapping[str, Any], visits: _Visits) -> dict[str, Parameter]:
-    rows: dict[str, Parameter] = {}
-    visits.begin()
-    for key, schema in list(_properties(root, root, visits)):
-        visits.begin()
-        types = _types(schema, root, visits)
-        visits.begin()
-        words = frozenset(_words(schema, root, visits))
-        if visits.left < 0:
-            types = words = frozenset()
-        if (known := rows.get(key)) is not None:  # of another alternative
-            both = bool(known.types and types)
-            types, words = known.types | types if both else frozenset(), known.words | words
-        rows[key] = Parameter(types, words)
-    return rows
-
-
-def _properties(schema: Any, root: Mapping[str, Any], visits: _Visits) -> Iterator[tuple[str, Any]]:
-    """The properties of an object, those of its parts and alternatives included."""
-    schema = resolve(schema, root)
-    if not visits.is_first(schema):
-        return
-    for key, row in _mapping(schema.get("properties")).items():
-        yield str(key), row
-    for part in _parts(schema, "allOf", "anyOf", "oneOf"):
-        yield from _properties(part, root, visits)
-
-
-def _words(schema: Any, root: Mapping[str, Any], visits: _Visits) -> Iterator[str]:
-    schema = resolve(schema, root)
-    if not visits.is_first(schema):
-        return
-    yield from (v for v in [schema.get("const"), *_list(schema.get("enum"))] if isinstance(v, str))
-    for part in _parts(schema, "allOf", "anyOf", "oneOf"):
-        yield from _words(part, root, visits)
-
-
-def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows by its type, values and alternatives; empty where it says
-    nothing. References go from `root`."""
-    return _types(schema, root, _Visits(_VISITS))
-
-
-def _types(schema: Any, root: Mapping[str, Any], visits: _Visits) -> frozenset[str]:
-    schema = resolve(schema, root)
-    if not visits.is_first(schema):
-        return frozenset()
-    kind = schema.get("type")
-    names = [kind] if isinstance(kind, str) else _list(kind)
-    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(_type, values))]
-    for name in ("anyOf", "oneOf"):
-        parts = [_types(part, root, visits) for part in _parts(schema, name)]
-        said.append(frozenset().union(*parts))
-    said += [_types(part, root, visits) for part in _parts(schema, "allOf")]
-    said = [types for types in said if types]
-    common = reduce(frozenset.intersection, said) if said else frozenset()
-    return common or frozenset().union(*said)
-
-
-def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema, or what it refers to in `root`; empty where that leads nowhere."""
-    for _ in range(_CHAIN):
-        here = _mapping(schema)
-        where = here.get("$ref")
-        if not isinstance(where, str):
-            return here
-        found: Any = root if where.startswith("#") else None
-        for key in where[1:].split("/")[1:]:
-            key = key.replace("~1", "/").replace("~0", "~")
-            found = _mapping(found).get(key)
-        schema = found
-    return {}
-
-
-def _parts(schema: Mapping[str, Any], *names: str) -> Iterator[Any]:
-    return (part for name in names for part in _list(schema.get(name)))
-
-
-def _type(value: Any) -> str:
-    return next((name for kind, name in _NAMES if isinstance(value, kind)), "null")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

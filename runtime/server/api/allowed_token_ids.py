@@ -9,7 +9,7 @@ import msgspec
 
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.api.fields import BadField, short
-from spark_engine.runtime.structured.matcher import MOST_TEXT
+from spark_engine.runtime.structured.lark import MOST_TEXT
 
 FIELD = "allowed_token_ids"
 

@@ -84,16 +84,21 @@ def _whole(found: re.Match[bytes]) -> bytes:
 
 
 @contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatRequest`."""
+def renamed(names: Mapping[str, str], places: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatRequest`.
+    `places` are regexes of what an error may begin with, and how the body says it."""
     try:
         yield
     except RequestError as error:
         param = getattr(error, "param", None)
-        own = names.get(param or "")
-        if own is None or param is None:
+        own = names.get(param or "", param)
+        words = str(error)
+        for place, its in (places or {}).items():
+            words = re.sub(f"^{place}", its, words)
+        if param and own and words == str(error):
+            words = words.replace(param, own, 1)
+        if own is None or (own == param and words == str(error)):
             raise
-        words = str(error).replace(param, own, 1)
         raise BadField(words, own, getattr(error, "code", None)) from None
 
 

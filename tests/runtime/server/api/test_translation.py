@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.server.api import messages, responses
 from spark_engine.runtime.server.api.common import check
-from spark_engine.runtime.server.api.fields import decode
+from spark_engine.runtime.server.api.fields import decode, renamed
 from spark_engine.runtime.server.api.messages import MessagesBody
 from spark_engine.runtime.server.api.messages import to_chat_request as message_job
 from spark_engine.runtime.server.api.responses import ResponsesBody, _items
@@ -62,3 +63,39 @@ def _response(body: ResponsesBody) -> Any:
     return response_job(body, _items(body, [{"type": "message", "role": "user", "content": "x"}]))[
         0
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "param", "want"),
+    [
+        (
+            messages,
+            "tools[2].function.parameters.a is x",
+            "tools",
+            "tools[2].input_schema.a",
+        ),
+        (
+            responses,
+            "tools[2].function.parameters.a is x",
+            "tools",
+            "tools[2].parameters.a",
+        ),
+        (
+            messages,
+            "response_format.json_schema.schema.a is x",
+            None,
+            "output_config.format.schema.a",
+        ),
+        (responses, "response_format.json_schema.schema.a is x", None, "text.format.schema.a is x"),
+        (responses, "response_format.type is 'x'", None, "text.format.type is 'x'"),
+        (messages, "stop is 3", "stop", "stop_sequences is 3"),
+        (messages, "the value of stop is 3", "stop", "the value of stop_sequences is 3"),
+    ],
+)
+def test_errors_name_the_places_of_the_body(
+    module: Any, said: str, param: str | None, want: str
+) -> None:
+    with pytest.raises(RequestError) as caught, renamed(module.NAMES, module.PLACES):
+        raise RequestError(said, param or "response_format")
+    assert str(caught.value).startswith(want)
+    assert caught.value.param in want.replace("[", ".").replace(" ", ".").split(".")

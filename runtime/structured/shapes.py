@@ -1,0 +1,144 @@
+"""Which parameters a function's arguments may have together, by its schema's alternatives.
+
+Knows how `anyOf`, `oneOf` and `allOf` combine objects. Knows no grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_engine.errors import RequestError
+from spark_engine.runtime.structured.lark import param_of
+from spark_engine.runtime.structured.schemas import Bundle, binding, join
+from spark_engine.runtime.text.schema_root import ALTERNATIVES
+
+MOST = 64  # shapes of one function, and four times as many schemas that they are made from
+_REFUSED = {  # they bind an object, and are not read here
+    *("minProperties", "maxProperties", "patternProperties", "propertyNames", "enum", "const"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+    *("not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One set of parameters.
+
+    Attributes:
+        rows: (schema, place) of each parameter that is named.
+        needed: those that must be there.
+        open: others may be there.
+    """
+
+    rows: Mapping[str, tuple[Any, str]]
+    needed: tuple[str, ...]
+    open: bool
+
+    def both(self, other: Shape) -> Shape:
+        """What is of this shape and of the other."""
+        rows = {**self.rows, **other.rows}
+        for key in self.rows.keys() & other.rows.keys():
+            (one, place), (two, _) = self.rows[key], other.rows[key]
+            rows[key] = (one if one == two else {"allOf": [one, two]}, place)
+        needed = dict.fromkeys((*self.needed, *other.needed))
+        return Shape(rows, tuple(needed), self.open and other.open)
+
+
+def shapes(bundle: Bundle, place: str, strict: bool) -> list[Shape]:
+    """The shapes that the arguments of a function may have.
+
+    Raises RequestError, which names the place, for what is malformed or binds otherwise, if
+    `strict`. If not, that is left out, and too many alternatives become one shape.
+    """
+    try:
+        return _Shapes(bundle, strict).of(bundle.root.schema, place, ())
+    except _TooManyError:
+        if strict:
+            words = f"{place} has more than {MOST} combinations of alternatives"
+            raise RequestError(words, param_of(place)) from None
+    root = bundle.root
+    known = {key: (row, join(join(place, "properties"), key)) for key, row in root.rows()}
+    needed = [k for k in _list(root.resolve(root.schema).get("required")) if isinstance(k, str)]
+    return [Shape(known, tuple(needed), open=True)]
+
+
+class _TooManyError(Exception):
+    pass
+
+
+class _Shapes:
+    """Looks at so many schemas of one function."""
+
+    def __init__(self, bundle: Bundle, strict: bool) -> None:
+        self._bundle, self._strict = bundle, strict
+        self._left = 4 * MOST
+
+    def of(self, schema: Any, place: str, path: tuple[int, ...]) -> list[Shape]:
+        """`path`: the schemas that this one is part of."""
+        self._left -= 1
+        plain = self._bundle.root.resolve(schema)
+        if self._left < 0:
+            raise _TooManyError
+        if id(plain) in path:  # it says of itself what it says anyway
+            return [Shape({}, (), open=True)]
+        place = self._bundle.place_of(schema, place)
+        self._refuse_others(plain, place)
+        found = [self._own(plain, place)]
+        for name in ALTERNATIVES:
+            parts = enumerate(_list(plain.get(name)))
+            rows = [
+                self.of(part, join(join(place, name), i), (*path, id(plain))) for i, part in parts
+            ]
+            if name == "oneOf" and self._strict and not _apart(found, rows):
+                words = f"{join(place, name)} is not supported where two of it may hold: say anyOf"
+                raise RequestError(words, param_of(place))
+            if name != "allOf":
+                rows = [[shape for row in rows for shape in row]] if rows else []
+            for row in rows:
+                found = [one.both(two) for one in found for two in row]
+                if len(found) > MOST:
+                    raise _TooManyError
+        return found
+
+    def _own(self, plain: Mapping[str, Any], place: str) -> Shape:
+        rows, needed = plain.get("properties", {}), plain.get("required", [])
+        if not isinstance(rows, Mapping) or not isinstance(needed, list):
+            if self._strict:
+                words = f"{place}: properties must be an object and required a list"
+                raise RequestError(words, param_of(place))
+            rows = rows if isinstance(rows, Mapping) else {}
+        at = join(place, "properties")
+        known = {key: (row, join(at, key)) for key, row in rows.items()}
+        must = tuple(key for key in _list(needed) if isinstance(key, str))
+        return Shape(known, must, plain.get("additionalProperties", True) in (True, {}))
+
+    def _refuse_others(self, plain: Mapping[str, Any], place: str) -> None:
+        for key in binding(plain) if self._strict else ():
+            if key in _REFUSED:
+                words = "is not supported for a function's parameters with strict: true"
+                raise RequestError(f"{join(place, key)} {words}", param_of(place))
+
+
+def _apart(found: Iterable[Shape], rows: list[list[Shape]]) -> bool:
+    """Whether a parameter that all need has other values in each of the alternatives."""
+    every = [shape for row in rows for shape in row]
+    if len(every) < 2:
+        return True
+    common = set.intersection(*({*shape.needed} & shape.rows.keys() for shape in every))
+    for key in common:
+        values = [value for shape in every for value in _values(shape.rows[key][0])]
+        texts = {repr(value) for value in values}
+        if all(_values(shape.rows[key][0]) for shape in every) and len(texts) == len(values):
+            return True
+    return False
+
+
+def _values(schema: Any) -> list[Any]:
+    plain = schema if isinstance(schema, Mapping) else {}
+    return [plain["const"]] if "const" in plain else _list(plain.get("enum"))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

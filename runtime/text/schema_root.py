@@ -1,0 +1,151 @@
+"""What the parts of one JSON schema mean: where references lead, which types are allowed.
+
+Knows no tool and no grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, reduce
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote
+
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+WORDS = 50_000  # values and alternatives of a schema that are looked at for its words
+_CHAIN = 32  # references, one to the next
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NAMES = (
+    *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")),
+    *((type(None), "null"), (Mapping, "object"), (list, "array")),
+)
+
+
+class Root:
+    """A schema, and what its parts mean: references in them go from it.
+
+    Looks at each part and at each reference once, however often they are asked for, so its time is
+    bounded by the schema's length. Parts are told apart by identity, and must live as long.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = _mapping(schema)
+        self._targets: dict[str, Any] = {}
+        self._types: dict[int, frozenset[str]] = {}
+        self._words = WORDS
+
+    def resolve(self, schema: Any) -> Mapping[str, Any]:
+        """The schema, or what it refers to; empty where that leads nowhere."""
+        for _ in range(_CHAIN):
+            here = _mapping(schema)
+            where = here.get("$ref")
+            if not isinstance(where, str):
+                return here
+            schema = self.target(where)
+        return _NOTHING
+
+    def target(self, where: str) -> Any:
+        """What a reference points to; None where that is nothing."""
+        if where not in self._targets:
+            self._targets[where] = self._find(where)
+        return self._targets[where]
+
+    def types(self, schema: Any) -> frozenset[str]:
+        """The JSON types that a schema allows by its type, values and alternatives; empty where it
+        says nothing. Where it refers to itself, that adds nothing."""
+        first = self.resolve(schema)
+        rows = [(first, False)]
+        while rows:
+            here, known = rows.pop()
+            if known:
+                self._types[id(here)] = self._types_of(here)
+            elif id(here) not in self._types:
+                self._types[id(here)] = frozenset()
+                rows.append((here, True))
+                rows += [(part, False) for name in ALTERNATIVES for part in self._parts(here, name)]
+        return self._types[id(first)]
+
+    def words(self, schema: Any) -> frozenset[str]:
+        """The strings of the enums and consts of a schema and its alternatives; none where all that
+        was asked for so far took WORDS steps."""
+        found, seen, left = set[str](), set[int](), [schema]
+        while left and self._words > 0:
+            here = self.resolve(left.pop())
+            self._words -= 1
+            if id(here) not in seen:
+                seen.add(id(here))
+                values = [here.get("const"), *_list(here.get("enum"))]
+                found |= {value for value in values if isinstance(value, str)}
+                for name in ALTERNATIVES:
+                    values += _list(here.get(name))
+                    left += _list(here.get(name))
+                self._words -= len(values)
+        return frozenset(found) if self._words > 0 else frozenset()
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """(name, schema) of the properties, also of those that alternatives have."""
+        seen, left = set(), [self.resolve(self.schema)]
+        while left:
+            here = left.pop()
+            if id(here) not in seen:
+                seen.add(id(here))
+                yield from _mapping(here.get("properties")).items()
+                left += [part for name in ALTERNATIVES for part in self._parts(here, name)]
+
+    def _parts(self, schema: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+        return [self.resolve(part) for part in _list(schema.get(name))]
+
+    def _types_of(self, schema: Mapping[str, Any]) -> frozenset[str]:
+        kind = schema.get("type")
+        names = [kind] if isinstance(kind, str) else _list(kind)
+        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
+        for name in ALTERNATIVES:
+            parts = [self._types[id(part)] for part in self._parts(schema, name)]
+            said += parts if name == "allOf" else [frozenset().union(*parts)]
+        said = [types for types in said if types]
+        common = reduce(frozenset.intersection, said) if said else frozenset()
+        return common or frozenset().union(*said)
+
+    def _find(self, where: str) -> Any:
+        base, _, inner = where.partition("#")
+        found = self.schema if base in ("", self.schema.get("$id")) else self._named.get(base)
+        if inner and not inner.startswith("/"):
+            return self._named.get(f"#{inner}")
+        for key in inner.split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                at = int(key) if key.isascii() and key.isdecimal() and len(key) < 6 else len(found)
+                found = found[at] if at < len(found) else None
+            else:
+                found = _mapping(found).get(key, _mapping(found).get(unquote(key)))
+        return found
+
+    @cached_property
+    def _named(self) -> Mapping[str, Any]:
+        """Parts with an identifier or an anchor, by it."""
+        found: dict[str, Any] = {}
+        left: list[Any] = [self.schema]
+        while left:
+            here = left.pop()
+            if isinstance(here, Mapping):
+                for key, before in (("$id", ""), ("$anchor", "#")):
+                    if isinstance(here.get(key), str):
+                        found.setdefault(before + here[key], here)
+                left += here.values()
+            elif isinstance(here, list):
+                left += here
+        return found
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    return next((name for kind, name in _NAMES if isinstance(value, kind)), "null")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else _NOTHING
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
