@@ -15,10 +15,12 @@ from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.ranks.spawn import check_hosts
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 from spark_engine.runtime.structured.matcher import Grammars
-from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.chat import ChatTemplate, read_source
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 GIB = 1 << 30
@@ -42,12 +44,24 @@ def find_manifest(folder: Path) -> Manifest | None:
     return read_manifest(folder) if (folder / MANIFEST).exists() else None
 
 
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of an engine folder, None where it has none."""
+    return Tokenizer.load(folder / TOKENIZER) if has_text(folder) else None
+
+
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """Tokenizer and chat template of an engine folder, None where it has none."""
     path = folder / TOKENIZER
     if not has_text(folder):
         return None, None
     return Tokenizer.load(path), ChatTemplate.load(path)
+
+
+def read_formats(folder: Path, chat: ChatOptions) -> Formats:
+    """The forms of thoughts and calls in an engine folder's answers. The chat template is read and
+    not compiled. Raises OptionError for a form that is not known."""
+    source = read_source(folder / TOKENIZER)[0] if has_text(folder) else None
+    return Formats.of(source, chat.reasoning, chat.tools)
 
 
 def grammars_of(tokenizer: Tokenizer | None, info: EngineInfo) -> Grammars | None:

@@ -6,9 +6,8 @@ Knows HTTP's encodings and memory; knows no endpoint.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import zstandard
@@ -22,6 +21,7 @@ MAX_BODY = 32 << 20  # bytes
 MOST_WINDOW = 8 << 20  # bytes of memory that unpacking zstd takes; RFC 9659 allows clients no more
 TURN = 1 << 20  # bytes of bodies that are unpacked in one turn of the event loop
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
+PART = 64 << 10  # bytes; smaller parts of a body are put together
 LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all may hold; one of the most allowed always
 
 
@@ -45,10 +45,13 @@ ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
 
 
 class Body:
-    """A body that came whole, in `data`; it counts until it is dropped."""
+    """A body that came whole, in `parts`; it counts until it is dropped.
+
+    An event loop does not make it one piece, which takes too long for a large one.
+    """
 
     def __init__(self, bodies: Bodies) -> None:
-        self.data = b""
+        self.parts: list[bytes | bytearray] = []
         self._bodies = bodies
         self._large = 0
 
@@ -56,6 +59,20 @@ class Body:
     def large(self) -> bool:
         """Does it count?"""
         return self._large > 0
+
+    @property
+    def data(self) -> bytes:
+        """All of it. Takes some time for a large one, at the first call."""
+        if len(self.parts) != 1 or not isinstance(self.parts[0], bytes):
+            self.parts = [b"".join(self.parts)]
+        return bytes(self.parts[0])
+
+    def add(self, part: bytes) -> None:
+        """More of it; small parts become one."""
+        if self.parts and len(self.parts[-1]) < PART:
+            self.parts[-1] += part
+        else:
+            self.parts.append(bytearray(part))
 
     def grow(self, size: int) -> None:
         """So many bytes of it are there. Raises Busy where all together are too many."""
@@ -67,7 +84,7 @@ class Body:
     def drop(self) -> None:
         """It is needed no more. May be called twice."""
         self._bodies.large -= self._large
-        self._large, self.data = 0, b""
+        self._large, self.parts = 0, []
 
 
 class Bodies:
@@ -86,32 +103,22 @@ class Bodies:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
-        parts, size, body, turn = [], 0, Body(self), TURN
+        size, body, turn = 0, Body(self), TURN
         try:
             async for sent in request.stream():
                 for part in unpack.parts(sent):
-                    parts.append(part)
                     size += len(part)
                     if size > self.most:
                         raise too_large
                     body.grow(size)
+                    body.add(part)
                     if size > turn:  # others have their turn on the event loop
                         turn = size + TURN
                         await asyncio.sleep(0)
-            body.data = b"".join(parts)
         except BaseException:
             body.drop()
             raise
         return body
-
-    @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body, which counts until the block is left. Raises what `take` does."""
-        body = await self.take(request)
-        try:
-            yield body.data
-        finally:
-            body.drop()
 
 
 class _Plain:

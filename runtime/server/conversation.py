@@ -48,14 +48,16 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class Reading:
-    """A conversation that was read. `parser` makes what takes one answer to it apart; `shown`:
-    thoughts are part of the answer; `thinking`: the prompt ends inside one."""
+    """A conversation that was read. `bind` makes what binds the answer of the form that it must
+    have, `form`; `shown`: thoughts are part of the answer; `thinking`: the prompt ends inside one;
+    `fresh`: the answer begins a turn."""
 
     text: str
-    constraint: ConstraintSpec | None
-    parser: Callable[[], ReplyParser]
+    form: ConstraintSpec | None
+    bind: Callable[[ConstraintSpec | None], ConstraintSpec | None]
     shown: bool
     thinking: bool
+    fresh: bool
 
 
 class Reader:
@@ -107,9 +109,9 @@ class Reader:
         parallel = chat.parallel_tool_calls is not False
         form = self.form(chat, prompt.thinking, tools, chat.tool_choice, parallel)
         opened, calls = thoughts if prompt.thinking else None, self.formats.calls if tools else None
-        constraint = thinking.bind(form, tokenizer, opened, calls)
-        parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
-        return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
+        bind = partial(thinking.bind, tokenizer=tokenizer, thoughts=opened, calls=calls)
+        fresh = prompt.fresh
+        return Reading(prompt.text, form, bind, thinking.shown, prompt.thinking, fresh)
 
     def thinking(
         self, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None = None
@@ -155,7 +157,10 @@ class Reader:
     def bound(self, thinking: bool, body: StructuredFields) -> ConstraintSpec | None:
         """What binds an answer to a prompt that says nothing of thoughts itself; `thinking`: it
         ends inside an open one. Raises RequestError."""
-        form = self.form(body, thinking)
+        return self.bind(thinking, self.form(body, thinking))
+
+    def bind(self, thinking: bool, form: ConstraintSpec | None) -> ConstraintSpec | None:
+        """The same, of the form that the answer must have."""
         if self._tokenizer is None or not thinking:
             return form
         return Thinking(budget=self._open_budget).bind(form, self._tokenizer, self.formats.thoughts)

@@ -6,7 +6,7 @@ Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -16,14 +16,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
-from spark_engine.runtime.server.bodies import Bodies
+from spark_engine.runtime.server.bodies import Bodies, Body
 from spark_engine.runtime.server.http_errors import LEFT, Draining, error_response
 from spark_engine.runtime.server.http_request import note_problem
+from spark_engine.runtime.server.prompts.contract import Blobs
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.sliced import SLICE, SlicedJson
 
-Start = Callable[[Service, bytes], Awaitable[Reply]]
-Compute = Callable[[Service, bytes], Awaitable[Json]]
+Start = Callable[[Service, Blobs], Awaitable[Reply]]
+Compute = Callable[[Service, Blobs], Awaitable[bytes]]
 
 
 class Endpoints:
@@ -45,9 +46,7 @@ class Endpoints:
 
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
-        reason = (
-            "the server is draining" if self.draining else self.service.client.unhealthy_reason()
-        )
+        reason = "the server is draining" if self.draining else self.service.unhealthy_reason()
         if reason is None:
             return json_response({"status": "ok"})
         return json_response({"status": "unhealthy", "reason": reason}, 503)
@@ -78,34 +77,47 @@ class Endpoints:
         A stream's status is sent with its first event: what fails before is an error response.
         """
         self._refuse_while_draining()
-        async with self._bodies.read(request) as data:
-            reply = await start(self.service, data)
-        if not reply.stream:
-            return await self._unless_gone(request, reply, self._whole(reply))
-        events = reply.events()
-        return await self._unless_gone(request, reply, self._streamed(reply, events))
+        body = await self._bodies.take(request)
+        try:
+            return await self._unless_gone(request, self._answer(body, start))
+        finally:
+            body.drop()
 
     async def compute(self, request: Request, work: Compute) -> Response:
         """Runs one request that needs no engine."""
         self._refuse_while_draining()
-        async with self._bodies.read(request) as data:
-            return json_response(await work(self.service, data))
+        body = await self._bodies.take(request)
+        try:
+            return await self._unless_gone(request, self._computed(body, work))
+        finally:
+            body.drop()
 
     def _refuse_while_draining(self) -> None:
         if self.draining:
             raise Draining("the server is draining; send the request elsewhere")
 
-    async def _whole(self, reply: Reply) -> Response:
-        try:
-            return json_response(await reply.whole())
-        finally:
-            reply.close()
+    async def _computed(self, body: Body, work: Compute) -> Response:
+        answer = await work(self.service, body.parts)
+        return SlicedJson([answer])
 
-    async def _streamed(self, reply: Reply, events: AsyncIterator[bytes]) -> Response:
-        first = await anext(events)
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        sent = self._events(reply, first, events)
-        return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
+    async def _answer(self, body: Body, start: Start) -> Response:
+        """The answer, or its beginning. Where it is not wanted any more, nothing of it stays."""
+        reply = await start(self.service, body.parts)
+        try:
+            body.drop()
+            if not reply.stream:
+                return json_response(await reply.whole())
+            events = reply.events()
+            first = await anext(events)
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            sent = self._events(reply, first, events)
+            return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
+        except BaseException:
+            reply.close()
+            raise
+        finally:
+            if not reply.stream:
+                reply.close()
 
     async def _events(
         self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
@@ -124,26 +136,21 @@ class Endpoints:
         finally:
             reply.close()
 
-    async def _unless_gone(
-        self, request: Request, reply: Reply, work: Awaitable[Response]
-    ) -> Response:
-        """What `work` gives, unless the client leaves before; then nothing of `reply` stays."""
+    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+        """What `work` gives, unless the client leaves before: then it is cancelled."""
         answer = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
-        done = False
+        taken = False
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                return Response(status_code=LEFT)
-            response = answer.result()
-            done = True
-            return response
+            taken = answer.done()
+            return answer.result() if taken else Response(status_code=LEFT)
         finally:
-            if not done:
-                reply.close()
             for task in (answer, gone):
                 task.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
+            if not taken and isinstance(late, _Stream):
+                late.close()
 
 
 class _Stream(StreamingResponse):
@@ -153,6 +160,10 @@ class _Stream(StreamingResponse):
     def __init__(self, reply: Reply, events: AsyncIterator[bytes], **given: Any) -> None:
         super().__init__(events, **given)
         self._reply = reply
+
+    def close(self) -> None:
+        """Ends what nobody reads."""
+        self._reply.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

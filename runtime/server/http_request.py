@@ -115,6 +115,12 @@ def key() -> str:
     return "" if request is None else request.key
 
 
+def owner() -> str:
+    """Whose turn the current request takes: its key's, or its connection's where it has none."""
+    request = _CURRENT.get()
+    return "" if request is None else request.key or request.client
+
+
 def note_route(path: str) -> None:
     """Says which route the current request took."""
     request = _CURRENT.get()

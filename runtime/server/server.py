@@ -26,13 +26,15 @@ from fastapi import FastAPI
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.server import leaving
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
     find_manifest,
+    read_formats,
     read_info,
-    read_text,
+    read_tokenizer,
     spell_cache,
     spell_drafts,
     unmet,
@@ -49,12 +51,15 @@ from spark_engine.runtime.server.connections import (
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.guard import guard_of, is_loopback
+from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation import listeners, on_hangup, shorten, show_keys
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.port import bind
+from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.prompts.pool import Pool
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.telemetry import check_endpoint
@@ -64,6 +69,7 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
 BACKLOG = 2048  # connections that the kernel may hold for us
 KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
+LEAVE_S = 30.0  # for all that follows; then the process ends, whatever does not
 FORCE_S = 5.0  # between the last word to the clients and closing on them
 log = logging.getLogger(__name__)
 
@@ -153,7 +159,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
         options = replace(options, watchdog_s=watchdog_for(folder))
-    return asyncio.run(serve(command, folder, options))
+    return leaving.run(serve(command, folder, options))
 
 
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
@@ -180,7 +186,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
     begun = find_manifest(folder)
-    tokenizer, template = read_text(folder)
+    pool = Pool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service: Service | None = None
@@ -192,21 +198,15 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 
     try:
         stack.enter_context(on_hangup(keys, tls, show))
+        await pool.begin()  # it loads while we and the engine do
+        tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         info = shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
-        service = Service(
-            client,
-            info,
-            tokenizer,
-            template,
-            names,
-            options.timeout_s,
-            options.allow_priority,
-            options.chat,
-            options.queue_timeout_s,
-        )
+        await pool.start(_setup(info, names, options))
+        times = options.timeout_s, options.queue_timeout_s
+        service = Service(client, info, tokenizer, pool, names, formats, *times)
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
         manifest = find_manifest(folder)
         endpoints.report = make_report(info, manifest, options.chat)
@@ -230,10 +230,14 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     finally:
         stack.close()
         listener.close()
-        if service is not None:
-            service.close()
+        await pool.close()
         await client.close()
         trace.save()
+
+
+def _setup(info: EngineInfo, names: tuple[str, ...], options: ServerOptions) -> Setup:
+    most = info.limits.max_seqs + options.max_queue
+    return Setup(info, names, options.chat, options.allow_priority, most)
 
 
 def _supervision(options: ServerOptions) -> Supervision:
@@ -327,6 +331,9 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM and SIGINT. A second one does not wait for the drain."""
         self._signals += 1
+        if self._signals == 1:
+            most = self._options.drain_timeout_s + FORCE_S + LEAVE_S
+            leaving.leave_later(most, lambda: self._code)
         self._endpoints.draining = True
         self._loop.call_soon_threadsafe(self._stop_requested.set)
 

@@ -1,70 +1,85 @@
-"""From checked bodies to requests in the engine: binds tokenizer, template, engine and deadlines.
+"""From bodies to requests in the engine: binds the pool that reads prompts, the engine, deadlines.
 
-Knows what a conversation and a prompt mean. Knows no HTTP and no API's form: those are in `api/`,
-and come here with `ChatRequest` or with prompts.
+Knows what an answer is made of. Knows no HTTP and no API's form: those are in `api/`; what a body
+means is found out in another process (`prompts/`).
 """
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
-from spark_engine.errors import RequestError
+from spark_engine.errors import InternalError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.engine.request import Request, capacity
-from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
+from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
 from spark_engine.runtime.server.api.answers import Json, usage
-from spark_engine.runtime.server.api.bad_words import bar
-from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.api.common import (
-    MAX_CHOICES,
-    Body,
-    Defaults,
-    check,
-    check_together,
-    fold_seed,
-    room_after,
-    sampling,
-    scored,
-)
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
-from spark_engine.runtime.server.assets import grammars_of
+from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.client import Busy, EngineClient
-from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
+from spark_engine.runtime.server.http_request import owner
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
+from spark_engine.runtime.server.prompts.contract import (
+    Asked,
+    Blobs,
+    Bounds,
+    Broken,
+    Done,
+    FormName,
+    JobKind,
+    Missing,
+    Prepared,
+    PreparedPrompt,
+    Refused,
+    Result,
+    TextPool,
+    TooCostly,
+)
+from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.stored_responses import ResponseStore
-from spark_engine.runtime.server.tokenising import ThreadPool, encode_within
-from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from spark_engine.runtime.text.turns import Turns
 
-PROMPT_THREADS = 2
-OTHER_THREADS = 1  # of /tokenize and /detokenize
-LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
-MOST_CHARACTERS = 4 << 20  # of a text that is tokenised whole: a token of each takes some 300 bytes
-T = TypeVar("T")
+Stored = Callable[[str], Sequence[Blobs]]  # items and answer of a stored response
+
+
+class ReadingFailed(InternalError):
+    """A bug of ours in reading a body."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat that was read: its choices, what takes each answer apart, and whether thoughts are
-    shown."""
+    """A body that was read: its choices, what takes each answer apart, the echo of each, and what
+    else its worker found (`more`)."""
 
+    asked: Asked
     choices: tuple[Choice, ...]
     parsers: tuple[ReplyParser, ...]
+    echoes: tuple[str, ...]
     prompt_tokens: int
-    shown: bool
-    thinking: bool  # the prompt ends inside a thought
+    more: Sequence[bytes]
+
+    @property
+    def shown(self) -> bool:
+        """Thoughts are part of the answer."""
+        return self.asked.shown
+
+    @property
+    def thinking(self) -> bool:
+        """The prompt ends inside a thought."""
+        return self.asked.thinking
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ class Running:
 
     generation: Generation
     choices: tuple[Choice, ...]
-    body: Body
+    body: Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
 
@@ -106,9 +121,8 @@ class Running:
 class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
-    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With
-    `allow_priority` a request may go before others; without, one that asks for it is refused.
-    `chat`: how conversations are taken.
+    `pool` reads bodies; `formats` are those of answers. `timeout_s` limits a request, `queue_s` its
+    wait for the engine; None for no limit.
     """
 
     def __init__(
@@ -116,11 +130,10 @@ class Service:
         client: EngineClient,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
-        template: ChatTemplate | None,
+        pool: TextPool,
         names: Sequence[str],
+        formats: Formats | None = None,
         timeout_s: float | None = None,
-        allow_priority: bool = False,
-        chat: ChatOptions | None = None,
         queue_s: float | None = None,
     ) -> None:
         self.client = client
@@ -130,16 +143,11 @@ class Service:
         self.responses = ResponseStore()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
-        grammars = grammars_of(tokenizer, info)
-        if grammars is not None:
-            grammars.begin()
-        self.reader = Reader(template, tokenizer, chat or ChatOptions(), grammars)
-        self._turns = Turns(tokenizer)
-        self._defaults = Defaults.of(info.generation)
+        self._pool, self._formats = pool, formats or Formats()
         self._timeout_s, self._queue_s = timeout_s, queue_s
-        self._allow_priority = allow_priority
-        self._prompts = ThreadPool(PROMPT_THREADS)
-        self._others = ThreadPool(OTHER_THREADS)  # of their own: no prompt waits for them
+        self._forms: OrderedDict[str, str] = OrderedDict()  # grammars by their forms' names
+        self._forms_size = 0  # characters
+        self._reading, self._computing = 0, 0
 
     def _engine_state(self) -> tuple[Stats, float]:
         return self.client.stats, self.client.step_age
@@ -147,7 +155,7 @@ class Service:
     @property
     def open(self) -> int:
         """Requests that have not ended, those included whose prompts are still being read."""
-        return self.client.in_flight + self._prompts.pending
+        return self.client.in_flight + self._reading
 
     @property
     def max_model_len(self) -> int:
@@ -158,10 +166,9 @@ class Service:
         """Seconds since 1970, as answers say when they were made."""
         return int(time.time())
 
-    def close(self) -> None:
-        """Ends the threads."""
-        self._prompts.close()
-        self._others.close()
+    def unhealthy_reason(self) -> str | None:
+        """Why a new request would not be answered now, or None."""
+        return self.client.unhealthy_reason() or self._pool.unhealthy_reason()
 
     # What an API does with one body, in this order.
 
@@ -169,155 +176,60 @@ class Service:
         """The time that a request which begins now may take."""
         return Deadline(self._timeout_s, self._queue_s)
 
-    async def checked(
-        self, data: bytes, check: Callable[[], T], deadline: Deadline, more: int = 0
-    ) -> T:
-        """What `check` makes of the body `data`, and of so many bytes `more`."""
-        if len(data) + more < LARGE:
-            return check()
-        return await self.read(check, deadline)
+    async def prepare(
+        self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
+    ) -> Conversation:
+        """Reads a body, in another process. `stored` finds a response that the body goes on from.
 
-    async def converse(self, chat: ChatRequest, deadline: Deadline) -> Conversation:
-        """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
-
-        def read() -> Conversation:
-            reading = self.reader.read(chat)
-            ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
-            choices, parsers = [], []
-            for choice in self.choices(chat, ids, reading.constraint):
-                choice.stream.stop_behind(reading.parser)
-                parsers.append(reading.parser())
-                choices.append(replace(choice, ended=parsers[-1].has_ended))
-            return Conversation(
-                tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
-            )
-
-        return await self.read(read, deadline)
-
-    async def count(self, to_chat_request: Callable[[], ChatRequest]) -> int:
-        """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
-
-        def read() -> int:
-            chat = to_chat_request()
-            check(chat)
-            self.need_tokenizer()
-            return len(self.encode(self.reader.read(chat).text, "messages"))
-
-        return await self.aside(read)
-
-    async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
-        """`work` in a thread. What waits for one counts like a request in the queue."""
-        room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
+        What waits counts like a request in the queue. Raises RequestError, Busy, TimedOut, and
+        what `stored` does.
+        """
+        self._reading += 1
         try:
+            self._check_room()
             async with deadline.enforced():
-                return await self._prompts.run(work, room)
+                result, blobs = await self._pool.run(kind, [body], owner())
+                if isinstance(result, Missing):
+                    assert stored is not None
+                    blobs_of = [body, *stored(result.ident)]
+                    result, blobs = await self._pool.run(kind, blobs_of, owner())
+                prepared = _of(Prepared, result)
+                at = len(prepared.prompts)
+                forms = {
+                    form.name: await self._form(form, blob)
+                    for form, blob in zip(prepared.forms, blobs[at:], strict=False)
+                }
         except Busy:
             self.metrics.refused()
             raise
+        finally:
+            self._reading -= 1
+        return self._conversation(prepared, blobs, forms)
 
-    def submit(
-        self, body: Body, choices: Sequence[Choice], prompt_tokens: int, deadline: Deadline
-    ) -> Running:
-        """Submits, as the last thing that can fail: an error leaves no request behind."""
-        limits = self.info.limits
+    async def compute(self, kind: JobKind, body: Blobs) -> bytes:
+        """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
+        self._computing += 1
         try:
-            generation = Generation(self.client, self.metrics, choices, limits.max_seqs, deadline)
+            if self._computing > self.client.max_queue and not self._pool.make_way(owner()):
+                raise Busy(f"{self._computing - 1} requests are being computed already; retry")
+            async with self.deadline().enforced():
+                result, blobs = await self._pool.run(kind, [body], owner())
+        finally:
+            self._computing -= 1
+        _of(Done, result)
+        return blobs[0]
+
+    def submit(self, found: Conversation, deadline: Deadline) -> Running:
+        """Submits, as the last thing that can fail: an error leaves no request behind."""
+        limits, tokens = self.info.limits, found.prompt_tokens
+        try:
+            generation = Generation(
+                self.client, self.metrics, found.choices, limits.max_seqs, deadline
+            )
         except Busy:
             self.metrics.refused()
             raise
-        return Running(generation, tuple(choices), body, prompt_tokens, bool(limits.drafts))
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """`work` that needs no engine, in a thread of its own."""
-        async with self.deadline().enforced():
-            return await self._others.run(work, self.client.max_queue)
-
-    # The parts of it, which may run in threads.
-
-    def check(self, body: Body, count: int) -> None:
-        """All that can be said of a body with `count` prompts before they are read."""
-        check(body)
-        self._check_model(body.model)
-        n = body.n or 1
-        most = min(MAX_CHOICES, self.info.limits.max_seqs + self.client.max_queue)
-        if count * n > most:
-            words = f"{count} prompts with n = {n} are {count * n} answers; at most {most}"
-            raise BadField(f"{words} are allowed at once", "n" if n > 1 else "prompt")
-        if body.priority and not self._allow_priority:
-            words = f"priority is {body.priority}; this server answers in order of arrival"
-            raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
-
-    def accept(self, chat: ChatRequest) -> ChatRequest:
-        """The same of a conversation, which is given back. Raises RequestError."""
-        self.check(chat, 1)
-        most = self.max_model_len
-        if len(chat.messages) > most:  # none is shorter than a token
-            raise too_long(f"{len(chat.messages)} messages", most, "messages")
-        return chat
-
-    def choices(
-        self, body: Body, ids: Sequence[int], bound: ConstraintSpec | None = None
-    ) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
-        binds their answers."""
-        eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
-        check_together(prompt, body.n or 1)
-        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
-        checked = Request(prompt, params)
-        checked.check(limits, eos)
-        if body.allowed_token_ids is not None:
-            known, most = len(self.need_tokenizer()), params.max_tokens or 0
-            bound = only_these_ids(body.allowed_token_ids, known, eos, most, bound)
-        if body.bad_words:
-            bound = bar(body.bad_words, self.need_tokenizer(), bound)
-        marks = self._turns.marks(prompt)
-        forced = prompt[1:] if body.scores_prompt() else ()
-        if body.scores_prompt():
-            params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
-            bound = msgspec.structs.replace(bound, forced=forced)
-            checked, marks = Request(prompt[:1]), ()
-        tokenizer = None if body.detokenize is False else self.tokenizer
-        skip, seed = body.skip_special_tokens is not False, params.seed or 0
-        stops = bool(body.include_stop_str_in_output)
-        shared = array("i", checked.packed)
-        found = []
-        for i in range(body.n or 1):
-            own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(tokenizer, own, eos, skip, stops, len(forced))
-            request = Request(shared, own, body.priority or 0, marks, bound)
-            found.append(Choice(request, stream))
-        return found
-
-    def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
-        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
-        room for one token. Raises BadField for one that cannot fit."""
-        most = self.max_model_len
-        if last is None:
-            if isinstance(prompt, str):
-                return encode_within(self.need_tokenizer(), prompt, most)
-            room_after(prompt, self.info.limits)
-            return prompt
-        if last >= most:
-            words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
-            raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
-        if isinstance(prompt, str):
-            prompt = self.need_tokenizer().encode(prompt[-MOST_CHARACTERS:])
-        return prompt[-(last if last > 0 else most - 1) :]
-
-    def encode(self, text: str, field: str) -> list[int]:
-        """All token ids of a text, which `field` brought. Raises BadField for one too long."""
-        if len(text) > MOST_CHARACTERS:
-            words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
-            raise BadField(words, field)
-        return self.need_tokenizer().encode(text)
-
-    def render(
-        self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
-    ) -> str:
-        """Messages as a prompt. Raises RequestError."""
-        return self.reader.template.render(
-            messages, tools, self.reader.thinking({}, options).options
-        )
+        return Running(generation, found.choices, found.asked, tokens, bool(limits.drafts))
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""
@@ -325,7 +237,106 @@ class Service:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
         return self.tokenizer
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            words = f"model {short(name)} is not served here; there is {', '.join(self.names)}"
-            raise UnknownModel(words, "model", "model_not_found")
+    def _check_room(self) -> None:
+        """Raises Busy where a further prompt would be too many, and nobody makes way."""
+        room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
+        if self._reading > room and (room <= 0 or not self._pool.make_way(owner())):
+            words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
+            raise Busy(words)
+
+    async def _form(self, form: FormName, asked: bytes) -> str:
+        """The grammar of a form, "" where any answer has it. Raises RequestError for one that
+        cannot be enforced."""
+        if (known := self._forms.get(form.name)) is not None:
+            self._forms.move_to_end(form.name)
+            return known
+        try:
+            result, blobs = await self._pool.run(JobKind.FORM, [[asked]], owner())
+        except TooCostly as error:
+            words = f"{form.place} cannot be enforced: {error}; make it simpler"
+            raise TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
+        _of(Done, result)
+        grammar = self._forms[form.name] = blobs[0].decode()
+        self._forms_size += len(grammar)
+        while self._forms_size > KNOWN_FORMS:
+            self._forms_size -= len(self._forms.popitem(last=False)[1])
+        return grammar
+
+    def _conversation(
+        self, found: Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
+    ) -> Conversation:
+        asked, choices, parsers, echoes = found.asked, [], [], []
+        count, tokens = len(found.prompts), 0
+        for prompt, blob in zip(found.prompts, blobs[:count], strict=True):
+            tokens += len(blob) // 4
+            bound = _bound(prompt.bounds, forms)
+            for choice in self._choices(found, prompt, blob, bound):
+                parser = self._parser(asked)
+                if asked.conversation:
+                    choice.stream.stop_behind(partial(self._parser, asked))
+                    choice = replace(choice, ended=parser.has_ended)
+                choices.append(choice)
+                parsers.append(parser)
+                echoes.append(prompt.echo)
+        more = blobs[count + len(forms) :]
+        return Conversation(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
+
+    def _choices(
+        self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
+    ) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
+        binds their answers."""
+        asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
+        forced = prompt.forced
+        if asked.prompt_scored:
+            bound = bound or ConstraintSpec()
+            bound = msgspec.structs.replace(bound, forced=tuple(ids[1:]))
+            ids = ids[:1]
+        tokenizer = self.tokenizer if asked.detokenize else None
+        choices = []
+        for i in range(asked.n):
+            own = _own(found.params, prompt, fold_seed(prompt.seed + i))
+            stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
+            request = Request(ids, own, found.priority, prompt.marks, bound)
+            choices.append(Choice(request, stream))
+        return choices
+
+    def _parser(self, asked: Asked) -> ReplyParser:
+        known = () if self.tokenizer is None else self.tokenizer.marks.values()
+        how = asked.fresh, asked.parallel, asked.types or {}
+        return ReplyParser(asked.thinking, (), self._formats, known, *how)
+
+
+R = TypeVar("R")
+
+
+def _of(kind: type[R], result: Result) -> R:
+    """The result. Raises what a worker found wrong."""
+    if isinstance(result, kind):
+        return result
+    if isinstance(result, Refused):
+        raise result.exception()
+    words = result.words if isinstance(result, Broken) else repr(result)
+    raise ReadingFailed(f"reading a body failed: {words}")
+
+
+def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
+    """What binds an answer, now that the grammars of the forms are known."""
+    if bounds.form == "":
+        return bounds.bound
+    grammar = forms[bounds.form]
+    if not grammar or bounds.bound is None:
+        return bounds.free
+    return msgspec.structs.replace(bounds.bound, grammar=grammar)
+
+
+def _own(params: SamplingParams, prompt: PreparedPrompt, seed: int) -> SamplingParams:
+    """The parameters of one choice. All were checked: that is not done again for each."""
+    own = copy(params)
+    for name, value in (
+        ("max_tokens", prompt.max_tokens),
+        ("logprobs", prompt.logprobs),
+        ("seed", seed),
+    ):
+        object.__setattr__(own, name, value)
+    return own

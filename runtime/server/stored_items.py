@@ -51,9 +51,9 @@ class StoredItems:
         return len(self.data) + 8 * len(self.ends)
 
     @property
-    def json(self) -> bytes:
-        """All of them, as a list."""
-        return b"[%b]" % self.data[:-1]
+    def parts(self) -> Sequence[Part]:
+        """All of them, as the parts of a JSON list, which are not copied."""
+        return b"[", memoryview(self.data)[:-1], b"]"
 
     def page(self, limit: int, after: str | None, ascending: bool) -> list[Part]:
         """At most `limit` items behind the one with the id `after`, as the parts of OpenAI's list,

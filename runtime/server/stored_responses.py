@@ -60,11 +60,6 @@ class StoredResponse:
         times = 1 if self.stop is None else 2
         return self.before.size + times * len(self.data) + OVERHEAD
 
-    def items(self) -> list[Json]:
-        """The whole conversation up to the end of the answer. May take a while."""
-        before: list[Json] = msgspec.json.decode(self.before.json)
-        return before + list(msgspec.json.decode(self.data)["output"])
-
 
 @dataclass
 class _Owner:

@@ -1,52 +1,23 @@
-"""Tokenises in a few threads beside the event loop, and no more text than an engine can take.
+"""Tokenises no more text than an engine can take.
 
 Knows the tokenizer and how many tokens an engine holds. Knows no bodies and no engine.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import re
 
 from spark_engine.runtime.server.api.fields import too_long
-from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 COMPOSED = 4  # a normaliser (NFC) makes one byte of at most this many
 HEAD = 8  # characters per token in the first look at a long text; prose has 3 to 5
 SLACK = 256  # tokens by which a text cut anywhere may count more than the whole
-T = TypeVar("T")
-
-
-class ThreadPool:
-    """Runs work on text, `count` pieces at a time (the library lets go of Python's lock).
-
-    All methods belong to one event loop.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._pool = ThreadPoolExecutor(count, "text")
-        self.pending = 0
-
-    async def run(self, work: Callable[[], T], limit: int) -> T:
-        """The result of `work`. Raises what it raises, and Busy where `limit` are pending."""
-        if self.pending >= limit:
-            raise Busy(f"the queue is full ({self.pending} prompts are still being read); retry")
-        self.pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        future.add_done_callback(self._done)
-        return await asyncio.shield(future)  # a caller that leaves does not stop the thread
-
-    def close(self) -> None:
-        """Drops what has not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _done(self, future: asyncio.Future[T]) -> None:
-        self.pending -= 1
-        if not future.cancelled():
-            future.exception()  # looked at, also where nobody waits any more
+WORD = 4096  # characters before a cut in which the end of a word is looked for
+ALWAYS = 64 << 10  # characters that are looked at however few tokens are wanted
+# White space behind a word begins a new part in every byte-level tokenizer's split: what comes
+# before it changes no token behind it.
+_BEGIN = re.compile(r"(?<=[^\W_])(?=[ \n])")
 
 
 def encode_within(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
@@ -60,3 +31,25 @@ def encode_within(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
     if len(text) > 2 * head and len(tokenizer.encode(text[:head])) > most + SLACK:
         raise too_long(f"the first {head} of {len(text)} characters are over {most} tokens", most)
     return tokenizer.encode(text)
+
+
+def encode_tail(tokenizer: Tokenizer, text: str, last: int) -> list[int]:
+    """The `last` token ids of `text`. Raises RequestError where what is looked at is not Unicode.
+
+    They are the same as the whole text's: it is cut where a part begins. Only what has no such
+    place for longer than `last` tokens and ALWAYS can be is cut anywhere.
+    """
+    text = text[-max(ALWAYS, last * tokenizer.longest * COMPOSED + WORD) :]
+    size = last * HEAD + WORD
+    while size < len(text):
+        begin = _begin(text, len(text) - size)
+        if begin is not None and len(ids := tokenizer.encode(text[begin:])) >= last:
+            return ids[-last:]
+        size *= 2
+    return tokenizer.encode(text)[-last:]
+
+
+def _begin(text: str, at: int) -> int | None:
+    """A place up to WORD characters before `at` where tokenising may begin."""
+    places = [match.start() for match in _BEGIN.finditer(text, max(1, at - WORD), at)]
+    return places[-1] if places else None

@@ -96,8 +96,16 @@ class Grammars:
     large stack, and happens beside whoever asks: Python's lock is free meanwhile.
     """
 
-    def __init__(self, load: Callable[[], Tokenizer], vocab: int, eos: Sequence[int]) -> None:
-        """`vocab` is the engine's, `eos` the ids that end an answer."""
+    def __init__(
+        self,
+        load: Callable[[], Tokenizer],
+        vocab: int,
+        eos: Sequence[int],
+        most_s: float | None = None,
+    ) -> None:
+        """`vocab` is the engine's, `eos` the ids that end an answer. `most_s`: seconds of one
+        compilation; None: MOST_S."""
+        self._most_s = most_s
         self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
         self._making: dict[str, Future[LLMatcher]] = {}
@@ -158,6 +166,11 @@ class Grammars:
         if not (row.any() or matcher.accepting):
             raise RequestError("no answer satisfies it")
 
+    def forget(self) -> None:
+        """Drops the grammars that were compiled."""
+        with self._lock:
+            self._known.clear()
+
     def error_of(self, grammar: str) -> str:
         """What keeps a text from being a grammar, or ""; it is not kept."""
         try:
@@ -193,11 +206,12 @@ class Grammars:
 
     def _wait_for(self, grammar: str) -> LLMatcher:
         """Compiled beside; a few at once, and for so long."""
+        most = MOST_S if self._most_s is None else self._most_s
         tokens = self._tokens
-        if not self._slots.acquire(timeout=MOST_S):
+        if not self._slots.acquire(timeout=most):
             raise CapacityError(
                 f"{AT_ONCE} other grammars are compiled already, and none was done within "
-                f"{MOST_S:g} s: try again later"
+                f"{most:g} s: try again later"
             )
         try:
             future = _run(lambda: _compile(tokens, grammar), "grammar")
@@ -206,8 +220,8 @@ class Grammars:
             raise
         future.add_done_callback(lambda _: self._slots.release())
         with contextlib.suppress(TimeoutError):
-            return future.result(MOST_S)
-        raise TooSlow(f"it did not become a grammar within {MOST_S:g} s: make it simpler")
+            return future.result(most)
+        raise TooSlow(f"it did not become a grammar within {most:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
         if not self.ends:

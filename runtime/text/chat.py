@@ -77,20 +77,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """The template of a tokenizer folder; None where there is none.
-
-        `chat_template.jinja` comes before the `chat_template` of tokenizer_config.json.
-        """
-        path = folder / "tokenizer_config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except (ValueError, RecursionError) as error:
-            raise EngineError(f"{path} is not valid JSON ({error}): build it again") from None
-        if not isinstance(config, dict):
-            raise EngineError(f"{path} holds {type(config).__name__}, not an object")
-        own = folder / "chat_template.jinja"
-        named = config.get("chat_template")
-        source = own.read_text(encoding="utf-8") if own.exists() else _default(named)
+        """The template of a tokenizer folder; None where there is none."""
+        source, config = read_source(folder)
         return None if source is None else cls(source, _special_tokens(config))
 
     def render(
@@ -174,9 +162,29 @@ class ChatTemplate:
         values = {**self._tokens, **options, "add_generation_prompt": generation}
         try:
             return self._template.render(messages=plain, tools=tools or None, **values)
+        except MemoryError:  # is said by whoever set the limit
+            raise
         except Exception as error:  # a template may trip over its input in any way
             words = f"the chat template refused the messages: {error}"
             raise RequestError(words, "messages") from None
+
+
+def read_source(folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """(source of the template of a tokenizer folder, tokenizer_config.json); None where there is no
+    template. Raises EngineError.
+
+    `chat_template.jinja` comes before the `chat_template` of tokenizer_config.json.
+    """
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"{path} is not valid JSON ({error}): build it again") from None
+    if not isinstance(config, dict):
+        raise EngineError(f"{path} holds {type(config).__name__}, not an object")
+    own = folder / "chat_template.jinja"
+    source = own.read_text(encoding="utf-8") if own.exists() else None
+    return _default(config.get("chat_template")) if source is None else source, config
 
 
 def _compile(source: str) -> Template:

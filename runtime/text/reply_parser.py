@@ -23,7 +23,7 @@ from spark_engine.runtime.text.reply_calls import CallReader
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Deltas, Kind
 from spark_engine.runtime.text.reply_text import Lexeme, Lexer, Mark
-from spark_engine.runtime.text.tool_schema import parameter_types
+from spark_engine.runtime.text.tool_schema import Types, parameter_types
 
 _OPENING = 64  # characters of white space that may come before the mark of a thought
 
@@ -41,9 +41,10 @@ class ReplyParser:
     """One answer. `thinking`: the prompt ended inside an open thought; `fresh`: the answer begins
     a turn, and is no further piece of one.
 
-    Calls are looked for where `tools` are given; with `parallel` false the answer ends behind the
-    first. `tokens`: marks that are tokens, and count where those were generated. Newlines around
-    the reasoning, and between it, the content and a call, belong to the form and are dropped.
+    Calls are looked for where `tools` are given, or the `types` of their parameters; with
+    `parallel` false the answer ends behind the first. `tokens`: marks that are tokens, and count
+    where those were generated. Newlines around the reasoning, and between it, the content and a
+    call, belong to the form and are dropped.
 
     Attributes:
         answer_at: place in the whole text where the answer begins, behind the thought and the
@@ -58,9 +59,11 @@ class ReplyParser:
         tokens: Collection[str] = (),
         fresh: bool = True,
         parallel: bool = True,
+        types: Types | None = None,
     ) -> None:
         formats = formats or Formats()
-        thoughts, form = formats.thoughts, formats.calls if tools else None
+        types = parameter_types(tools) if types is None else types
+        thoughts, form = formats.thoughts, formats.calls if types else None
         self._parallel = parallel
         self._state = State.THOUGHT if thinking and thoughts else State.CONTENT
         content = self._state is State.CONTENT
@@ -80,7 +83,6 @@ class ReplyParser:
             self._closing = (Mark.END_THINK, Mark.END_CALL)[: 1 + (form.end in tokens)]
             self._marks_of_calls = form.start, form.end
             hand_on = self._deltas.add
-            types = parameter_types(tools)
             self._calls = CallReader(self._queue, form, types, hand_on, not parallel)
         self._step: Mapping[State, Callable[[Lexeme], None]] = {
             State.THOUGHT: self._thought,

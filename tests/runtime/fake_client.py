@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,13 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.api import chat, completions, tokenize
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.client import Mailbox
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.prompts.handler import Handler, Inline
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
@@ -46,21 +52,45 @@ class Served(Service):
     """A service with the APIs at hand."""
 
     async def chat(self, data: bytes) -> Reply:
-        return await chat.start(self, data)
+        return await chat.start(self, [data])
 
     async def complete(self, data: bytes) -> Reply:
-        return await completions.start(self, data)
+        return await completions.start(self, [data])
 
     async def tokenize(self, data: bytes) -> Json:
-        return await tokenize.tokenize(self, data)
+        return _json(await tokenize.tokenize(self, [data]))
 
     async def detokenize(self, data: bytes) -> Json:
-        return await tokenize.detokenize(self, data)
+        return _json(await tokenize.detokenize(self, [data]))
+
+
+def _json(data: bytes) -> Json:
+    found: Json = json.loads(data)
+    return found
 
 
 def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Served:
-    """A service of an engine with 64 tokens of context (or `context`) and 4 slots."""
+    """A service of an engine with 64 tokens of context (or `context`) and 4 slots, which reads
+    bodies in this process, or by `pool`."""
     context = options.pop("context", 64)
     limits = Limits(max_seqs=4, max_context=context, pages=context, vocab=512, drafts=drafts)
     info = EngineInfo("fake", limits, (1,))
-    return Served(client, info, tokenizer, options.pop("template", None), ["fake"], **options)
+    template = options.pop("template", None)
+    how = options.pop("chat", ChatOptions()), options.pop("allow_priority", False)
+    pool = options.pop("pool", None) or inline(client, info, tokenizer, template, *how)
+    formats = Formats.of(template.source if template else None, how[0].reasoning, how[0].tools)
+    return Served(client, info, tokenizer, pool, ["fake"], formats, **options)
+
+
+def inline(
+    client: Any,
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    chat: ChatOptions | None = None,
+    allow_priority: bool = False,
+) -> Inline:
+    """What reads bodies in this process."""
+    most = info.limits.max_seqs + client.max_queue
+    setup = Setup(info, ("fake",), chat or ChatOptions(), allow_priority, most)
+    return Inline(Handler(setup, tokenizer, template))

@@ -5,6 +5,7 @@ Knows OpenAI's chat form. What a conversation means is `Service.converse`'s busi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from spark_engine.runtime.server.api.chat_tools import read_tools
 from spark_engine.runtime.server.api.choices import ChoicesReply
 from spark_engine.runtime.server.api.custom_input import CustomInput
 from spark_engine.runtime.server.api.fields import BadField, decode
+from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Prepared
+from spark_engine.runtime.server.prompts.preparer import Preparer
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
@@ -59,27 +62,26 @@ class ChatBody(ChatRequest, kw_only=True):
         return chat, found.custom
 
 
-async def start(service: Service, data: bytes) -> Reply:
+def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
+    """Reads one body. Raises RequestError."""
+    body = decode(blobs[0], ChatBody, halves=True)
+    chat, custom = body.modern()
+    asked = Asked(legacy=body.functions is not None, custom=custom)
+    return preparer.converse(preparer.accept(chat), asked)
+
+
+async def start(service: Service, data: Blobs) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
-
-    def read() -> tuple[ChatRequest, bool, frozenset[str]]:
-        body = decode(data, ChatBody, halves=True)
-        chat, custom = body.modern()
-        return service.accept(chat), body.functions is not None, custom
-
-    chat, legacy, custom = await service.checked(data, read, deadline)
-    found = await service.converse(chat, deadline)
-    tokenizer = None if chat.return_tokens_as_token_ids else service.tokenizer
-    wanted = chat.wanted_logprobs()
-    forms = [
-        ChatFormat(parser, tokenizer, wanted, found.shown, legacy, custom)
-        for parser in found.parsers
-    ]
-    running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
+    found = await service.prepare(JobKind.CHAT, data, deadline)
+    asked = found.asked
+    tokenizer = service.tokenizer if asked.words else None
+    how = asked.shown, asked.legacy, asked.custom
+    forms = [ChatFormat(parser, tokenizer, asked.logprobs, *how) for parser in found.parsers]
+    running = service.submit(found, deadline)
 
     def more() -> Json:
-        if (most := chat.prompt_logprobs) is None:
+        if (most := asked.prompt_logprobs) is None:
             return {}
         return {"prompt_logprobs": prompt_logprobs(found.choices[0].stream.scored, most, tokenizer)}
 

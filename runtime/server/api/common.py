@@ -45,7 +45,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
 }
 MOST_STOP_IDS = 512
 MOST_STOP = 4096  # characters of all stop strings together
-MOST_SUBMITTED = 128 << 20  # bytes of a prompt's ids, once for each of its choices
+MOST_SUBMITTED = 8 << 20  # bytes of a prompt's ids, once for each of its choices
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
 
 

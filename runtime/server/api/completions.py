@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from spark_engine.runtime.engine.request import Event, FinishReason
@@ -17,7 +18,8 @@ from spark_engine.runtime.server.api.answers import (
 from spark_engine.runtime.server.api.choices import ChoicesReply
 from spark_engine.runtime.server.api.common import Body, limit_of
 from spark_engine.runtime.server.api.fields import BadField, decode, is_id, short
-from spark_engine.runtime.server.generation import Choice
+from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Prepared
+from spark_engine.runtime.server.prompts.preparer import Preparer, check_texts
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -56,41 +58,36 @@ class CompletionBody(Body, kw_only=True):
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
 
 
-async def start(service: Service, data: bytes) -> Reply:
+def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
+    """Reads one body. Raises RequestError."""
+    body = decode(blobs[0], CompletionBody)
+    given = prompts(body.prompt)
+    preparer.check(body, len(given))
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    if texts:
+        preparer.need_tokenizer()
+    if body.truncate_prompt_tokens is None:
+        check_texts(texts)
+    ids = [preparer.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
+    pairs = zip(given, ids, strict=True)
+    echoes = [_echo(preparer, body, *pair) for pair in pairs] if body.echo else ()
+    reader = preparer.reader
+    form = cache(lambda thinking: reader.form(body, thinking))  # one for all prompts
+    thoughts = [reader.opens_thought(prompt) for prompt in ids]
+    forms = [(form(thinking), partial(reader.bind, thinking)) for thinking in thoughts]
+    return preparer.prepared(body, ids, forms, preparer.asked(body, Asked()), echoes)
+
+
+async def start(service: Service, data: Blobs) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
-
-    def read_body() -> tuple[CompletionBody, list[str | list[int]]]:
-        body = decode(data, CompletionBody)
-        given = prompts(body.prompt)
-        service.check(body, len(given))
-        if any(isinstance(prompt, str) for prompt in given):
-            service.need_tokenizer()
-        return body, given
-
-    body, given = await service.checked(data, read_body, deadline)
-
-    def read() -> tuple[list[list[int]], list[Choice], list[str]]:
-        ids = [service.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
-        pairs = zip(given, ids, strict=True)
-        echoes = [_echo(service, body, *pair) if body.echo else "" for pair in pairs]
-        bounds = [service.reader.bound(service.reader.opens_thought(p), body) for p in ids]
-        choices = [
-            choice
-            for prompt, bound in zip(ids, bounds, strict=True)
-            for choice in service.choices(body, prompt, bound)
-        ]
-        return ids, choices, echoes
-
-    ids, choices, echoes = await service.read(read, deadline)
-    n = body.n or 1
-    tokenizer = None if body.return_tokens_as_token_ids else service.tokenizer
+    found = await service.prepare(JobKind.COMPLETIONS, data, deadline)
+    tokenizer = service.tokenizer if found.asked.words else None
     forms = [
-        CompletionFormat(body, ids[i // n], echoes[i // n], tokenizer, choice.stream)
-        for i, choice in enumerate(choices)
+        CompletionFormat(found.asked, choice.prompt, echo, tokenizer, choice.stream)
+        for choice, echo in zip(found.choices, found.echoes, strict=True)
     ]
-    total = sum(map(len, ids))
-    running = service.submit(body, choices, total, deadline)
+    running = service.submit(found, deadline)
     return ChoicesReply(running, forms, "text_completion", new_id("cmpl"), service.names[0])
 
 
@@ -110,11 +107,11 @@ def prompts(value: Any) -> list[str | list[int]]:
 
 
 def _echo(
-    service: Service, body: CompletionBody, prompt: str | Sequence[int], ids: Sequence[int]
+    preparer: Preparer, body: CompletionBody, prompt: str | Sequence[int], ids: Sequence[int]
 ) -> str:
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
-    return service.need_tokenizer().decode(ids)
+    return preparer.need_tokenizer().decode(ids)
 
 
 class CompletionFormat:
@@ -126,7 +123,7 @@ class CompletionFormat:
 
     def __init__(
         self,
-        body: CompletionBody,
+        body: Asked,
         prompt: Sequence[int],
         echo: str,
         tokenizer: Tokenizer | None,

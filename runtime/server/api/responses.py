@@ -7,7 +7,8 @@ Knows its body and its items; the answers are in `responses_answer.py`, those th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from spark_engine.runtime.server.api.responses_answer import ResponsesReply
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
+from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Missing, Prepared
+from spark_engine.runtime.server.prompts.preparer import Preparer
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.sliced import Part
 from spark_engine.runtime.server.stored_items import StoredItems, store_items
@@ -88,37 +91,53 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-async def start(service: Service, data: bytes) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
-    deadline = service.deadline()
-
-    body = await service.checked(data, lambda: decode(data, ResponsesBody, halves=True), deadline)
-    ident, owner = body.previous_response_id, http_request.key()
-    last = service.responses.ended(ident, owner) if ident else None
-
-    def read() -> tuple[StoredItems, ChatRequest, ToolNames, Json]:
-        items = _items(body, last.items() if last else [])
-        with renamed(NAMES, PLACES):
-            chat, names = to_chat_request(body, items)
-            return store_items(items), service.accept(chat), names, _asked(body)
-
-    size = last.size if last else 0
-    items, chat, names, asked = await service.checked(data, read, deadline, size)
-    if body.store is not False:
-        service.responses.check(items, owner)
+def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared | Missing, list[bytes]]:
+    """Reads one body; further blobs are the items and the answer of `previous_response_id`, which
+    is asked for where they are not there. Raises RequestError."""
+    body = decode(blobs[0], ResponsesBody, halves=True)
+    before: list[Json] = []
+    if body.previous_response_id:
+        if len(blobs) == 1:
+            return Missing(body.previous_response_id), []
+        before = msgspec.json.decode(blobs[1])
+        before += msgspec.json.decode(blobs[2])["output"]
+    items = _items(body, before)
+    asked = Asked(background=bool(body.background), store=body.store is not False)
+    asked.token_chances = LOGPROBS in (body.include or ())
     with renamed(NAMES, PLACES):
-        found = await service.converse(chat, deadline)
-    running = service.submit(chat, found.choices, found.prompt_tokens, deadline)
+        chat, names = to_chat_request(body, items)
+        asked.names = names.special()
+        stored = store_items(items)
+        found, prompts = preparer.converse(preparer.accept(chat), asked)
+    ends = array("Q", stored.ends).tobytes()
+    return found, [*prompts, stored.data, ends, msgspec.json.encode(_asked(body))]
+
+
+async def start(service: Service, data: Blobs) -> Reply:
+    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    deadline, owner = service.deadline(), http_request.key()
+
+    def stored(ident: str) -> Sequence[Blobs]:
+        last = service.responses.ended(ident, owner)
+        return last.before.parts, [last.data]
+
+    with renamed(NAMES, PLACES):  # a form that its worker refuses
+        found = await service.prepare(JobKind.RESPONSES, data, deadline, stored)
+    asked, (kept, ends, repeated) = found.asked, found.more
+    items = StoredItems(kept, array("Q", ends))
+    if asked.store:
+        service.responses.check(items, owner)
+    running = service.submit(found, deadline)
     try:
-        head = _head(asked, service, new_id("resp", "_"))
-        logprobs = LOGPROBS in (body.include or ())
-        reply = ResponsesReply(running, found, service, head, logprobs, names)
-        if body.store is not False:
+        head = _head(repeated, service, new_id("resp", "_"))
+        names = ToolNames.of_special(asked.names)
+        reply = ResponsesReply(running, found, service, head, asked.token_chances, names)
+        if asked.store:
             reply.keep(service.responses, items, owner)
     except BaseException:
         running.close()
         raise
-    if body.background:
+    if asked.background:
         reply.run_by_itself()
     return reply
 
@@ -215,8 +234,9 @@ def _asked(body: ResponsesBody) -> Json:
     }
 
 
-def _head(asked: Json, service: Service, ident: str) -> Json:
-    """The response before it has said anything."""
+def _head(repeated: bytes, service: Service, ident: str) -> Json:
+    """The response before it has said anything. What it repeats of its request stays JSON."""
+    asked = msgspec.json.decode(repeated, type=dict[str, msgspec.Raw])
     return {
         "id": ident,
         "object": "response",

@@ -53,6 +53,18 @@ class ToolNames:
         """The tool that a call of this function means."""
         return self._tools.get(function) or Named(function)
 
+    def special(self) -> dict[str, Named]:
+        """The tools that are more than a function of the same name, by function: what answers need
+        to know."""
+        return {f: tool for f, tool in self._tools.items() if tool != Named(f)}
+
+    @classmethod
+    def of_special(cls, tools: Mapping[str, Named]) -> ToolNames:
+        """As much as `of` needs, from `special`."""
+        names = cls()
+        names._tools = dict(tools)
+        return names
+
     def function(self, name: str, namespace: Any = None) -> str:
         """The function of a tool, also of one that is not offered any more."""
         space = namespace if isinstance(namespace, str) else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import BadField, decode, short
+from spark_engine.runtime.server.prompts.contract import Blobs, Done, JobKind
+from spark_engine.runtime.server.prompts.preparer import Preparer, json_of
 from spark_engine.runtime.server.service import Service
 
 
@@ -28,35 +30,39 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-async def tokenize(service: Service, data: bytes) -> Json:
-    """`tokens`, `count`, `max_model_len`."""
+def prepare_tokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
+    """`tokens`, `count`, `max_model_len`. Raises RequestError."""
+    body = decode(blobs[0], TokenizeBody)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadField("give either prompt or messages", "prompt")
+    preparer.need_tokenizer()
+    if body.messages is None:
+        ids = preparer.encode(body.prompt or "", "prompt")
+    else:
+        reader = preparer.reader
+        options = reader.thinking({}, body.chat_template_kwargs).options
+        text = reader.template.render(body.messages, body.tools, options)
+        ids = preparer.encode(text, "messages")
+    answer = {"tokens": ids, "count": len(ids), "max_model_len": preparer.max_model_len}
+    return Done(), json_of(answer)
 
-    def read() -> list[int]:
-        body = decode(data, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise BadField("give either prompt or messages", "prompt")
-        service.need_tokenizer()
-        if body.messages is None:
-            return service.encode(body.prompt or "", "prompt")
-        text = service.render(body.messages, body.tools, body.chat_template_kwargs)
-        return service.encode(text, "messages")
 
-    ids = await service.aside(read)
-    return {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
+def prepare_detokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
+    """`prompt`, special tokens included. Raises RequestError."""
+    vocab = preparer.info.limits.vocab
+    body = decode(blobs[0], DetokenizeBody)
+    tokenizer = preparer.need_tokenizer()
+    for token in body.tokens:
+        if not 0 <= token < vocab:
+            raise BadField(f"tokens holds {short(token)}; ids go from 0 to {vocab - 1}", "tokens")
+    return Done(), json_of({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
 
 
-async def detokenize(service: Service, data: bytes) -> Json:
-    """`prompt`, special tokens included."""
-    vocab = service.info.limits.vocab
+async def tokenize(service: Service, data: Blobs) -> bytes:
+    """JSON: `tokens`, `count`, `max_model_len`."""
+    return await service.compute(JobKind.TOKENIZE, data)
 
-    def read() -> str:
-        body = decode(data, DetokenizeBody)
-        tokenizer = service.need_tokenizer()
-        for token in body.tokens:
-            if not 0 <= token < vocab:
-                raise BadField(
-                    f"tokens holds {short(token)}; ids go from 0 to {vocab - 1}", "tokens"
-                )
-        return tokenizer.decode(body.tokens, skip_special=False)
 
-    return {"prompt": await service.aside(read)}
+async def detokenize(service: Service, data: Blobs) -> bytes:
+    """JSON: `prompt`."""
+    return await service.compute(JobKind.DETOKENIZE, data)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from spark_engine.runtime.server.supervisor import Supervision
 from tests.checkpoints import write_checkpoint
 from tests.repository import PATH
 from tests.runtime import small_tokenizer
+from tests.runtime.fake_client import inline
 from tests.runtime.ranks import faulty_ranks
 from tests.runtime.ranks.faulty_ranks import LIMIT_S, OPENING, SERVING, Done, Fault, Faults
 from tests.runtime.ranks.test_rank_processes import (
@@ -127,12 +128,13 @@ def run(
         try:
             info = await running.client.start()
             tokenizer, template = read_text(engine)
-            with closing(Service(running.client, info, tokenizer, template, ["x"])) as service:
-                transport = httpx.ASGITransport(create_app(Endpoints(service)))
-                async with httpx.AsyncClient(
-                    transport=transport, base_url="http://x", timeout=None
-                ) as running.http:
-                    await use(running)
+            pool = inline(running.client, info, tokenizer, template)
+            service = Service(running.client, info, tokenizer, pool, ["fake"])
+            transport = httpx.ASGITransport(create_app(Endpoints(service)))
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://x", timeout=None
+            ) as running.http:
+                await use(running)
         finally:
             await running.client.close()
 

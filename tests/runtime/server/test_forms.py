@@ -37,7 +37,6 @@ def _chat(tokenizer: Tokenizer, **fields: Any) -> list[ConstraintSpec | None]:
     served = service(client, tokenizer, template=template, context=512)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
     asyncio.run(served.chat(json.dumps(body).encode()))
-    served.close()
     return [request.constraint for request in client.submitted]
 
 
@@ -45,7 +44,6 @@ def _complete(tokenizer: Tokenizer | None, **fields: Any) -> list[ConstraintSpec
     client = FakeClient(END)
     served = service(client, tokenizer, context=512)
     asyncio.run(served.complete(json.dumps({"max_tokens": 2, **fields}).encode()))
-    served.close()
     return [request.constraint for request in client.submitted]
 
 

@@ -29,6 +29,7 @@ from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import Supervision
 from tests.repository import PATH
 from tests.runtime import faulty_engine
+from tests.runtime.fake_client import inline
 from tests.runtime.faulty_engine import NAN, order
 from tests.soak.idle_state import check_state
 
@@ -122,12 +123,13 @@ def _run(
         running = Running(folder, how, max_queue, clock, step_s)
         try:
             info = await running.client.start()
-            service = Service(running.client, info, None, None, ["faulty"])
+            service = Service(
+                running.client, info, None, inline(running.client, info, None, None), ["faulty"]
+            )
             app = create_app(Endpoints(service))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as running.http:
                 await use(running)
-            service.close()
         finally:
             await running.client.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.operation import shorten
+from spark_engine.runtime.server.prompts.handler import Inline
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests import patient
@@ -152,19 +152,9 @@ def test_what_no_engine_is_served_with_is_refused_before_one_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
 ) -> None:
     native_folder.write(tmp_path)
-    monkeypatch.setattr(module.asyncio, "run", lambda serving: pytest.fail("it is loaded"))
+    monkeypatch.setattr(module.leaving, "run", lambda serving: pytest.fail("it is loaded"))
     with pytest.raises(OptionError, match=words):
         module.run(tmp_path, module.ServerOptions(**options))
-
-
-class Watched(Tokenizer):
-    """Notes on which threads it makes tokens."""
-
-    threads: set[int]
-
-    def encode(self, text: str) -> list[int]:
-        self.threads.add(threading.get_ident())
-        return super().encode(text)
 
 
 def _body(path: str) -> dict[str, Any]:
@@ -183,21 +173,19 @@ READING = [row.path for row in ROUTES if row.body is not None and "detokenize" n
 
 
 @pytest.mark.parametrize("path", READING)
-def test_no_text_is_tokenised_on_the_event_loop(tokenizer_folder: Path, path: str) -> None:
-    tokenizer = Watched.load(tokenizer_folder)
-    assert isinstance(tokenizer, Watched)
-    tokenizer.threads = set()
-    template = ChatTemplate.load(tokenizer_folder)
-    app = create_app(Endpoints(service(FakeClient(), tokenizer, template=template)))
+def test_every_path_reads_its_body_in_the_pool(tokenizer_folder: Path, path: str) -> None:
+    tokenizer, template = Tokenizer.load(tokenizer_folder), ChatTemplate.load(tokenizer_folder)
+    served = service(FakeClient(), tokenizer, template=template)
+    pool, app = served._pool, create_app(Endpoints(served))
+    assert isinstance(pool, Inline)
 
-    async def ask() -> int:
+    async def ask() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             asking = asyncio.ensure_future(client.post(path, json=_body(path)))
-            while not tokenizer.threads and not asking.done():
+            while not pool.jobs and not asking.done():
                 await asyncio.sleep(0.005)
             asking.cancel()
-            return threading.get_ident()
 
-    loop = asyncio.run(asyncio.wait_for(ask(), 60))
-    assert tokenizer.threads and loop not in tokenizer.threads
+    asyncio.run(asyncio.wait_for(ask(), 60))
+    assert len(pool.jobs) == 1

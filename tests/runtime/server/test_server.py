@@ -54,9 +54,11 @@ class Running:
 
     @property
     def worker(self) -> int:
-        """The engine process: the server's only child."""
+        """The engine process."""
         pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        (found,) = (c for c in children if "ipc://" in Path(f"/proc/{c}/cmdline").read_text())
+        return int(found)
 
 
 def _get(url: str) -> httpx.Response:
@@ -521,8 +523,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (CHAT, {"messages": "hi"}, 400, "'hi'"),
     (CHAT, {"messages": [{"content": "x"}]}, 400, "role"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "content is 3"),
-    (CHAT, {"messages": [{"role": "alien", "content": "x"}]}, 400, "alien"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "'text'"),
+    (CHAT, {"messages": [{"role": 3, "content": "x"}]}, 400, "role is 3"),
     (CHAT, {**GOOD, "continue_final_message": True}, 400, "needs an assistant's"),
     (CHAT, {**GOOD, "top_logprobs": 2}, 400, "logprobs: true"),
     (CHAT, {**GOOD, "logprobs": True, "top_logprobs": 30}, 400, "30"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,14 @@ from spark_engine.runtime.server.api import chat, completions
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
+from spark_engine.runtime.server.prompts.handler import Inline
+from spark_engine.runtime.server.service import ReadingFailed
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
-from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.fake_client import FakeClient, Served, inline, service
 
 HANGS_S = 60.0  # ends a test that hangs
 USER = [{"role": "user", "content": "hi"}]
@@ -29,24 +32,48 @@ ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
 
 
 class Counting(Tokenizer):
-    """Remembers how long the texts were, and takes until `gate` is set over each."""
+    """Remembers how long the texts were."""
 
     lengths: list[int]
-    gate: threading.Event
 
     def encode(self, text: str) -> list[int]:
         self.lengths.append(len(text))
-        assert self.gate.wait(HANGS_S), "who sets it waits for this"
         return super().encode(text)
+
+
+class Gated:
+    """A pool that takes until `gate` is set over each job."""
+
+    def __init__(self, inner: Inline) -> None:
+        self.inner, self.gate, self.taken = inner, asyncio.Event(), 0
+        self.owners: list[str] = []
+
+    async def run(self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "") -> Any:
+        self.taken += 1
+        self.owners.append(owner)
+        await self.gate.wait()
+        return await self.inner.run(kind, blobs, owner)
+
+    def make_way(self, owner: str) -> bool:
+        return False
+
+    def unhealthy_reason(self) -> str | None:
+        return "stuck"
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Counting:
     found = Counting.load(small_tokenizer.write(tmp_path))
     assert isinstance(found, Counting)
-    found.lengths, found.gate = [], threading.Event()
-    found.gate.set()
+    found.lengths = []
     return found
+
+
+def _gated(client: FakeClient, tokenizer: Tokenizer, **options: Any) -> tuple[Served, Gated]:
+    template = ChatTemplate(small_tokenizer.TEMPLATE)
+    info = service(client, tokenizer).info
+    pool = Gated(inline(client, info, tokenizer, template))
+    return service(client, tokenizer, template=template, pool=pool, **options), pool
 
 
 async def _until(ok: Callable[[], bool]) -> None:
@@ -133,47 +160,28 @@ def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None
         asyncio.run(served.complete(_body(prompt="a.b!" * 50)))
 
 
-def test_reading_prompts_does_not_hold_up_the_loop(tokenizer: Counting) -> None:
+def test_every_body_is_read_by_the_pool(tokenizer: Counting) -> None:
+    """Whatever its size: on the event loop, or in a thread of its process, it would hold others
+    up."""
     client = FakeClient(ANSWER)
     served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    tokenizer.gate.clear()
-
-    async def ask() -> None:
-        jobs = [
-            served.complete(_body(prompt="a")),
-            served.chat(_body(messages=USER)),
-            served.tokenize(_body(prompt="a")),
-        ]
-        waiting = asyncio.gather(*jobs)
-        await _until(lambda: len(tokenizer.lengths) == len(jobs))  # the loop runs beside all three
-        assert not waiting.done()
-        tokenizer.gate.set()
-        await waiting
-
-    asyncio.run(ask())
-    assert len(client.submitted) == 2
-
-
-def test_a_large_body_is_checked_beside_the_loop(
-    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = []
-
-    def watched(body: Any) -> None:
-        places.append(threading.current_thread() is threading.main_thread())
-
-    monkeypatch.setattr(module, "check", watched)
-    served = service(FakeClient(ANSWER), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
-    for padding in ("", "a" * module.LARGE):
-        asyncio.run(served.complete(_body(prompt="a", unknown=padding)))
-        asyncio.run(served.chat(_body(messages=USER, unknown=padding)))
-    assert places == [True, True, False, False]
+    pool = served._pool
+    assert isinstance(pool, Inline)
+    jobs = [
+        served.complete(_body(prompt="a")),
+        served.chat(_body(messages=USER)),
+        served.tokenize(_body(prompt="a")),
+        served.detokenize(_body(tokens=[65])),
+    ]
+    for job in jobs:
+        asyncio.run(job)
+    kinds = [JobKind.COMPLETIONS, JobKind.CHAT, JobKind.TOKENIZE, JobKind.DETOKENIZE]
+    assert pool.jobs == kinds
 
 
 def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
-    client, template = FakeClient(ANSWER), ChatTemplate(small_tokenizer.TEMPLATE)
-    served = service(client, tokenizer, template=template, timeout_s=0.05)
-    tokenizer.gate.clear()
+    client = FakeClient(ANSWER)
+    served, pool = _gated(client, tokenizer, timeout_s=0.05)
     jobs = [
         (served.complete, _body(prompt="a")),
         (served.chat, _body(messages=USER)),
@@ -185,25 +193,21 @@ def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> Non
             with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
                 await start(body)
 
-    try:
-        asyncio.run(ask())  # while all three are tokenised
-    finally:
-        tokenizer.gate.set()
-    assert client.submitted == []
+    asyncio.run(ask())
+    assert client.submitted == [] and pool.taken == 3 and served.open == 0
 
 
 def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
     client = FakeClient(ANSWER)
-    served = service(client, tokenizer)
-    tokenizer.gate.clear()
+    served, pool = _gated(client, tokenizer)
     client.in_flight = 6  # of 4 that run and 4 that wait
 
     async def ask() -> list[Any]:
         jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
         waiting = asyncio.gather(*jobs, return_exceptions=True)
-        await _until(lambda: len(tokenizer.lengths) == 2)
+        await _until(lambda: pool.taken == 2)
         assert served.open == 6 + 2
-        tokenizer.gate.set()
+        pool.gate.set()
         found = await waiting
         assert served.open == 6
         return found
@@ -214,20 +218,47 @@ def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> No
     assert 'spark:admission_rejections_total{model_name="fake"} 3.0' in text
 
 
-def test_a_caller_that_leaves_keeps_its_thread_counted(tokenizer: Counting) -> None:
-    served = service(FakeClient(), tokenizer)
-    tokenizer.gate.clear()
+def test_what_needs_no_engine_is_bounded_as_well(tokenizer: Counting) -> None:
+    client = FakeClient()
+    served, pool = _gated(client, tokenizer)
+
+    async def ask() -> list[Any]:
+        jobs = [served.tokenize(_body(prompt="a")) for _ in range(client.max_queue + 2)]
+        waiting = asyncio.gather(*jobs, return_exceptions=True)
+        await _until(lambda: pool.taken == client.max_queue)
+        pool.gate.set()
+        return await waiting
+
+    assert sum(isinstance(answer, Busy) for answer in asyncio.run(ask())) == 2
+
+
+def test_a_caller_that_leaves_takes_its_prompt_back(tokenizer: Counting) -> None:
+    served, pool = _gated(FakeClient(), tokenizer)
 
     async def leave() -> None:
         job = asyncio.ensure_future(served.complete(_body(prompt="a")))
-        await _until(lambda: bool(tokenizer.lengths))
+        await _until(lambda: bool(pool.taken))
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
-        assert served.open == 1
-        tokenizer.gate.set()
-        await _until(lambda: served.open == 0)
+        assert served.open == 0
 
     asyncio.run(leave())
+
+
+def test_a_stuck_pool_is_a_reason(tokenizer: Counting) -> None:
+    served, _ = _gated(FakeClient(), tokenizer)
+    endpoints = Endpoints(served)
+    assert endpoints.health().status_code == endpoints.ready().status_code == 503
+
+
+def test_a_bug_in_reading_is_told_as_one(tokenizer: Counting) -> None:
+    """And where it was is for the log."""
+    served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    pool = served._pool
+    assert isinstance(pool, Inline)
+    pool.handler.preparer.check = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(ReadingFailed, match="Traceback"):
+        asyncio.run(served.complete(_body(prompt="a")))
 
 
 @pytest.mark.parametrize("name", ["ChatFormat", "CompletionFormat", "TextStream"])

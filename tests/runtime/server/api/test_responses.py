@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.responses import MOST_REPEATED, ResponsesBody, to_chat_request
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.stored_responses import (
-    StoredResponse,
-)
+from spark_engine.runtime.server.prompts.contract import JobKind
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
 
 PATH = "/v1/responses"
@@ -390,19 +387,14 @@ def test_a_response_that_cannot_be_kept_leaves_nothing_running(
     assert server.client.cancelled == [0]
 
 
-def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_gone_on_from_is_read_by_the_pool() -> None:
+    """The event loop knows the id alone, and hands its bytes on."""
     server = ApiClient("Hello")
     first = server.post(PATH, BODY).json()["id"]
-    loops: list[bool] = []
-
-    def items(entry: StoredResponse) -> list[Any]:
-        loops.append(threading.current_thread() is threading.main_thread())
-        return []
-
-    monkeypatch.setattr(StoredResponse, "items", items)
-    monkeypatch.setattr("spark_engine.runtime.server.service.LARGE", 500)
+    jobs = server.service._pool.jobs  # type: ignore[attr-defined]
+    jobs.clear()
     assert server.post(PATH, {**BODY, "previous_response_id": first}).status_code == 200
-    assert loops == [False]
+    assert jobs == [JobKind.RESPONSES] * 2  # the first asked for the response
 
 
 def test_the_real_client_reads_it() -> None:

@@ -1,43 +1,31 @@
-"""Bodies that need no engine: read and tokenised beside the event loop, within their limit."""
+"""Bodies that need no engine: read and tokenised by the pool, within their limit."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 
-from spark_engine.runtime.server.api import fields, messages, tokenize
 from tests.runtime.server.api.api_client import ApiClient
 
 HI = [{"role": "user", "content": "hi there"}]
 BODIES = {
-    "/tokenize": (tokenize, {"messages": HI}),
-    "/detokenize": (tokenize, {"tokens": [65, 66]}),
-    "/v1/messages/count_tokens": (messages, {"messages": HI}),
+    "/tokenize": {"messages": HI},
+    "/detokenize": {"tokens": [65, 66]},
+    "/v1/messages/count_tokens": {"messages": HI},
 }
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_body_is_read_beside_the_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_read_by_the_pool(path: str) -> None:
     """One of 32 MB would hold up everybody's tokens for a second."""
-    module, body = BODIES[path]
-    on_loop: list[bool] = []
-
-    def decode(data: bytes, kind: Any, **more: Any) -> Any:
-        on_loop.append(threading.current_thread() is threading.main_thread())
-        return fields.decode(data, kind)
-
-    monkeypatch.setattr(module, "decode", decode)
     server = ApiClient()
-    assert server.post(path, body).status_code == 200
-    assert on_loop == [False]
+    assert server.post(path, BODIES[path]).status_code == 200
+    assert len(server.service._pool.jobs) == 1  # type: ignore[attr-defined]
     assert server.post(path, {"tokens": 3, "messages": 3}).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
 def test_a_text_that_is_too_long_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_engine.runtime.server.service.MOST_CHARACTERS", 5)
+    monkeypatch.setattr("spark_engine.runtime.server.prompts.preparer.MOST_CHARACTERS", 5)
     answer = ApiClient().post(path, {"messages": HI})
     assert answer.status_code == 400 and "at most 5 are tokenised" in answer.text
 

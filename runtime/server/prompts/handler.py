@@ -1,0 +1,149 @@
+"""Does one job: which function reads which kind of body, and how an error travels.
+
+Knows the APIs and grammars; knows no process. The same code runs in a worker process and, in tests,
+in the caller's.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from spark_engine.errors import CapacityError, RequestError
+from spark_engine.runtime.server.api import chat, completions, messages, responses, tokenize
+from spark_engine.runtime.server.prompts.contract import (
+    ERRORS,
+    Blobs,
+    Broken,
+    Done,
+    FormAsked,
+    Job,
+    JobKind,
+    Refused,
+    Result,
+    Setup,
+    decode_job,
+    decode_result,
+    encode,
+)
+from spark_engine.runtime.server.prompts.limits import (
+    MORE_MEMORY,
+    MOST_HEADER,
+    MOST_WORDS,
+    WALL_PER_CPU_S,
+    WALL_S,
+)
+from spark_engine.runtime.server.prompts.preparer import Preparer
+from spark_engine.runtime.structured.constraints import constraint_for
+from spark_engine.runtime.structured.matcher import Grammars
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
+READS: dict[JobKind, Read] = {
+    JobKind.CHAT: chat.prepare,
+    JobKind.COMPLETIONS: completions.prepare,
+    JobKind.RESPONSES: responses.prepare,
+    JobKind.MESSAGES: messages.prepare,
+    JobKind.COUNT: messages.prepare_count,
+    JobKind.TOKENIZE: tokenize.prepare_tokenize,
+    JobKind.DETOKENIZE: tokenize.prepare_detokenize,
+}
+
+
+class Handler:
+    """Does jobs for one engine, one at a time. Keeps nothing of one behind."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Raises OptionError as `Preparer` does. `grammars`: of the same tokenizer and engine."""
+        self.preparer = Preparer(setup, tokenizer, template)
+        self.grammars = grammars
+        if tokenizer is not None and grammars is None:
+            limits, eos = setup.info.limits, setup.info.eos_token_ids
+            self.grammars = make_grammars(tokenizer, limits.vocab, eos)
+
+    def handle(self, header: bytes, blobs: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
+        """The header and the blobs of the answer. Raises nothing that a job is to blame for."""
+        try:
+            result, found = self._do(decode_job(header), blobs)
+            answer = encode(result)
+            if len(answer) > MOST_HEADER:
+                words = f"what the request asks for beside its prompt has {len(answer)} bytes"
+                raise RequestError(f"{words}; at most {MOST_HEADER} are supported")
+            return answer, found
+        except MemoryError:
+            words = f"reading the request took more than {MORE_MEMORY >> 20} MiB of memory"
+            return encode(_refused(RequestError(f"{words}: send a shorter one"))), []
+        except (RequestError, CapacityError) as error:
+            return encode(_refused(error)), []
+        except BaseException:  # also a panic of a library in Rust
+            return encode(Broken(traceback.format_exc()[-10 * MOST_WORDS :])), []
+        finally:
+            self.preparer.forget()
+            if self.grammars is not None:
+                self.grammars.forget()
+
+    def _do(self, job: Job, blobs: Sequence[bytes]) -> tuple[Result, list[bytes]]:
+        if job.kind is not JobKind.FORM:
+            return READS[job.kind](self.preparer, blobs)
+        form = msgspec.msgpack.decode(blobs[0], type=FormAsked)
+        tokenizer, grammars = self.preparer.need_tokenizer(), self.grammars
+        assert grammars is not None
+        asked = form.fields, form.tools, form.tool_choice
+        known = self.preparer.reader.formats, tokenizer, grammars
+        thinking, parallel = form.thinking, form.parallel
+        found = constraint_for(*asked, *known, thinking=thinking, parallel=parallel)
+        return Done(), [b"" if found is None else found.grammar.encode()]
+
+
+def make_grammars(tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> Grammars:
+    """What compiles grammars. A worker's CPU time is the bound: by the clock it would depend on how
+    busy the machine is."""
+    return Grammars(lambda: tokenizer, vocab, eos, most_s=WALL_S * WALL_PER_CPU_S)
+
+
+def _refused(error: RequestError | CapacityError) -> Refused:
+    kinds = (kind.__name__ for kind in type(error).__mro__)
+    kind = next(k for k in kinds if k in ERRORS or k == CapacityError.__name__)
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    words = str(error) or type(error).__name__
+    if len(words) > MOST_WORDS:
+        words = f"{words[:MOST_WORDS]}…"
+    return Refused(kind, words.encode(errors="replace").decode(), param, code)
+
+
+class Inline:
+    """A pool without processes and limits, for tests: jobs are done where they are asked for."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.jobs: list[JobKind] = []
+
+    async def run(
+        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
+    ) -> tuple[Result, list[bytes]]:
+        """As `TextPool.run`."""
+        return self.do(kind, blobs)
+
+    def do(self, kind: JobKind, blobs: Sequence[Blobs]) -> tuple[Result, list[bytes]]:
+        """The same, for any thread."""
+        self.jobs.append(kind)
+        whole = [b"".join(parts) for parts in blobs]
+        header, found = self.handler.handle(encode(Job(kind, 0.0)), whole)
+        return decode_result(header), found
+
+    def make_way(self, owner: str) -> bool:
+        """Nothing waits."""
+        return False
+
+    def unhealthy_reason(self) -> str | None:
+        """Never one."""
+        return None

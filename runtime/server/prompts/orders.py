@@ -1,0 +1,67 @@
+"""What the HTTP process and the process that forks workers say to each other.
+
+Each message is one packet of MessagePack. Knows no transport.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from spark_engine.runtime.server.prompts.contract import Setup
+
+MESSAGE = 64 << 10  # bytes at most
+STAYS_MARK, GROWN_MARK = b"\0", b"\1"  # behind an answer's header: whether another job may come
+
+
+class Fork(msgspec.Struct, tag=True, frozen=True):
+    """Fork a worker, whose socket comes with the message. `memory`: bytes of address space more
+    than there are."""
+
+    nice: int
+    memory: int
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """All is loaded."""
+
+
+class Unloadable(msgspec.Struct, tag=True, frozen=True):
+    """Something cannot be loaded; the process ends. `user`: it is not our bug."""
+
+    message: str
+    user: bool
+
+
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """A worker ended; `status` as `os.waitstatus_to_exitcode` says."""
+
+    pid: int
+    status: int
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A worker's first message."""
+
+    pid: int
+
+
+Order = Setup | Fork
+Report = Ready | Unloadable | Ended
+_ORDERS, _REPORTS = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Order | Report | Hello) -> bytes:
+    """Bytes of one message."""
+    return msgspec.msgpack.encode(message, enc_hook=dict)  # read-only mappings travel as dicts
+
+
+def decode_order(data: bytes) -> Order:
+    """The inverse of `encode` in the process that forks."""
+    order: Order = _ORDERS.decode(data)
+    return order
+
+
+def decode_report(data: bytes) -> Report:
+    """The inverse of `encode` in the HTTP process."""
+    report: Report = _REPORTS.decode(data)
+    return report

@@ -1,0 +1,315 @@
+"""From a body to what the engine and the answer need of it: checks, prompts, tokens, choices.
+
+Pure: no process, no engine, no HTTP. The translation of each API's body is in `api/`; this is what
+they share. What it costs is bounded by whoever calls it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from spark_engine.errors import RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
+from spark_engine.runtime.server.api.bad_words import bar
+from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.common import (
+    MAX_CHOICES,
+    Body,
+    Defaults,
+    check,
+    check_together,
+    room_after,
+    sampling,
+    scored,
+)
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
+from spark_engine.runtime.server.conversation import ChatOptions, Reader, Reading
+from spark_engine.runtime.server.prompts.contract import (
+    PLACE,
+    Asked,
+    Bounds,
+    FormAsked,
+    FormName,
+    Prepared,
+    PreparedPrompt,
+    Setup,
+    encode,
+)
+from spark_engine.runtime.server.prompts.limits import (
+    MOST_CHARACTERS,
+    MOST_SHOWN,
+    MOST_TEXT,
+    MOST_TOKENS,
+    MOST_TYPES,
+)
+from spark_engine.runtime.server.tokenising import encode_tail, encode_within
+from spark_engine.runtime.structured.fields import StructuredFields
+from spark_engine.runtime.structured.forms import form_of
+from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tool_schema import Types, parameter_types
+from spark_engine.runtime.text.turns import Turns
+
+_FIELDS = StructuredFields.__struct_fields__
+Bind = Callable[[ConstraintSpec | None], ConstraintSpec | None]
+
+
+class Forms(Reader):
+    """A reader that notes the forms which are asked for, under names, and compiles none: that takes
+    longer, and is another job."""
+
+    def __init__(
+        self, template: ChatTemplate | None, tokenizer: Tokenizer | None, options: ChatOptions
+    ) -> None:
+        super().__init__(template, tokenizer, options)
+        self._asked: dict[FormName, bytes] = {}
+
+    def form(
+        self,
+        body: StructuredFields,
+        thinking: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        choice: str | Mapping[str, Any] | None = None,
+        parallel: bool = True,
+    ) -> ConstraintSpec | None:
+        """Its grammar is the form's name. Raises RequestError."""
+        chosen = ToolChoice.of(tools, choice)
+        strict = chosen.mode == AUTO and any(tool.strict for tool in chosen.tools)
+        form = form_of(body)
+        if form is None and not strict and chosen.mode in (AUTO, NONE):
+            return None
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer, which structured outputs need")
+        fields = StructuredFields(**{name: getattr(body, name) for name in _FIELDS})
+        asked = FormAsked(fields, [dict(tool) for tool in tools], choice, thinking, parallel)
+        data = encode(asked)
+        name = blake2b(data, digest_size=16).hexdigest()
+        self._asked[FormName(name, "tools" if form is None else form.place)] = data
+        number = None
+        if thinking and self.formats.thoughts is not None:
+            number = self._tokenizer.id_of(self.formats.thoughts.end)
+        return ConstraintSpec(grammar=name, end_of_thought=-1 if number is None else number)
+
+    def take(self) -> dict[FormName, bytes]:
+        """The forms by their names, each a FormAsked; none are left."""
+        asked, self._asked = self._asked, {}
+        return asked
+
+
+class Preparer:
+    """Reads bodies for one engine. Handles one body at a time; keeps nothing of it behind."""
+
+    def __init__(
+        self, setup: Setup, tokenizer: Tokenizer | None, template: ChatTemplate | None
+    ) -> None:
+        """Raises OptionError for a form of replies that is not known, or a budget of thoughts that
+        cannot be held."""
+        self.info, self._setup = setup.info, setup
+        self.tokenizer = tokenizer
+        self.reader = Forms(template, tokenizer, setup.chat)
+        self._turns = Turns(tokenizer)
+        self._defaults = Defaults.of(setup.info.generation)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens, prompt and answer together, that one request can reach."""
+        return capacity(self.info.limits)
+
+    def converse(
+        self, chat: ChatRequest, asked: Asked | None = None
+    ) -> tuple[Prepared, list[bytes]]:
+        """A conversation that was accepted, and the blobs. `asked` has what the API adds. Raises
+        RequestError."""
+        reading = self.read(chat)
+        ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
+        asked = self.asked(chat, asked or Asked())
+        asked.conversation = True
+        asked.shown, asked.thinking, asked.fresh = reading.shown, reading.thinking, reading.fresh
+        asked.parallel = chat.parallel_tool_calls is not False
+        asked.types = _types(chat)
+        return self.prepared(chat, [ids], [(reading.form, reading.bind)], asked)
+
+    def read(self, chat: ChatRequest) -> Reading:
+        """The text of a conversation's prompt, and what binds the answer. Raises RequestError."""
+        self.need_tokenizer()
+        return self.reader.read(chat)
+
+    def check(self, body: Body, count: int) -> None:
+        """All that can be said of a body with `count` prompts before they are read."""
+        check(body)
+        self._check_model(body.model)
+        n = body.n or 1
+        most = min(MAX_CHOICES, self._setup.most_answers)
+        if count * n > most:
+            words = f"{count} prompts with n = {n} are {count * n} answers; at most {most}"
+            raise BadField(f"{words} are allowed at once", "n" if n > 1 else "prompt")
+        if body.priority and not self._setup.allow_priority:
+            words = f"priority is {body.priority}; this server answers in order of arrival"
+            raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
+
+    def accept(self, chat: ChatRequest) -> ChatRequest:
+        """The same of a conversation, which is given back. Raises RequestError."""
+        self.check(chat, 1)
+        most = self.max_model_len
+        if len(chat.messages) > most:  # none is shorter than a token
+            raise too_long(f"{len(chat.messages)} messages", most, "messages")
+        return chat
+
+    def prepared(
+        self,
+        body: Body,
+        prompts: Sequence[Sequence[int]],
+        forms: Sequence[tuple[ConstraintSpec | None, Bind]],
+        asked: Asked,
+        echoes: Sequence[str] = (),
+    ) -> tuple[Prepared, list[bytes]]:
+        """What is sent of a body whose prompts have these ids, and answers of these forms, and its
+        blobs: the n choices of a prompt share both. Raises RequestError."""
+        self._check_sizes(body, sum(map(len, prompts)), sum(map(len, echoes)))
+        rows, blobs, params = [], [], None
+        for i, (ids, (form, bind)) in enumerate(zip(prompts, forms, strict=True)):
+            params, row, blob = self._prompt(body, ids, form, bind)
+            row.echo = echoes[i] if echoes else ""
+            rows.append(row)
+            blobs.append(blob)
+        assert params is not None
+        wanted = self.reader.take()
+        blobs += wanted.values()
+        return Prepared(rows, params, body.priority or 0, asked, list(wanted)), blobs
+
+    def forget(self) -> None:
+        """Drops what a body left that could not be read to its end."""
+        self.reader.take()
+
+    def asked(self, body: Body, asked: Asked) -> Asked:
+        """Adds what every answer is written by."""
+        asked.n, asked.stream = body.n or 1, bool(body.stream)
+        asked.stream_options = body.stream_options
+        asked.return_token_ids = bool(body.return_token_ids)
+        asked.logprobs, asked.prompt_logprobs = body.wanted_logprobs(), body.prompt_logprobs
+        asked.words = not body.return_tokens_as_token_ids
+        asked.detokenize = body.detokenize is not False
+        asked.skip_special = body.skip_special_tokens is not False
+        asked.prompt_scored = body.scores_prompt()
+        asked.keep_stop = bool(body.include_stop_str_in_output)
+        return asked
+
+    def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
+        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
+        room for one token. Raises BadField for one that cannot fit."""
+        most = self.max_model_len
+        if last is None:
+            if isinstance(prompt, str):
+                return encode_within(self.need_tokenizer(), prompt, most)
+            room_after(prompt, self.info.limits)
+            return prompt
+        if last >= most:
+            words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
+            raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
+        wanted = last if last > 0 else most - 1
+        if isinstance(prompt, str):
+            return encode_tail(self.need_tokenizer(), prompt[-MOST_CHARACTERS:], wanted)
+        return prompt[-wanted:]
+
+    def encode(self, text: str, field: str) -> list[int]:
+        """All token ids of a text, which `field` brought. Raises BadField for one too long."""
+        if len(text) > MOST_CHARACTERS:
+            words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
+            raise BadField(words, field)
+        return self.need_tokenizer().encode(text)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises RequestError where the engine has none."""
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        return self.tokenizer
+
+    def _prompt(
+        self, body: Body, ids: Sequence[int], form: ConstraintSpec | None, bind: Bind
+    ) -> tuple[SamplingParams, PreparedPrompt, bytes]:
+        eos, limits = self.info.eos_token_ids, self.info.limits
+        check_together(ids, body.n or 1)
+        prompt = ids if isinstance(ids, list) else list(ids)
+        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
+        request = Request(tuple(prompt), params)
+        request.check(limits, eos)
+
+        def bound(form: ConstraintSpec | None) -> ConstraintSpec | None:
+            found = bind(form)
+            if body.allowed_token_ids is not None:
+                known, most = len(self.need_tokenizer()), params.max_tokens or 0
+                found = only_these_ids(body.allowed_token_ids, known, eos, most, found)
+            if body.bad_words:
+                found = bar(body.bad_words, self.need_tokenizer(), found)
+            return found
+
+        name = "" if form is None else form.grammar
+        bounds = Bounds(name, bound(form), bound(None) if name else None)
+        if bounds.bound is not None and name:
+            bounds = replace(bounds, bound=replace(bounds.bound, grammar=PLACE))
+        marks, forced = self._turns.marks(prompt), 0
+        if body.scores_prompt():
+            forced, marks = len(prompt) - 1, ()
+            params = scored(body, params, forced)
+        row = PreparedPrompt(
+            forced, marks, params.max_tokens or 0, params.logprobs, params.seed or 0, bounds
+        )
+        return params, row, request.packed
+
+    def _check_sizes(self, body: Body, tokens: int, echoed: int) -> None:
+        """Bounds what the event loop has to copy and to write of all prompts, by choices."""
+        n = body.n or 1
+        shown = body.return_token_ids or body.scores_prompt()
+        most = MOST_SHOWN if shown else MOST_TOKENS
+        if tokens * n > max(most, self.max_model_len):
+            words = f"{tokens} prompt tokens with n = {n} are {tokens * n}; at most {most} are"
+            how = " where the answer repeats them" if shown else ""
+            raise BadField(f"{words} allowed at once{how}: send several requests", "prompt")
+        if echoed * n > max(MOST_SHOWN * 8, self.max_model_len * 8):
+            words = f"echo would repeat {echoed * n} characters; at most {MOST_SHOWN * 8} are"
+            raise BadField(f"{words} allowed at once: send several requests", "echo")
+
+    def _check_model(self, name: str | None) -> None:
+        names = self._setup.names
+        if name is not None and name not in names:
+            words = f"model {short(name)} is not served here; there is {', '.join(names)}"
+            raise UnknownModel(words, "model", "model_not_found")
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raises BadField where the prompts of a body are too long together."""
+    size = sum(map(len, texts))
+    if size > MOST_TEXT and len(texts) > 1:  # one alone is held to the engine's length
+        words = f"the prompts have {size} characters together; at most {MOST_TEXT} are tokenised"
+        raise BadField(f"{words} for one request: send several", "prompt")
+
+
+def _types(chat: ChatRequest) -> Types | None:
+    """The types of the tools' parameters. Raises BadField for too many."""
+    if not chat.offered:
+        return None
+    found = parameter_types(chat.offered)
+    size = len(msgspec.msgpack.encode(found))
+    if size > MOST_TYPES:
+        words = f"the names and types of the tools' parameters are {size} bytes"
+        raise BadField(f"{words}; at most {MOST_TYPES} are supported", "tools")
+    return found
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    """Token ids as i32."""
+    return array("i", ids).tobytes()
+
+
+def json_of(value: object) -> list[bytes]:
+    """A whole answer as blobs."""
+    return [msgspec.json.encode(value)]

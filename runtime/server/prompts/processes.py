@@ -1,0 +1,229 @@
+"""The HTTP process's side of the processes that read prompts: it starts, asks and ends them.
+
+Knows processes and sockets; knows no queue and no job's meaning. All methods belong to one event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.errors import EngineError, InternalError
+from spark_engine.runtime.server.prompts import frames
+from spark_engine.runtime.server.prompts.contract import Blobs, Setup
+from spark_engine.runtime.server.prompts.limits import HELLO_S, LOAD_S
+from spark_engine.runtime.server.prompts.orders import (
+    GROWN_MARK,
+    MESSAGE,
+    Ended,
+    Fork,
+    Hello,
+    Ready,
+    Unloadable,
+    decode_report,
+    encode,
+)
+
+STATUS_S = 1.0  # how a worker ended is known so long after its socket closed
+
+
+class Gone(Exception):
+    """A process ended. `status`: as `os.waitstatus_to_exitcode` says; None: nobody knows."""
+
+    def __init__(self, status: int | None = None) -> None:
+        super().__init__(f"ended with {status}")
+        self.status = status
+
+
+def command(folder: Path) -> tuple[str, ...]:
+    """What starts the process that forks the workers; the socket's number is appended."""
+    # one thread each, or a fork would copy locks that nobody opens
+    single = ("TOKENIZERS_PARALLELISM=false", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1")
+    python = sys.executable, "-P", "-m", "spark_engine.runtime.server.prompts.worker"
+    return ("/usr/bin/env", *single, *python, str(folder))
+
+
+class Forker:
+    """One process that has loaded tokenizer and template, and forks workers."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self._process, self._socket = process, sock
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.ensure_future(self._listen())
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str]) -> Forker:
+        """Starts the process, which begins to load. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours.setblocking(False)
+            null = asyncio.subprocess.DEVNULL
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=null,
+                stdout=null,
+                stderr=null,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(process, ours)
+
+    async def load(self, setup: Setup) -> None:
+        """Tells it what bodies are read for, and waits until all is loaded. Raises EngineError
+        with its words where something cannot be, and InternalError."""
+        with contextlib.suppress(OSError):
+            self._socket.send(encode(setup))
+        try:
+            async with asyncio.timeout(LOAD_S):
+                await asyncio.wait({self._loaded, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise EngineError(
+                f"tokenizer and chat template were not loaded within {LOAD_S:g} s: look whether "
+                "the disk that holds the engine answers"
+            ) from None
+        if self._loaded.done():
+            self._loaded.result()
+            return
+        code = await self._process.wait()
+        words = f"loading tokenizer and chat template ended with code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            words = f"loading tokenizer and chat template took too much time or memory ({name})"
+        raise EngineError(f"{words}: tokenizer.json or chat_template.jinja may be damaged")
+
+    async def fork(self, nice: int, memory: int) -> WorkerProcess:
+        """A new worker. Raises Gone where none came, and TimeoutError where nobody answers."""
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            order = encode(Fork(nice, memory))
+            socket.send_fds(self._socket, [order], [theirs.fileno()])
+            theirs.close()
+            async with asyncio.timeout(HELLO_S):
+                header, _ = await frames.receive_async(ours)
+            pid = msgspec.msgpack.decode(header, type=Hello).pid
+        except TimeoutError:  # before OSError, of which it is one
+            ours.close()
+            raise
+        except (OSError, frames.Closed, msgspec.DecodeError):
+            ours.close()
+            raise Gone from None
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._statuses[pid] = asyncio.get_running_loop().create_future()
+        return WorkerProcess(self, ours, pid)
+
+    async def status_of(self, pid: int) -> int | None:
+        """How a worker ended; None where that is not known in time."""
+        future = self._statuses.get(pid)
+        if future is None or self.ended.done():
+            return None
+        done, _ = await asyncio.wait({future}, timeout=STATUS_S)
+        self._statuses.pop(pid, None)
+        return future.result() if done else None
+
+    def has_ended(self, pid: int) -> bool:
+        """Whether a worker is known to have ended, so that its number may be another's."""
+        future = self._statuses.get(pid)
+        return future is None or future.done() or self.ended.done()
+
+    def kill(self) -> None:
+        """Ends the process, and its workers with it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """The same, and waits for it. May be called twice."""
+        self.kill()
+        await self._process.wait()
+        await asyncio.gather(self.ended, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        """Hears what it reports, until it ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            while data := await loop.sock_recv(self._socket, MESSAGE):
+                self._take(decode_report(data))
+        except (OSError, msgspec.DecodeError):
+            pass
+        finally:
+            self._socket.close()
+
+    def _take(self, report: Ready | Unloadable | Ended) -> None:
+        if isinstance(report, Ended):
+            future = self._statuses.get(report.pid)
+            if future is not None and not future.done():
+                future.set_result(report.status)
+        elif self._loaded.done():
+            return
+        elif isinstance(report, Ready):
+            self._loaded.set_result(None)
+        elif isinstance(report, Unloadable):
+            kind = EngineError if report.user else InternalError
+            self._loaded.set_exception(kind(report.message))
+
+
+class WorkerProcess:
+    """One worker."""
+
+    def __init__(self, forker: Forker, sock: socket.socket, pid: int) -> None:
+        self._forker, self._socket, self.pid = forker, sock, pid
+        self.has_grown = False  # it ends by itself now
+
+    def has_left(self) -> bool:
+        """Whether the process has ended."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped the process, by SIGSTOP or a debugger."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in ("T", "t")
+
+    async def ask(self, header: bytes, blobs: Sequence[Blobs]) -> tuple[bytes, list[bytes]]:
+        """The answer to one job. Raises Gone where the process ends before."""
+        try:
+            await frames.send_async(self._socket, header, blobs)
+            answer, found = await frames.receive_async(self._socket)
+            self.has_grown = answer[-1:] == GROWN_MARK
+            return answer[:-1], found
+        except (OSError, frames.Closed):
+            raise Gone(await self._forker.status_of(self.pid)) from None
+
+    def end(self) -> None:
+        """Ends it, whatever it does."""
+        self._socket.close()
+        if not self._forker.has_ended(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)

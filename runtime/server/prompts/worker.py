@@ -1,0 +1,199 @@
+"""The processes that read prompts: one loads tokenizer and template, and forks the workers.
+
+A worker does one job after the other, and is ended by the system where a job takes more CPU time
+than it may. Knows the socket's messages, forks, signals and limits; knows no API.
+`python -m spark_engine.runtime.server.prompts.worker FOLDER FD`: FD is the socket to the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
+from spark_engine.runtime.server.assets import find_manifest, read_text
+from spark_engine.runtime.server.prompts import frames
+from spark_engine.runtime.server.prompts.contract import Setup, decode_job
+from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
+from spark_engine.runtime.server.prompts.limits import (
+    GROWN,
+    LOAD_CPU_S,
+    LOAD_MEMORY,
+    MOST_WORDS,
+)
+from spark_engine.runtime.server.prompts.orders import (
+    GROWN_MARK,
+    MESSAGE,
+    STAYS_MARK,
+    Ended,
+    Fork,
+    Hello,
+    Ready,
+    Report,
+    Unloadable,
+    decode_order,
+    encode,
+)
+from spark_engine.runtime.structured.matcher import Grammars
+
+PR_SET_PDEATHSIG = 1  # of prctl.h
+OUT_OF_MEMORY_FIRST = 500  # of oom_score_adj: rather a worker than the engine
+
+
+def main(folder: Path, number: int) -> None:
+    """Loads what `folder` holds, then forks until the parent goes."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the parent's to answer
+    parent = socket.socket(fileno=number)
+    with contextlib.suppress(OSError):
+        try:
+            handler = _load(folder, parent)
+        except Exception as error:
+            words = str(error) or type(error).__name__
+            if short := isinstance(error, MemoryError):
+                words = f"tokenizer and chat template take more than {LOAD_MEMORY >> 20} MiB"
+            user = short or isinstance(error, UserError | OSError)
+            _tell(parent, Unloadable(words[:MOST_WORDS], user))
+            return
+        _tell(parent, Ready())
+        _fork_on_demand(parent, handler)
+
+
+def _load(folder: Path, parent: socket.socket) -> Handler:
+    """Raises EngineError, and whatever the tokenizer's library raises."""
+    _limit_memory(LOAD_MEMORY)
+    signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
+    found = find_manifest(folder)
+    tokenizer, template = read_text(folder)
+    grammars, known = None, None
+    if tokenizer is not None and found is not None:
+        known = found.limits.vocab, tuple(found.eos_token_ids)
+        grammars = make_grammars(tokenizer, *known)
+        warm_up(grammars)
+    setup = decode_order(parent.recv(MESSAGE))
+    assert isinstance(setup, Setup)
+    if found is not None and setup.info.build not in ("", found.fingerprint.all):
+        raise EngineError(f"{folder} was built again while it was served: start the server again")
+    if known != (setup.info.limits.vocab, tuple(setup.info.eos_token_ids)):
+        grammars = None  # of another engine, as in tests
+    handler = Handler(setup, tokenizer, template, grammars)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    gc.collect()
+    gc.freeze()  # what is shared with the workers is not touched by their collections
+    return handler
+
+
+def warm_up(grammars: Grammars) -> None:
+    """Does now what the first grammar would wait for."""
+    with contextlib.suppress(RequestError, CapacityError):
+        grammars.check('start: "a"')
+    grammars.forget()
+
+
+def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
+    """Forks for each socket that comes, and tells of each worker that ended."""
+    ours, wakeup = socket.socketpair()
+    for end in (ours, wakeup):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    while True:
+        readable, _, _ = select.select([parent, ours], [], [])
+        if ours in readable:
+            ours.recv(4096)
+            for pid, status in _ended():
+                _tell(parent, Ended(pid, status))
+        if parent in readable:
+            data, fds, _, _ = socket.recv_fds(parent, MESSAGE, 1)
+            if not data:
+                return
+            order = decode_order(data)
+            assert isinstance(order, Fork)
+            if os.fork() == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for end in (parent, ours, wakeup):
+                    end.close()
+                _work(socket.socket(fileno=fds[0]), order, handler)
+            for fd in fds:
+                os.close(fd)
+
+
+def _ended() -> list[tuple[int, int]]:
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (pair := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append((pair[0], os.waitstatus_to_exitcode(pair[1])))
+    return found
+
+
+def _work(sock: socket.socket, order: Fork, handler: Handler) -> NoReturn:
+    """A worker: does jobs until its socket closes, or it has grown."""
+    code = 1
+    try:
+        _die_with_parent()
+        os.nice(order.nice)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
+        _limit_memory(order.memory)
+        most = _pages() + GROWN // resource.getpagesize()
+        frames.send(sock, encode(Hello(os.getpid())), [])
+        while _do(sock, handler, most):
+            pass
+        code = 0
+    except (frames.Closed, OSError):
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
+    """One job; False where the process now has more than `most` pages, or threads that go on.
+
+    The timer counts the time of all threads, and its signal ends the process.
+    """
+    header, blobs = frames.receive(sock)
+    signal.setitimer(signal.ITIMER_PROF, decode_job(header).cpu_s)
+    answer, found = handler.handle(header, blobs)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    goes_on = _pages() < most and threading.active_count() == 1
+    frames.send(sock, answer + (STAYS_MARK if goes_on else GROWN_MARK), found)
+    return goes_on
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _limit_memory(more: int) -> None:
+    """Address space: so many bytes more than there are now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _pages() -> int:
+    """Of memory that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def _tell(parent: socket.socket, report: Report) -> None:
+    parent.send(encode(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,57 @@
+"""A folder with a tokenizer and a chat template that does what a message asks for, and its pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_engine.engine_file import TOKENIZER
+from spark_engine.interface import Limits
+from spark_engine.runtime.server.conversation import ChatOptions
+from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.prompts.pool import Pool
+from tests.runtime import small_tokenizer
+
+LOOP, MEMORY = "loop for ever", "take memory"
+TEMPLATE = (
+    "{% set said = messages[-1].content %}"
+    "{% if said == '" + LOOP + "' %}"
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    "{% elif said == '"
+    + MEMORY
+    + "' %}{{ (said * 10 ** 9)|length }}{% endif %}"
+    + small_tokenizer.TEMPLATE
+)
+INFO = EngineInfo("fake", Limits(max_seqs=4, max_context=2048, pages=2048, vocab=512), (1,))
+SETUP = Setup(INFO, ("fake",), ChatOptions(), False, 8)
+
+
+def write(folder: Path, template: str = TEMPLATE) -> Path:
+    """The folder."""
+    small_tokenizer.write(folder / TOKENIZER)
+    (folder / TOKENIZER / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[asyncio.Runner, Pool]]:
+    """A pool of the folder, and the loop that it belongs to."""
+    with asyncio.Runner() as runner:
+        pool = runner.run(_started(folder))
+        try:
+            yield runner, pool
+        finally:
+            runner.run(pool.close())
+
+
+async def _started(folder: Path) -> Pool:
+    pool = Pool(folder)
+    try:
+        await pool.start(SETUP)
+    except BaseException:
+        await pool.close()
+        raise
+    return pool

@@ -1,0 +1,250 @@
+"""No body within the limits holds the event loop up for 50 ms, whatever is in it.
+
+The bodies go through the whole application and real workers; a watchdog measures every callback of
+the loop. A client that is cut off at any stage leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.loop_watch import LIMIT_S, watched
+from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.prompts import served_folder
+from tests.runtime.server.prompts.served_folder import LOOP, TEMPLATE
+
+CHUNK = 64 << 10  # bytes that uvicorn hands on at a time
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MIB = 1 << 20
+END = (Event(0, 40, finish=FinishReason.LENGTH),)
+
+
+class App:
+    """The application over a fake engine and real workers."""
+
+    def __init__(self, runner: asyncio.Runner, pool: Pool, folder: Path) -> None:
+        self.run, self.pool = runner.run, pool
+        self.client = FakeClient(END)
+        self.client.max_queue = 64
+        tokenizer = Tokenizer.load(folder / "tokenizer")
+        template = ChatTemplate(TEMPLATE)
+        options: Any = {"template": template, "pool": pool, "context": 2048}
+        self.service = service(self.client, tokenizer, **options)
+        self.app: FastAPI = create_app(Endpoints(self.service))
+
+    async def post(
+        self, path: str, body: bytes, gone: asyncio.Event | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        """(status, body) of one request, whose body comes in pieces. `gone`: the client leaves."""
+        pieces = [body[at : at + CHUNK] for at in range(0, len(body), CHUNK)] or [b""]
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            if pieces:
+                data = pieces.pop(0)
+                return {"type": "http.request", "body": data, "more_body": bool(pieces)}
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        rows = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {
+            **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"},
+            **{"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""},
+            **{"headers": rows, "client": ("127.0.0.1", 1), "server": ("x", 80), "root_path": ""},
+        }
+        await self.app(scope, receive, send)
+        parts = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
+        return sent[0]["status"], b"".join(parts)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    folder = served_folder.write(tmp_path_factory.mktemp("engine"))
+    with served_folder.running(folder) as (runner, pool):
+        yield App(runner, pool, folder)
+
+
+def _repeated(before: str, part: str, after: str, size: int) -> bytes:
+    count = (size - len(before) - len(after)) // (len(part) + 1)
+    return (before + ",".join([part] * count) + after).encode()
+
+
+def _nasty(size: int) -> dict[str, tuple[str, bytes]]:
+    """{what it is: (path, body)}."""
+    refs = {f"p{i}": {"$ref": "#"} for i in range(12)}
+    self_ref = {"anyOf": [{"$ref": "#/$defs/a"}] * 12}
+    schema = {
+        "type": "object",
+        "$defs": {"a": self_ref},
+        "properties": {"x": {"$ref": "#/$defs/a"}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    user = [{"role": "user", "content": "hi"}]
+    wide = {"type": "object", "properties": {**refs, "x": {"type": "string", "maxLength": 10**6}}}
+    many = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": wide}} for i in range(900)
+    ]
+    text = "word " * (size // 5)
+    return {
+        "messages that are empty": (CHAT, _repeated('{"messages":[', "{}", "]}", size)),
+        "prompts that are empty": (TEXT, _repeated('{"prompt":[', "[]", "]}", size)),
+        "a field that is not known": (TEXT, _repeated('{"prompt":"a","junk":[', "{}", "]}", size)),
+        "ids to stop at": (TEXT, _repeated('{"prompt":"a","stop_token_ids":[', "1", "]}", size)),
+        "ids as a prompt": (TEXT, _repeated('{"prompt":[', "1", '],"n":8}', size)),
+        "prompts of ids": (
+            TEXT,
+            _repeated(
+                '{"n":1,"return_token_ids":true,"prompt":[', f"[{'1,' * 2000}1]", "]}", 8 * 4010
+            ),
+        ),
+        "items that are empty": (RESPONSES, _repeated('{"input":[', "{}", "]}", size)),
+        "items with junk": (
+            RESPONSES,
+            _repeated('{"input":[{"role":"user","content":"hi","x":[', "{}", "]}]}", size),
+        ),
+        "tools that are repeated": (
+            RESPONSES,
+            _repeated('{"input":"hi","tool_choice":"none","metadata":{"x":[', "{}", "]}}", size),
+        ),
+        "a deep nest": (CHAT, b'{"messages":' + b"[" * size + b"]" * size + b"}"),
+        "a deep schema": (
+            CHAT,
+            json.dumps({"messages": user}).encode()[:-1]
+            + b',"guided_json":'
+            + b'{"items":' * 900
+            + b"{}"
+            + b"}" * 900
+            + b"}",
+        ),
+        "a schema that refers to itself": (
+            CHAT,
+            json.dumps({"messages": user, "tools": [tool], "tool_choice": "required"}).encode(),
+        ),
+        "many tools": (
+            CHAT,
+            json.dumps({"messages": user, "tools": many, "tool_choice": "required"}).encode(),
+        ),
+        "a long text that is cut": (
+            TEXT,
+            json.dumps({"prompt": [text] * 2, "truncate_prompt_tokens": 5}).encode(),
+        ),
+        "one word that is cut": (
+            TEXT,
+            json.dumps({"prompt": "a" * size, "truncate_prompt_tokens": 5}).encode(),
+        ),
+        "a text to tokenise": ("/tokenize", json.dumps({"prompt": text[: MIB // 2]}).encode()),
+        "ids to detokenise": ("/detokenize", _repeated('{"tokens":[', "65", "]}", size)),
+        "a text that is echoed": (
+            TEXT,
+            json.dumps({"prompt": ["hi " * 600] * 8, "echo": True, "n": 1}).encode(),
+        ),
+        "a body that is no JSON": (CHAT, b"[" + b"1" * size),
+        "numbers without an end": (CHAT, b'{"messages":[],"seed":' + b"9" * size + b"}"),
+        "half a character": (
+            CHAT,
+            b'{"messages":[{"content":"' + b"\\ud800" * (size // 6) + b'"}]}',
+        ),
+        "keys without an end": (CHAT, b'{"' + b"k" * size + b'":1,"messages":[]}'),
+        "a template without an end": (
+            CHAT,
+            json.dumps({"messages": [{"role": "user", "content": LOOP}]}).encode(),
+        ),
+    }
+
+
+def test_no_body_holds_the_loop_up(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is answered, none with a server's error; and what comes next is."""
+    bodies = _nasty(MIB)
+    for lane in app.pool.lanes:
+        base, more, most = lane.cpu_s
+        monkeypatch.setattr(lane, "cpu_s", (min(base, 0.5), more, most if more else 0.5))
+
+    async def one(path: str, body: bytes) -> int:
+        status, _ = await app.post(path, body)
+        return status
+
+    statuses, slow = {}, {}
+    for what, body in bodies.items():
+        with watched() as longest:
+            statuses[what] = app.run(one(*body))
+        if longest.seconds > LIMIT_S:
+            slow[what] = longest
+    assert slow == {}
+    assert {what: s for what, s in statuses.items() if not (s == 200 or 400 <= s < 500)} == {}
+    assert app.run(app.post(TEXT, b'{"prompt":"a","max_tokens":1}'))[0] == 200
+
+
+def test_neither_does_the_largest(app: App) -> None:
+    body = _repeated('{"messages":[', "{}", "]}", 32 * MIB)
+    packed = gzip.compress(b" " * (31 * MIB) + b"{}", 1)
+    with watched() as longest:
+        first, _ = app.run(app.post(CHAT, body))
+        second, _ = app.run(app.post(CHAT, packed, **{"content-encoding": "gzip"}))
+    assert (first, second) == (400, 400)
+    assert longest.seconds < LIMIT_S, longest
+
+
+@pytest.mark.parametrize("stage", ["waits", "is read", "compiles"])
+def test_a_client_that_leaves_is_noticed(
+    app: App, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its body waits to be read, is read, and while its grammar is compiled."""
+    loop = json.dumps({"messages": [{"role": "user", "content": LOOP}], "x": "x" * CHUNK}).encode()
+    rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
+    schema = {"type": "object", "properties": rows, "required": list(rows)}
+    user = [{"role": "user", "content": "hi"}]
+    formed = json.dumps({"messages": user, "guided_json": schema, "chat": 1}).encode()
+    lanes = {lane.name: lane for lane in app.pool.lanes}
+    lane = lanes["grammars" if stage == "compiles" else "long prompts"]
+    monkeypatch.setattr(lanes["grammars"], "cpu_s", (60.0, 0.0, 60.0))
+    before = len(app.client.submitted)
+
+    def there() -> bool:
+        return bool(lane.queue if stage == "waits" else lane.walls)
+
+    async def leave() -> float:
+        gone, others = asyncio.Event(), asyncio.Event()
+        body = formed if stage == "compiles" else loop
+        count = lane.workers if stage == "waits" else 0
+        more = [asyncio.ensure_future(app.post(CHAT, body, others)) for _ in range(count)]
+        await _until(lambda: len(lane.walls) == count)
+        asking = asyncio.ensure_future(app.post(CHAT, body, gone))
+        await _until(there)
+        begin = time.monotonic()
+        gone.set()
+        status, _ = await asking
+        took = time.monotonic() - begin
+        assert status == 499 and not lane.queue
+        others.set()
+        await asyncio.gather(*more)
+        await _until(lambda: not lane.walls)
+        return took
+
+    assert app.run(leave()) < 1.0
+    assert app.service.open == 0 and len(app.client.submitted) == before
+
+
+async def _until(ok: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not ok():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.002)

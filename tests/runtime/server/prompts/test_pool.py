@@ -1,0 +1,331 @@
+"""Work on a request's text in processes with limits: what is ended, what is done again, whose turn
+it is, and that nobody waits for somebody else's long one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import EngineError
+from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.prompts import limits
+from spark_engine.runtime.server.prompts.contract import (
+    FormAsked,
+    JobKind,
+    Prepared,
+    Refused,
+    TooCostly,
+    encode,
+)
+from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.structured.fields import StructuredFields
+from tests.runtime.server.prompts import served_folder
+from tests.runtime.server.prompts.served_folder import LOOP, MEMORY
+
+HANGS_S = 60.0
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return served_folder.write(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[tuple[Run, Pool]]:
+    with served_folder.running(folder) as (runner, pool):
+        yield lambda work: runner.run(asyncio.wait_for(work, HANGS_S)), pool
+
+
+@pytest.fixture
+def run(served: tuple[Run, Pool]) -> Run:
+    return served[0]
+
+
+@pytest.fixture
+def pool(served: tuple[Run, Pool], monkeypatch: pytest.MonkeyPatch) -> Pool:
+    """With short limits."""
+    monkeypatch.setattr(limits, "LOOK_S", 0.1)
+    for lane in served[1].lanes:
+        base, more, most = lane.cpu_s
+        monkeypatch.setattr(lane, "cpu_s", (min(base, 0.3), more, min(most, 0.3)))
+    return served[1]
+
+
+def _body(said: str = "hi", size: int = 0) -> list[list[bytes]]:
+    """A chat's body, of at least `size` bytes."""
+    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 2, "junk": "x" * size}
+    return [[json.dumps(body).encode()]]
+
+
+async def _ask(pool: Pool, said: str = "hi", owner: str = "", size: int = 0) -> Any:
+    return (await pool.run(JobKind.CHAT, _body(said, size), owner))[0]
+
+
+async def _until(ok: Callable[[], bool]) -> None:
+    while not ok():
+        await asyncio.sleep(0.01)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _lane(pool: Pool, name: str) -> Any:
+    return next(lane for lane in pool.lanes if lane.name == name)
+
+
+def test_a_body_is_read(run: Run, pool: Pool) -> None:
+    found, blobs = run(pool.run(JobKind.CHAT, _body()))
+    assert isinstance(found, Prepared) and len(found.prompts) == 1 and len(blobs) == 1
+    assert found.params.max_tokens == 2 and len(blobs[0]) % 4 == 0
+    long, _ = run(pool.run(JobKind.CHAT, _body(size=limits.SMALL_BODY)))
+    assert isinstance(long, Prepared)
+
+
+@pytest.mark.parametrize("size", [0, limits.SMALL_BODY])
+def test_a_template_without_an_end_is_ended(run: Run, pool: Pool, size: int) -> None:
+    async def ask() -> None:
+        with pytest.raises(TooCostly, match="reading the request took more than 0.3 s of CPU time"):
+            await _ask(pool, LOOP, size=size)
+        assert isinstance(await _ask(pool), Prepared)
+
+    run(ask())
+
+
+def test_memory_has_a_bound(run: Run, pool: Pool) -> None:
+    async def ask() -> None:
+        found = await _ask(pool, MEMORY)
+        assert isinstance(found, Refused), found
+        assert "reading the request took more than 1024 MiB of memory" in found.message
+        assert isinstance(await _ask(pool), Prepared)
+
+    run(ask())
+
+
+def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: Pool) -> None:
+    async def ask() -> None:
+        long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
+        await _until(lambda: bool(_lane(pool, "long prompts").walls))
+        begin = time.monotonic()
+        assert isinstance(await _ask(pool, owner="good"), Prepared)
+        assert not all(task.done() for task in long), time.monotonic() - begin
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+
+    run(ask())
+
+
+def test_prompts_do_not_wait_for_grammars(
+    run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("grammars", 0.02), ("slow grammars", 0.1)):
+        monkeypatch.setattr(_lane(pool, name), "cpu_s", (seconds, 0.0, seconds))
+    rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
+    many = {"type": "object", "properties": rows, "required": list(rows)}
+    form = FormAsked(StructuredFields(guided_json=many), [], None, False, True)
+
+    async def ask() -> None:
+        forms = [
+            asyncio.ensure_future(pool.run(JobKind.FORM, [[encode(form)]], f"bad {i}"))
+            for i in range(6)
+        ]
+        await _until(lambda: bool(_lane(pool, "slow grammars").walls))
+        assert isinstance(await _ask(pool, owner="good"), Prepared)
+        assert not any(task.done() for task in forms[-2:])
+        found = await asyncio.gather(*forms, return_exceptions=True)
+        assert all(isinstance(one, TooCostly) for one in found), found
+
+    run(ask())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_falls_loses_no_request(run: Run, pool: Pool, number: int) -> None:
+    """One that is stopped is noticed, and ended."""
+
+    async def ask() -> None:
+        await _until(lambda: len(pool.workers) == sum(lane.workers for lane in pool.lanes))
+        for worker in list(pool.workers):
+            _signal(worker.pid, number)
+        found = await asyncio.gather(*(_ask(pool) for _ in range(4)), _ask(pool, size=1 << 17))
+        assert all(isinstance(one, Prepared) for one in found)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_forking_process_that_falls_comes_again(
+    run: Run, pool: Pool, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_engine.runtime.server.prompts.processes.HELLO_S", 0.5)
+
+    async def ask() -> None:
+        await _until(lambda: bool(pool.workers) and pool._forker is not None)
+        assert pool._forker is not None
+        first = pool._forker.pid
+        os.kill(first, number)
+        for worker in list(pool.workers):
+            _signal(worker.pid, signal.SIGKILL)
+        assert isinstance(await _ask(pool), Prepared)
+        assert pool._forker is not None and pool._forker.pid != first
+        assert pool.unhealthy_reason() is None
+
+    run(ask())
+
+
+def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: Pool) -> None:
+    async def ask() -> None:
+        asking = asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY))
+        lane = _lane(pool, "long prompts")
+        while not asking.done():
+            if lane.walls:
+                for worker in list(pool.workers):
+                    _signal(worker.pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        with pytest.raises(Busy, match="failed 3 times: its process ended"):
+            await asking
+
+    run(ask())
+
+
+def test_who_leaves_takes_a_job_back(run: Run, pool: Pool) -> None:
+    async def ask() -> None:
+        lane = _lane(pool, "long prompts")
+        jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
+        await _until(lambda: len(lane.walls) == limits.LONG_WORKERS)
+        assert len(lane.queue) == 3
+        for job in jobs:
+            job.cancel()
+        begin = time.process_time(), time.monotonic()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        assert len(lane.queue) == 0, "what waited is not begun"
+        await _until(lambda: not lane.walls)  # what ran is ended
+        assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
+
+    run(ask())
+
+
+def test_owners_take_turns(run: Run, pool: Pool) -> None:
+    ended: list[str] = []
+
+    async def one(owner: str, said: str) -> None:
+        await asyncio.gather(_ask(pool, said, owner, limits.SMALL_BODY), return_exceptions=True)
+        ended.append(owner)
+
+    async def ask() -> None:
+        jobs = [asyncio.ensure_future(one("bad", LOOP)) for _ in range(8)]
+        await _until(lambda: bool(_lane(pool, "long prompts").walls))
+        await one("good", "hi")
+        assert ended.count("bad") <= 4
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    run(ask())
+
+
+def test_who_has_most_waiting_makes_way(run: Run, pool: Pool) -> None:
+    async def ask() -> None:
+        size = limits.SMALL_BODY
+        jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
+        await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
+        assert not pool.make_way("bad")
+        assert pool.make_way("good")
+        await asyncio.sleep(0.01)
+        assert [job.done() for job in jobs] == [False] * 7 + [True]
+        with pytest.raises(Busy, match="6 requests of yours wait"):
+            await jobs[-1]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    run(ask())
+
+
+def test_health_says_that_prompts_are_stuck(
+    run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that they are not, once workers come again."""
+
+    async def ask() -> None:
+        monkeypatch.setattr(limits, "STARTS_S", 0.2)
+        command, pool._command = pool._command, ("/bin/false",)
+        assert pool._forker is not None
+        pool._forker.kill()
+        await _until(lambda: pool.unhealthy_reason() is not None)
+        assert "no worker" in str(pool.unhealthy_reason())
+        waiting = asyncio.ensure_future(_ask(pool))
+        pool._command = command
+        assert isinstance(await waiting, Prepared)
+        assert pool.unhealthy_reason() is None
+        lane = _lane(pool, "prompts")
+        assert lane.stuck_s() == 0.0
+        lane.queue.put("", "a task that nobody takes")
+        lane.since -= limits.STUCK_S + 1.0
+        assert "none ended for" in str(pool.unhealthy_reason())
+        lane.queue.remove("", "a task that nobody takes")
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for %}", "the chat template does not compile"),
+        ("{{ ('a' * 10 ** 11)|length }}", "tokenizer and chat template take more than 4096 MiB"),
+    ],
+)
+def test_a_template_is_loaded_with_limits(tmp_path: Path, template: str, words: str) -> None:
+    served_folder.write(tmp_path, template)
+    with pytest.raises(EngineError, match=words), served_folder.running(tmp_path):
+        pass
+
+
+def test_no_process_outlives_its_parent(folder: Path) -> None:
+    """Though the parent is killed, and a worker in the middle of a job."""
+    code = f"""
+import asyncio
+from pathlib import Path
+from tests.runtime.server.prompts import test_pool, served_folder
+async def main():
+    pool = await served_folder._started(Path({str(folder)!r}))
+    job = asyncio.ensure_future(test_pool._ask(pool, served_folder.LOOP, size=1 << 17))
+    await test_pool._until(lambda: bool(test_pool._lane(pool, "long prompts").walls))
+    print(pool._forker.pid, *(worker.pid for worker in pool.workers), flush=True)
+    await job
+asyncio.run(main())
+"""
+    root = str(Path(__file__).parents[4])
+    paths = [os.environ.get("PYTHONPATH", ""), root]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
+    end = time.monotonic() + HANGS_S
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < end, pids
+        time.sleep(0.02)
+    assert len(pids) > 1
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
