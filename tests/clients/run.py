@@ -32,7 +32,7 @@ HERE = ROOT / "tests" / "clients"
 VENVS = ROOT / ".venv-clients"
 PAGE = ROOT / "docs" / "clients.md"
 PACKAGES = HERE / "packages.toml"
-MARK = "<!-- from here: python -m tests.clients.run -->\n"
+MARK = "<!-- from here: python -m tests.clients.{} -->\n"
 LATEST = "verdicts.json"  # in a client's environment
 START_S, CLIENT_S = 300, 900
 CRASH = "the script's end"  # what failed where a script gave no verdicts
@@ -64,12 +64,13 @@ def install(name: str, packages: list[str]) -> Path:
 
 
 @contextlib.contextmanager
-def served() -> Iterator[str]:
-    """The address of the embedded model. Raises RuntimeError where it is not served."""
+def served(*arguments: str) -> Iterator[str]:
+    """The address of `spark-run --serve` with these arguments; without any it serves the embedded
+    model. Raises RuntimeError where it does not."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", "--serve"]
+    command = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", *arguments, "--serve"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
         url = f"http://127.0.0.1:{port}"
@@ -139,6 +140,14 @@ def _cell(words: str | None) -> str:
     return "" if words is None else "**fails**" if words else "yes"
 
 
+def write_part(module: str, text: str) -> None:
+    """Writes the part of the page that `python -m tests.clients.MODULE` makes: from its mark to
+    the next heading."""
+    head, mark, tail = PAGE.read_text().partition(MARK.format(module))
+    _, heading, rest = tail.partition("\n## ")
+    PAGE.write_text(head + mark + text + heading + rest)
+
+
 def main() -> int:
     """Tries them, says what came of it; the exit code."""
     packages = clients()
@@ -168,7 +177,7 @@ def main() -> int:
         for name in packages
         if (VENVS / name / LATEST).exists()
     }
-    PAGE.write_text(PAGE.read_text().split(MARK)[0] + MARK + table(latest, packages))
+    write_part("run", table(latest, packages))
     return int(any(words for verdicts in found.values() for words in verdicts.values()))
 
 

@@ -1,0 +1,282 @@
+"""Runs coding agents against the embedded model, and writes their table in docs/clients.md.
+
+    python -m tests.clients.agents [--url URL] [--keep FOLDER] [--write-fixtures] [NAME ...]
+
+The agents are the unmodified programs of npm packages, pinned with hashes in `npm/`. Each does
+one task through the proxy of `agent_proxy.py`: it calls its shell, reads an image and answers. With
+names only those are run; the page has the latest result of each. The exit code is 1 where one
+fails. `--keep` stores what was exchanged; `--write-fixtures` writes the shortened requests that
+`tests/runtime/server/api/test_agents.py` replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from spark_engine.runtime.embedded import find_checkpoint, is_stale
+from tests.clients.agent_fixtures import write_fixture
+from tests.clients.agent_proxy import (
+    ANSWER,
+    APIS,
+    IMAGE,
+    REPLY,
+    SHELL,
+    STEPS,
+    THOUGHT,
+    Call,
+    Exchange,
+    Proxy,
+)
+from tests.clients.agent_rows import AGENTS, CONTEXT, GIVEN, PICTURE, Agent, filled, text_of
+from tests.clients.run import HERE, OFFLINE, VENVS, served, write_part
+
+LOCK = HERE / "npm"
+FOLDER = VENVS / "agents"
+MODULES = FOLDER / "node_modules"
+ENGINE = FOLDER / f"tiny-{CONTEXT // 1000}k"
+AGENT_S = 2400
+CACHED = 0.8  # of a later turn's prompt, at least
+_OPTIONS = ("--think-budget", str(THOUGHT))
+_BUILD = ("--max-seqs", "2", "--cache-gib", "2", "--no-record")
+
+
+@dataclass
+class Run:
+    """What came of one agent: `code` is None where it did not end, `seen` what it asked."""
+
+    agent: Agent
+    code: int | None
+    output: str
+    seconds: float
+    seen: list[Exchange]
+
+    def turn(self, step: str) -> Exchange | None:
+        """The exchange of a step that was answered."""
+        return next((x for x in self.seen if x.step == step and x.status == 200), None)
+
+    def shell(self) -> bool:
+        """Whether the command ran: its output came back."""
+        turn = self.turn(IMAGE)
+        return turn is not None and GIVEN in json.dumps(turn.asked)
+
+    def image(self) -> str:
+        """How the agent sent what it read: "image", "text" (that says "image"), or ""."""
+        if (turn := self.turn(REPLY)) is None:
+            return ""
+        if re.search(r'data:image/|"media_type": "image/', json.dumps(turn.asked)):
+            return "image"
+        results = APIS[turn.path.partition("?")[0]].results(turn.asked or {})
+        return "text" if "image" in json.dumps(results[-1:]).lower() else ""
+
+    def problems(self) -> list[str]:
+        """Why the run is no success."""
+        found = [] if self.code == 0 else [f"exit code {self.code}: {self.output[-300:]}"]
+        if ANSWER not in self.output:
+            found.append("it did not show the answer")
+        for x in self.seen:
+            if x.status >= 400 or not x.status:
+                found.append(f"{x.method} {x.path} {x.step}: {x.status} {x.answer[:300]}")
+        found += [f"no {step} turn was answered" for step in STEPS if not self.turn(step)]
+        if self.turn(IMAGE) and not self.shell():
+            found.append("the command's output was not sent back")
+        if self.turn(REPLY) and not self.image():
+            found.append("the image was not sent back")
+        for step in (IMAGE, REPLY):
+            if turn := self.turn(step):
+                prompt, cached = turn.usage()
+                if cached < CACHED * prompt:
+                    found.append(f"{step}: {cached} of {prompt} prompt tokens were cached")
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """What the page says of it."""
+        turns = [turn for step in STEPS if (turn := self.turn(step))]
+        body = turns[0].asked or {} if turns else {}
+        kinds = sorted({tool.get("type", "custom") for tool in body.get("tools", [])})
+        return {
+            "package": f"{self.agent.package} {version(self.agent)}",
+            "api": turns[0].path.partition("?")[0] if turns else "",
+            "tools": f"{len(body.get('tools', []))} ({', '.join(kinds)})",
+            "usage": [turn.usage() for turn in turns],
+            "seconds": [round(turn.seconds) for turn in turns],
+            "shell": self.shell(),
+            "image": self.image(),
+            "code": self.code,
+            "requests": len(self.seen),
+            "problems": self.problems(),
+        }
+
+
+def version(agent: Agent) -> str:
+    """Of its package."""
+    told = json.loads((LOCK / "package.json").read_text())["dependencies"][agent.package]
+    return str(told).removesuffix("-linux-x64")
+
+
+def install() -> None:
+    """The agents' packages, again where the lock file changed. Raises CalledProcessError."""
+    names = ("package.json", "package-lock.json")
+    told = FOLDER / "installed.json"
+    wanted = json.dumps([(LOCK / name).read_text() for name in names])
+    if told.exists() and told.read_text() == wanted:
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.copy(LOCK / name, FOLDER / name)
+    # `npm ci` refuses a lock file without the optional packages of other systems
+    flags = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"]
+    subprocess.run(["npm", "install", *flags], cwd=FOLDER, check=True)
+    told.write_text(wanted)
+
+
+def build() -> Path:
+    """The engine of the embedded model for CONTEXT tokens: its config.json allows fewer."""
+    source, checkpoint = find_checkpoint(), FOLDER / "checkpoint"
+    if is_stale(ENGINE, source):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        shutil.copytree(source, checkpoint)
+        config = json.loads((checkpoint / "config.json").read_text())
+        config["max_position_embeddings"] = CONTEXT
+        (checkpoint / "config.json").write_text(json.dumps(config))
+        command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", checkpoint, "-o", ENGINE]
+        command += ["--max-context", str(CONTEXT), *_BUILD]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        os.utime(ENGINE / "manifest.json")
+    return ENGINE
+
+
+def picture(size: int = 16) -> bytes:
+    """A PNG of one colour gradient."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    rows = b"".join(b"\0" + bytes((x * 15, 99, 180)) * size for x in range(size))
+    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def run(agent: Agent, server: str, folder: Path) -> Run:
+    """Runs one agent in a folder of its own."""
+    home, project = folder / "home", folder / "project"
+    home.mkdir(parents=True)
+    project.mkdir()
+    (project / PICTURE).write_bytes(picture())
+    subprocess.run(["git", "init", "-q", project], check=True)
+    model = httpx.get(f"{server}/v1/models").json()["data"][0]["id"]
+    names = {"model": model, "home": home, "project": project, "modules": MODULES}
+    words = {key: str(value) for key, value in names.items()}
+    calls = {SHELL: agent.shell, IMAGE: agent.image}
+    forced = {step: Call(c.tool, filled(c.arguments, words)) for step, c in calls.items()}
+    proxy = Proxy(server, forced)
+    begin = time.monotonic()
+    with proxy.running() as url, tempfile.TemporaryFile("w+") as output:
+        words["url"] = url
+        for path, content in agent.files.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(filled(text_of(content), words))
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **OFFLINE}
+        env |= {"HOME": str(home), "SPARK_API_KEY": "any", **filled(agent.env, words)}
+        process = subprocess.Popen(
+            filled(agent.command, words),
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(AGENT_S)
+        end_all(home)
+        process.wait()
+        output.seek(0)
+        return Run(agent, code, output.read(), time.monotonic() - begin, proxy.seen)
+
+
+def end_all(home: Path) -> None:
+    """Ends what an agent left running: all whose HOME is its own."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"HOME={home}".encode() in file.read_bytes().split(b"\0"):
+                os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The page's part that is made."""
+    heads = ["agent", "package", "API", "tools", "prompt tokens", "cached", "shell", "image"]
+    lines = [f"| {' | '.join([*heads, 'exit code', 'requests'])} |", f"|{'---|' * 10}"]
+    for name, row in rows.items():
+        usage = row["usage"]
+        tokens = ", ".join(f"{prompt:,}" for prompt, _ in usage)
+        shares = ", ".join(f"{cached / max(prompt, 1):.0%}" for prompt, cached in usage[1:])
+        done = ["yes" if row["shell"] else "**fails**"]
+        done.append({"image": "yes", "text": "as a text"}.get(row["image"], "**fails**"))
+        cells = [name, row["package"], f"`{row['api']}`", row["tools"], tokens, shares, *done]
+        lines.append(f"| {' | '.join([*cells, str(row['code']), str(row['requests'])])} |")
+    failed = [f"- {name}: `{words}`" for name, row in rows.items() for words in row["problems"]]
+    return "\n".join([*lines, *(["", "What fails:", *failed] if failed else [])]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs them, says what came of it; the exit code."""
+    known = {agent.name: agent for agent in AGENTS}
+    parser = argparse.ArgumentParser(description="Coding agents against the embedded model.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    parser.add_argument("--url", help="of a server that runs, without /v1")
+    parser.add_argument("--keep", type=Path, help="a folder for what was exchanged")
+    parser.add_argument("--write-fixtures", action="store_true")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.names) - set(known):
+        parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
+    install()
+    failed = False
+    with contextlib.ExitStack() as stack:
+        url = given.url or stack.enter_context(served(str(build()), *_OPTIONS))
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agents-", dir=FOLDER)))
+        for name in given.names or known:
+            done = run(known[name], url, root / name)
+            row = done.row()
+            (FOLDER / f"{name}.json").write_text(json.dumps(row))
+            turns = [
+                f"{p} ({c} cached) {s} s"
+                for (p, c), s in zip(row["usage"], row["seconds"], strict=True)
+            ]
+            state = "FAILED" if row["problems"] else "passed"
+            print(f"{name}: {state}, exit code {done.code}, {done.seconds:.0f} s: {turns}")
+            print("".join(f"  {words}\n" for words in row["problems"]), end="", flush=True)
+            failed |= bool(row["problems"])
+            if given.keep:
+                given.keep.mkdir(parents=True, exist_ok=True)
+                said = {"output": done.output, "seen": [asdict(x) for x in done.seen]}
+                (given.keep / f"{name}.json").write_text(json.dumps(said, indent=1))
+            if given.write_fixtures and not row["problems"]:
+                write_fixture(name, version(done.agent), done.seen, root / name)
+    files = {name: FOLDER / f"{name}.json" for name in known}
+    rows = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    write_part("agents", table(rows))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
