@@ -59,7 +59,10 @@ class Forker:
         self._process, self._socket = process, sock
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ended = asyncio.ensure_future(self._listen())
+        # a child that was stopped right behind its fork may hold the socket open: only the process
+        # itself says that it has ended
+        self.ended = asyncio.ensure_future(process.wait())
+        self._listening = asyncio.ensure_future(self._listen())
 
     @property
     def pid(self) -> int:
@@ -102,10 +105,12 @@ class Forker:
                 f"tokenizer and chat template were not loaded within {LOAD_S:g} s: look whether "
                 "the disk that holds the engine answers"
             ) from None
+        if not self._loaded.done():  # its last words may not have been read yet
+            await asyncio.wait({self._loaded}, timeout=STATUS_S)
         if self._loaded.done():
             self._loaded.result()
             return
-        code = await self._process.wait()
+        code = await self.ended
         words = f"loading tokenizer and chat template ended with code {code}"
         if code < 0:
             name = signal.Signals(-code).name
@@ -152,15 +157,16 @@ class Forker:
         return future is None or future.done() or self.ended.done()
 
     def kill(self) -> None:
-        """Ends the process, and its workers with it."""
+        """Ends the process and all that it forked: they are a group of their own."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """The same, and waits for it. May be called twice."""
         self.kill()
-        await self._process.wait()
-        await asyncio.gather(self.ended, return_exceptions=True)
+        await self.ended
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _listen(self) -> None:
         """Hears what it reports, until it ends."""

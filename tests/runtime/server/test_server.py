@@ -55,10 +55,18 @@ class Running:
     @property
     def worker(self) -> int:
         """The engine process."""
+        (found,) = (pid for pid in self.children if b"ipc://" in _command(pid))
+        return found
+
+    @property
+    def children(self) -> list[int]:
+        """The server's processes."""
         pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        (found,) = (c for c in children if "ipc://" in Path(f"/proc/{c}/cmdline").read_text())
-        return int(found)
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _get(url: str) -> httpx.Response:
@@ -698,6 +706,20 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
         _wait(lambda: bool(result), "the answer has come")
         _wait(lambda: _refused(server.url), "no new connections after the last answer")
         assert result[0].usage.completion_tokens == 300  # type: ignore[attr-defined]
+        assert server.process.wait(EXIT_S) == 0
+
+
+def test_processes_that_are_stopped_do_not_keep_the_server(tokenizer_folder: Path) -> None:
+    """Those that read prompts: others take over, and the server ends when it is to."""
+    with _server(tokenizer_folder) as server:
+        (forking,) = (pid for pid in server.children if b"prompts.worker" in _command(pid))
+        workers = Path(f"/proc/{forking}/task/{forking}/children").read_text().split()
+        for pid in (*map(int, workers), forking):
+            os.kill(pid, signal.SIGSTOP)
+        assert server.client.completions.create(model="fake", prompt="a b", max_tokens=2).choices
+        (forking,) = (pid for pid in server.children if b"prompts.worker" in _command(pid))
+        os.kill(forking, signal.SIGSTOP)
+        server.process.terminate()
         assert server.process.wait(EXIT_S) == 0
 
 
