@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ from spark_engine.runtime.text.messages import Message, normalise
 from spark_engine.runtime.text.reply_formats import ReasoningFormat
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HERE = "\u2063answer-goes-on-here\u2063"  # stands where a continued message ends, while it renders
 
 
@@ -160,13 +162,16 @@ class ChatTemplate:
                 words = f"chat_template_kwargs may not set {name!r}; send it directly"
                 raise RequestError(words, "chat_template_kwargs")
         values = {**self._tokens, **options, "add_generation_prompt": generation}
+        values |= {"messages": plain, "tools": tools or None}
         try:
-            return self._template.render(messages=plain, tools=tools or None, **values)
+            text = self._template.render(values)  # a client's option may have any name
         except MemoryError:  # is said by whoever set the limit
             raise
         except Exception as error:  # a template may trip over its input in any way
             words = f"the chat template refused the messages: {error}"
             raise RequestError(words, "messages") from None
+        # JSON within JSON, such as the arguments of a call, may spell half of a surrogate pair
+        return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def read_source(folder: Path) -> tuple[str | None, dict[str, Any]]:

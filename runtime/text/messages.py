@@ -7,7 +7,8 @@ fields of requests beside `messages`, and no tokens. What is brought into one fo
     system messages     those at the beginning are one; a later one keeps its place, since moving it
                         to the front would change the beginning of the prompt, which is cached.
                         Templates take none there: behind a tool's result it becomes part of that
-                        result, elsewhere a turn of the user's
+                        result, elsewhere a turn of the user's. A user's turn behind a result that
+                        is nothing but an agent's reminder becomes part of the result, too
     user                where no turn is the user's, an empty one is put behind the system message:
                         templates refuse a chat without one
     parts               of text are joined; an assistant's thinking is its `reasoning_content`. What
@@ -36,6 +37,7 @@ KNOWN = ("system", "user", "assistant", "tool")  # any other role is the user's
 UNREADABLE = "arguments"  # the name under which arguments stand that are no JSON
 UNNAMED = "unknown"  # the name of a call that was cut off before its name
 _RESULT = ("<tool_response>", "</tool_response>")  # around results that a client wrote itself
+_REMINDER = ("<system-reminder>", "</system-reminder>")  # around what agents say by themselves
 _SHOWN = 80  # characters of a value in an error
 
 
@@ -66,13 +68,13 @@ def _order(messages: list[Message]) -> list[Message]:
 
 
 def _without_reminders(messages: list[Message]) -> list[Message]:
-    """System messages as part of the tool's result that they follow, or that follows them where
-    they stand between a call and its result; else as turns of the user's."""
+    """Reminders as part of the tool's result that they follow; system messages also as part of one
+    that follows them, between a call and its result, else as turns of the user's."""
     made: list[Message] = []
     waiting = ""  # what was said between a call and its result
     for message in messages:
         last = made[-1] if made else {}
-        if message["role"] == "system" and last.get("role") == "tool":
+        if last.get("role") == "tool" and _is_reminder(message):
             made[-1] = {**last, "content": joined(last["content"], message["content"])}
         elif message["role"] == "system" and last.get("tool_calls"):
             waiting = joined(waiting, message["content"])
@@ -87,12 +89,20 @@ def _without_reminders(messages: list[Message]) -> list[Message]:
     return [*made, {"role": "user", "content": waiting}] if waiting else made
 
 
+def _is_reminder(message: Message) -> bool:
+    """Whether it says something beside a conversation, and asks nothing."""
+    user = message["role"] == "user" and _is_within(message["content"], _REMINDER)
+    return user or message["role"] == "system"
+
+
 def _is_question(message: Message) -> bool:
     """Whether templates take it for a turn of the user's, and not for a tool's result."""
-    text = message["content"].strip()
-    return message["role"] == "user" and not (
-        text.startswith(_RESULT[0]) and text.endswith(_RESULT[1])
-    )
+    return message["role"] == "user" and not _is_within(message["content"], _RESULT)
+
+
+def _is_within(text: str, marks: tuple[str, str]) -> bool:
+    text = text.strip()
+    return text.startswith(marks[0]) and text.endswith(marks[1])
 
 
 def _message(where: str, given: Mapping[str, Any]) -> Message:

@@ -17,7 +17,8 @@ _IMAGES = ("image", "image_url", "input_image", "image_file", "computer_screensh
 _FILES = ("file", "input_file", "document", "container_upload", "file_id", "attachment")
 _SOUNDS = ("audio", "input_audio", "audio_url", "output_audio")
 _VIDEOS = ("video", "video_url", "input_video")
-_NAMES = ("filename", "file_name", "title", "name", "file_id")  # of a file, best first
+# of a file, or what became of a search; the best first
+_NAMES = ("filename", "file_name", "title", "name", "file_id", "error_code")
 _DEPTH = 4  # of parts within parts
 _SHOWN = 80  # characters of a client's words in a note
 
@@ -27,9 +28,12 @@ def text_of(content: Any, joint: str = "") -> str:
     of text; what stands for something else begins a line of its own."""
     if content is None or isinstance(content, str):
         return content or ""
+    if isinstance(content, list):
+        return _joined(content, joint, _DEPTH)
+    found = None
     if isinstance(content, Mapping) and {"type", "text"} & set(content):
-        content = [content]
-    return _joined(content, joint, _DEPTH) if isinstance(content, list) else to_json(content)
+        found = _part(content, _DEPTH)  # else a tool's own object
+    return to_json(content) if found is None else found[0]
 
 
 def thought_of(part: Mapping[str, Any]) -> str:
@@ -58,7 +62,7 @@ def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
 def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
     text, on_line = "", True  # a line begins, or nothing was written yet
     for part in parts:
-        more, other = _part(part, depth)
+        more, other = _part(part, depth) or (_unknown(part), True)
         if not more:
             continue
         if text:
@@ -67,8 +71,9 @@ def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
     return text
 
 
-def _part(part: Any, depth: int) -> tuple[str, bool]:
-    """(text, whether it stands for something else) of one part."""
+def _part(part: Any, depth: int) -> tuple[str, bool] | None:
+    """(text, whether it stands for something else) of one part; None where it is of no known
+    type."""
     if part is None or isinstance(part, str):
         return part or "", False
     if not isinstance(part, Mapping):
@@ -94,8 +99,12 @@ def _part(part: Any, depth: int) -> tuple[str, bool]:
         return f"[the tool {_short(part.get('tool_name'))}]", True
     if kind.endswith("_use"):
         return f"[a call of {_short(part.get('name'))}: {short_json(part.get('input'))}]", True
-    words = f"of type {_short(kind)} " if kind else ""
-    return f"[content {words}that this model cannot read{_named(part)}]", True
+    return None
+
+
+def _unknown(part: Mapping[str, Any]) -> str:
+    words = f"of type {_short(kind)} " if (kind := kind_of(part)) else ""
+    return f"[content {words}that this model cannot read{_named(part)}]"
 
 
 def _inside(part: Mapping[str, Any], depth: int) -> str | None:

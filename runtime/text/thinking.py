@@ -170,8 +170,8 @@ class _Said:
         return said
 
     def __init__(self) -> None:
-        self.effort: str | None = None
         self.shown = True
+        self._efforts: list[tuple[str, str]] = []
         self._switches: list[tuple[str, bool]] = []
         self._budgets: list[tuple[str, int]] = []
 
@@ -197,6 +197,11 @@ class _Said:
             self._budget(place, value)
 
     @property
+    def effort(self) -> str | None:
+        """Raises RequestError when two differ."""
+        return _agreed(self._efforts)
+
+    @property
     def enabled(self) -> bool | None:
         """Raises RequestError when the switches do not agree."""
         return _agreed(self._switches)
@@ -208,9 +213,8 @@ class _Said:
         Raises RequestError when two say different things.
         """
         own = _agreed(self._budgets)
-        if own is not None or self.effort is None:
-            return own
-        return EFFORTS[self.effort]
+        effort = self.effort if own is None else None
+        return own if effort is None else EFFORTS[effort]
 
     def _thinking(self, place: str, value: Any) -> None:
         if not isinstance(value, Mapping):
@@ -240,7 +244,7 @@ class _Said:
         if not isinstance(value, str) or value not in EFFORTS:
             known = ", ".join(EFFORTS)
             raise _error(place, f"{place} is {_short(value)}; it must be one of {known}")
-        self.effort = value
+        self._efforts.append((place, value))
         self._switch(place, False if value == "none" else None)
 
     def _budget(self, place: str, value: Any) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from spark_engine.runtime.server.api.answers import Json, Reply, new_id
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import check
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
 from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 from spark_engine.runtime.server.api.messages_answer import MessagesReply
+from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.server.prompts.contract import Asked, Blobs, Done, JobKind, Prepared
 from spark_engine.runtime.server.prompts.preparer import Preparer, json_of
 from spark_engine.runtime.server.service import Service
@@ -33,20 +32,20 @@ NAMES = {
     "reasoning_effort": "output_config",
 }
 PLACES = {
+    "reasoning_effort": "output_config.effort",
     r"response_format(\.json_schema)?": "output_config.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
 }
 
 
-class CountBody(msgspec.Struct, kw_only=True):
-    """/v1/messages/count_tokens."""
+class CountBody(ThinkingFields, kw_only=True):
+    """/v1/messages/count_tokens. Of the fields of thinking, Anthropic's is `thinking`."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -251,13 +250,12 @@ def _choose(chat: ChatRequest, body: CountBody) -> None:
 def _think(chat: ChatRequest, body: CountBody) -> None:
     """What is said of thinking, and of the form of the answer."""
     config = body.output_config or {}
-    own = {"thinking", "enable_thinking"} & set(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        chat.thinking = body.thinking
-    elif not own:
-        chat.enable_thinking = False
-    if (effort := config.get("effort")) is not None and body.thinking is not None:
+    asks = body.copy_to(chat)
+    effort = config.get("effort")
+    if asks and effort is not None and body.reasoning_effort is None:
         chat.reasoning_effort = effort
+    if not asks and not {"thinking", "enable_thinking"} & set(body.chat_template_kwargs or {}):
+        chat.enable_thinking = False
     form = config.get("format") or body.output_format
     if form is None:
         return

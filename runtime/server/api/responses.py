@@ -20,6 +20,7 @@ from spark_engine.runtime.server.api.fields import BadField, decode, renamed, sh
 from spark_engine.runtime.server.api.responses_answer import ResponsesReply
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
+from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
 from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Missing, Prepared
 from spark_engine.runtime.server.prompts.preparer import Preparer
@@ -36,7 +37,6 @@ NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
-    "reasoning_effort": "reasoning",
 }
 PLACES = {
     r"response_format(\.json_schema)?": "text.format",
@@ -51,8 +51,9 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
 CARRIED = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts")
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    """/v1/responses. The last row is of no fields of OpenAI's."""
+class ResponsesBody(ThinkingFields, kw_only=True):
+    """/v1/responses. The last row is of no fields of OpenAI's, nor are those of thinking but for
+    `reasoning`."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -69,7 +70,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     metadata: dict[str, Any] | None = None
@@ -189,7 +189,7 @@ def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")
-    chat.reasoning_effort = (body.reasoning or {}).get("effort")
+    body.copy_to(chat)
     text = body.text or {}
     if text.get("verbosity") not in (None, *VERBOSITIES):
         words = f"text.verbosity is {short(text['verbosity'])}; it must be low, medium or high"
@@ -204,6 +204,7 @@ def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
 def _asked(body: ResponsesBody) -> Json:
     """What was asked, as OpenAI repeats it: as JSON, which costs nothing more, and without what is
     long: a stream would repeat it three times."""
+    effort = body.reasoning.get("effort") if isinstance(body.reasoning, dict) else None
     asked = {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -212,7 +213,7 @@ def _asked(body: ResponsesBody) -> Json:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+        "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,

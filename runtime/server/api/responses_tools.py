@@ -92,7 +92,7 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
     names = ToolNames()
     tools: list[Json] = []
     for where, tool, namespace in _flat(given or []):
-        named = Named(_name(where, tool), namespace, tool.get("type") == "custom")
+        named = Named(_name(where, tool), namespace, _kind(tool) == "custom")
         function: Json = {"name": names.add(named)}
         function |= custom_function(tool) if named.custom else _function(tool)
         tools.append({"type": "function", "function": function})
@@ -108,19 +108,24 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
 def _flat(given: Iterable[Json]) -> Iterator[tuple[str, Json, str | None]]:
     """(place, tool, its namespace) of what can be offered."""
     for i, tool in enumerate(given):
-        kind = tool.get("type")
+        kind = _kind(tool)
         if kind in ("function", "custom"):
             yield f"tools[{i}]", _unnested(tool), None
         elif kind == "namespace" and isinstance(rows := tool.get("tools"), list):
             space = _name(f"tools[{i}]", tool)
             for k, row in enumerate(rows):
-                if isinstance(row, dict) and row.get("type") in ("function", "custom"):
+                if isinstance(row, dict) and _kind(row) in ("function", "custom"):
                     yield f"tools[{i}].tools[{k}]", _unnested(row), space
+
+
+def _kind(tool: Mapping[str, Any]) -> Any:
+    """Its type; one that has a name and no type is a function, as in chat completions."""
+    return tool.get("type") or ("function" if {"name", "function"} & set(tool) else None)
 
 
 def _unnested(tool: Json) -> Json:
     """A tool in the form of this API, also where it is sent in that of chat completions."""
-    kind = str(tool.get("type"))
+    kind = str(_kind(tool))
     inner = tool.get(kind)
     return {"type": kind, **inner} if isinstance(inner, dict) and "name" not in tool else tool
 

@@ -39,6 +39,17 @@ def test_tool_call_arguments_become_mappings(template: ChatTemplate) -> None:
     assert "city=Paris" in template.render([USER, message])
 
 
+def test_half_a_surrogate_pair_in_a_calls_arguments_ends_no_chat(template: ChatTemplate) -> None:
+    arguments = r'{"city": "\ud83d, \ud83d\ude42"}'
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    text = template.render([USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert "city=\ufffd, 🙂" in text
+
+
+def test_an_option_of_a_template_may_have_any_name(template: ChatTemplate) -> None:
+    assert template.render([USER], options={"self": 1, "loop": 2}) == template.render([USER])
+
+
 @pytest.mark.parametrize(
     ("message", "options", "words"),
     [

@@ -80,6 +80,9 @@ def test_parts_of_every_client_are_text() -> None:
     ]
     assert normalise([{"role": "user", "content": parts}])[0]["content"] == "abcd"
     assert normalise([{"role": "user", "content": None}])[0]["content"] == ""
+    for own in ({"type": "dir", "n": 3}, {"text": 3}):  # a tool's object
+        found = normalise([USER, {"role": "tool", "content": own}])[1]["content"]
+        assert json.loads(found) == own
     assert normalise([USER, {"role": "function", "name": "f", "content": parts}])[1:] == [
         {"role": "tool", "name": "f", "content": "abcd"}
     ]
@@ -247,6 +250,19 @@ def test_a_reminder_in_a_loop_of_calls_is_part_of_the_result(reminder: dict[str,
     assert between[-1]["content"] == "7\n\nNo list." and len(between) == 3
     alone = normalise([*loop[:2], reminder, USER])
     assert [m["role"] for m in alone] == ["user", "assistant", "user", "user"]
+
+
+def test_a_users_turn_of_reminders_alone_is_part_of_the_result() -> None:
+    def said(text: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+    loop = [USER, _assistant(reasoning_content="why", tool_calls=[CALL]), RESULT]
+    alone = "<system-reminder>No list.</system-reminder>\n"
+    found = normalise([*loop, said(alone), _system("More."), said(alone)])
+    assert found[-1]["content"] == f"7\n\n{alone}\n\nMore.\n\n{alone}" and len(found) == 3
+    for words in (f"{alone}Stop.", "Stop."):
+        assert normalise([*loop, said(words)])[3] == {"role": "user", "content": words}
+    assert [m["role"] for m in normalise([USER, said(alone)])] == ["user", "user"]
 
 
 @pytest.mark.parametrize("reminder", REMINDERS)

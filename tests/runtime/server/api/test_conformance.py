@@ -11,6 +11,7 @@ import pytest
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.routes import ROUTES
+from spark_engine.runtime.text.thinking import FIELDS, SWITCHES
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, tokenizer
 
 DOCUMENT = document(ROUTES)
@@ -199,7 +200,9 @@ CHAT: Mapping[str, Row] = {
         {"messages": [*USER, {"role": "assistant", "content": "bear"}]},
     ),
 }
+THINKING = {name: CHAT[name] for name in FIELDS}
 RESPONSES: Mapping[str, Row] = {
+    **THINKING,
     "input": ("bear", lambda a: "bear" in a.prompt),
     "model": SHARED["model"],
     "instructions": ("bear", lambda a: "system\nbear" in a.prompt),
@@ -225,7 +228,10 @@ RESPONSES: Mapping[str, Row] = {
         lambda a: sum(item["type"] == "function_call" for item in a.answer["output"]) == 1,
         {"tools": [{"type": "function", **TOOL}]},
     ),
-    "reasoning": ({"effort": "none"}, lambda a: not _thought_of(a)),
+    "include_reasoning": (
+        False,
+        lambda a: [item["type"] for item in a.answer["output"]] == ["message"],
+    ),
     "text": _bound({"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
     "truncation": _refused("some", "truncation is 'some'"),
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
@@ -241,6 +247,15 @@ RESPONSES: Mapping[str, Row] = {
 }
 ANTHROPIC_TOOLS = [{"name": "weather", "input_schema": SCHEMA}]
 COUNTED: Mapping[str, Row] = {
+    **{name: row for name, row in THINKING.items() if row[0] == 7},
+    **dict.fromkeys(SWITCHES, (True, _thought_of)),
+    "reasoning": ({"enabled": True}, _thought_of),
+    "reasoning_effort": ("high", _thought_of),
+    "include_reasoning": (
+        False,
+        lambda a: [block["type"] for block in a.answer["content"]] == ["text"],
+        {"think": True},
+    ),
     "messages": CHAT["messages"],
     "system": ("bear", lambda a: "system\nbear" in a.prompt),
     "tools": (ANTHROPIC_TOOLS, lambda a: "weather" in a.prompt),
@@ -320,6 +335,7 @@ def test_a_field_does_what_it_says(api: str, name: str) -> None:
     fields = {**base, **(more[0] if more else {}), name: value}
     called = name in ("parallel_tool_calls", "functions")
     thought = api in ("ChatBody", "ResponsesBody") and name != "detokenize"
+    thought = thought or name == "include_reasoning"
     words = MARK if name == "skip_special_tokens" else "Hello"
     text = (THOUGHT if thought else "") + (CALL + CALL if called else words)
     asked = _ask(path, fields, text)

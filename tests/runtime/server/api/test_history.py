@@ -58,6 +58,10 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         ),
         ({"type": "tool_reference", "tool_name": "Grep"}, "[the tool Grep]"),
         ({"type": "container_upload", "file_id": "f1"}, f"{FILE}: f1]"),
+        (
+            {"type": "web_search_tool_result", "content": {"type": "e", "error_code": "too_many"}},
+            "cannot read: too_many]",
+        ),
         ({"type": "of_next_year"}, "[content of type of_next_year"),
         ({"type": "text"}, ""),
     ],

@@ -35,7 +35,7 @@ HOSTED: list[dict[str, Any]] = [
     {"type": "code_interpreter", "container": {"type": "auto"}},
     {"type": "mcp", "server_label": "m", "server_url": "http://m"},
     {"type": "of_next_year", "name": "n"},
-    {"name": "without a type"},
+    {"vendor": "without a type and a name"},
 ]
 PATCHED = '*** Begin Patch\n+"é" \\ 🙂\n*** End Patch'
 
@@ -48,6 +48,14 @@ def _call(name: str, key: str, value: str) -> str:
 def _offered(server: ApiClient) -> dict[str, Any]:
     lines = server.prompt.partition("</tools>")[0].splitlines()[3:]
     return {row["function"]["name"]: row["function"] for row in map(json.loads, lines)}
+
+
+def test_a_function_without_a_type_is_one() -> None:
+    server = ApiClient(THOUGHT + "Hello")
+    space = {**SPACE, "tools": [{"name": "go"}]}
+    body = {"input": "hi", "tools": [{"name": "a"}, {"function": {"name": "b"}}, space]}
+    assert server.post(PATH, body).status_code == 200
+    assert list(_offered(server)) == ["a", "b", "agents__go"]
 
 
 def test_tools_that_openai_runs_are_left_out() -> None:
