@@ -1,4 +1,4 @@
-"""Chunked prefill: how much of it a step takes beside decode, and whose comes first.
+"""Chunked prefill: how much of it a step takes beside decode.
 
 Decode runs in every step; what prefill adds to the step is what everybody's next token waits for.
 So a launch is chosen by its time, not by its tokens: the build's table, corrected by what launches
@@ -6,9 +6,7 @@ took, and for a sequence far into its context by what that adds. Knows buckets, 
 never moves a slot or a page, and no choice here changes a token.
 
 - Prefill runs in every step in which some waits, at least the smallest bucket: it never starves.
-- Shorter prompts go first, but one lets others pass only until they have taken as many tiles as
-  it has left itself: none takes more than about twice the time that it would take alone. One that
-  others wait for, to go on from it, counts as no longer than what they wait for.
+- Whose tiles fill a launch is the business of `line`.
 - What the chosen launches are cut into is `prefill_split`'s business.
 """
 
@@ -93,7 +91,7 @@ class Pacing:
     ) -> None:  # fmt: skip
         self.policy, self._buckets, self._tile, self._costs = policy, buckets, tile, costs
         self._lone: BucketKey = (DECODE, lone)
-        self._clock = 0.0  # microseconds of all steps so far
+        self.clock = 0.0  # microseconds of all steps so far
         self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
         self._coming: list[tuple[float, Request]] = []  # when each prompt was first seen
         self._came: list[tuple[float, int]] = []  # the same of those that were prefilled: tokens
@@ -104,25 +102,37 @@ class Pacing:
         self._split = PrefillSplit(buckets, {})
         self._refresh()
 
-    def tiles(self, order: Sequence[Request], beside: Batch | None) -> int:
+    def room(self, begun: Sequence[Request], rows: int, more: int = 0, since: float = 0.0) -> int:
+        """Tiles that the next launch may take, beside a decode launch of `rows` (0: none).
+
+        `begun` and the rest as for `tiles`.
+        """
+        self._refresh()
+        return self._most(begun, (DECODE, rows) if rows else None, more, since)[0]
+
+    def tiles(
+        self, order: Sequence[Request], beside: Batch | None, more: int = 0, since: float = 0.0
+    ) -> int:
         """How many tiles this step prefills of the sequences in `order`, whose prompts wait.
 
-        `beside`: the round of those who decode in the same step, if any do.
+        `beside`: the round of those who decode in the same step, if any do; `more` prompts wait for
+        their slots, the first of them `since` then, by the clock.
         """
         self._refresh()
         self._settle()
         for seq in order:
             if seq.since is None:
-                seq.since = self._clock
+                seq.since = self.clock
                 if seq.launched <= seq.cached:
-                    self._coming.append((self._clock, seq))
+                    self._coming.append((self.clock, seq))
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
-        most, steps = self._most(order, beside)
+        key = None if beside is None else (beside.family, beside.bucket)
+        most, steps = self._most(order, key, more, since)
         taken = self._split.first(min(waiting, most))
         if beside is not None and self._held < steps:
             self._held += 1
             idle = self._costs.of((beside.family, beside.bucket))
-            self._lost += idle * len(order) / beside.live
+            self._lost += idle * (len(order) + more) / beside.live
             if self._lost < self._saved(taken, most):
                 return 0
         self._held, self._lost = 0, 0.0
@@ -133,20 +143,10 @@ class Pacing:
         """Whether somebody asked that no step with prefill be long."""
         return self.policy.pace is Pace.LATENCY or self.policy.itl_ms is not None
 
-    def order(self, behind: Iterable[Request]) -> list[Request]:
-        """Whose tiles come first: the urgent, then who was passed over long enough, then the
-        shortest."""
-        return sorted(behind, key=self._urgency)
-
-    def pass_over(self, behind: Iterable[Request], taken: Iterable[Request]) -> None:
-        """Those who are still behind let the tiles pass that were `taken` of later arrivals."""
-        ranks = []  # one a tile
+    def launched(self, taken: Iterable[Request]) -> None:
+        """Tiles of these are launched."""
         for seq in taken:
-            ranks.append(seq.rank)
             seq.since = None
-        for seq in behind:
-            if seq.launched < seq.prefill_end:
-                seq.passed += sum(rank > seq.rank for rank in ranks)
         self._settle()  # nobody holds on to them: a prompt's tokens are long to free
 
     def took(self, batches: Sequence[Batch], microseconds: float) -> None:
@@ -155,7 +155,7 @@ class Pacing:
         What prefill took of it is the rest beside the decode launch, which is timed in steps of its
         own.
         """
-        self._clock += microseconds
+        self.clock += microseconds
         rest = microseconds
         for batch in batches:
             key = batch.family, batch.bucket
@@ -176,11 +176,14 @@ class Pacing:
 
     # What a step may take.
 
-    def _most(self, order: Sequence[Request], beside: Batch | None) -> tuple[int, int]:
+    def _most(
+        self, order: Sequence[Request], beside: BucketKey | None, more: int, since: float
+    ) -> tuple[int, int]:
         """The largest bucket, in tiles, that this step should take, and for how many steps it may
         wait to be fuller."""
-        costs = [self.cost(b, order[0].launched) for b in self._buckets]
-        idle = self._costs.of((beside.family, beside.bucket)) if beside is not None else 1.0
+        at = order[0].launched if order else 0
+        costs = [self.cost(b, at) for b in self._buckets]
+        idle = self._costs.of(beside) if beside is not None else 1.0
         best, pace = self._buckets[-1], self.policy.pace
         if not all((*costs, idle)):
             return best, 0
@@ -196,12 +199,13 @@ class Pacing:
         swift = (STRETCH - 1) * idle
         share = max(min(CALM * self._costs.of(self._lone), READ) - idle, swift)
         if pace is Pace.LATENCY:
-            late = sum(self._clock - (seq.since or 0.0) > PATIENCE for seq in order)
+            late = sum(self.clock - (seq.since or 0.0) > PATIENCE for seq in order)
+            late += more * (self.clock - since > PATIENCE)
             return min(best, self._within(max(swift, share * late), costs)), 0
         calm = min(best, self._within(share, costs))
         if self._lately() > BUSY * calm * self._tile / (idle + costs[self._buckets.index(calm)]):
             return best, HELD // 2
-        return min(best, self._within(share * len(order), costs)), 0
+        return min(best, self._within(share * (len(order) + more), costs)), 0
 
     def _lately(self) -> float:
         """Tokens a microsecond of the prompts that came in the last WINDOW and are prefilled."""
@@ -210,7 +214,7 @@ class Pacing:
     def _settle(self) -> None:
         """Of prompts that are prefilled the tokens are kept, and of none for longer than WINDOW."""
         done = ((at, s.prefill_end - s.cached) for at, s in self._coming if not s.prefilling)
-        begin, came = self._clock - WINDOW, [*self._came, *done]
+        begin, came = self.clock - WINDOW, [*self._came, *done]
         self._came = [one for one in came if one[0] >= begin]
         self._coming = [(at, s) for at, s in self._coming if s.prefilling and at >= begin]
 
@@ -262,8 +266,3 @@ class Pacing:
         if not pairs or any(abs(now - then) > MOVED * then for now, then in pairs):
             known = dict(zip(self._buckets, self._bases, strict=True))
             self._split_by, self._split = self._bases, PrefillSplit(self._buckets, known)
-
-    def _urgency(self, seq: Request) -> tuple[int, bool, int, int]:
-        left = (seq.awaited[0] if seq.awaited else seq.prefill_end) - seq.launched
-        waited = seq.passed * self._tile >= left
-        return (-seq.request.priority, not waited, 0 if waited else left, seq.id)

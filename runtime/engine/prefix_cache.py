@@ -1,8 +1,9 @@
 """The prefix cache: KV pages of computed prefixes, and recurrent states to resume from.
 
-A trie of full pages (`prefix_trie`). What the recurrent layers remember (a row of the states of
-unit "sequence") is kept at some positions only: at a node's end, or behind it together with the
-tokens in between and the page that begins with them. A prompt goes on from the deepest such state.
+A trie of full pages (`prefix_trie`) for each salt: prompts of different salts share nothing, even
+where their tokens are equal. What the recurrent layers remember (a row of the states of unit
+"sequence") is kept at some positions only: at a node's end, or behind it together with the tokens
+in between and the page that begins with them. A prompt goes on from the deepest such state.
 
 Knows pages and rows by number, tokens by value, and no array: who copies what is the engine's
 business. Pages and rows are charged to one budget of bytes; what is given up first is said by
@@ -54,8 +55,8 @@ class PrefixCache:
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
-        self.root = Node(b"", None, 0, -1, -1)
-        self._nodes: set[Node] = set()  # all but the root
+        self._roots: dict[bytes, Node] = {}  # by salt, those that something hangs on
+        self._nodes: set[Node] = set()  # all but the roots
         self._states: set[CachedState] = set()
         self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
         worths = Worth(page_size, page_bytes, row_bytes)
@@ -64,14 +65,22 @@ class PrefixCache:
     # Looking up.
 
     def match(
-        self, tokens: Sequence[int], names: Sequence[bytes], most: int, tails: bool = True
+        self,
+        tokens: Sequence[int],
+        names: Sequence[bytes],
+        most: int,
+        tails: bool = True,
+        salt: bytes = b"",
     ) -> Hit:
-        """The deepest state at `most` or before that `tokens` go through; takes nothing.
+        """The deepest state at `most` or before that `tokens` go through, of those that have the
+        same salt; takes nothing.
 
         `names` are those of the full pages of `tokens`, or of the first of them. Without `tails`
         it lies at a page's end.
         """
-        nodes = self._walk(names[: most // self._size])
+        nodes = self._walk(salt, names[: most // self._size])
+        if not nodes:
+            return Hit(0, (), None, -1, 0)
         deepest = nodes[-1]
         if not self._row_bytes:  # pages are all that is remembered
             return Hit(deepest.end, tuple(nodes[1:]), None, -1, deepest.end)
@@ -109,19 +118,25 @@ class PrefixCache:
         pages: Sequence[int],
         maker: int,
         gain: tuple[float, float] = (0.0, 1.0),
+        salt: bytes = b"",
     ) -> Node:
-        """Makes nodes of the full pages that `names` name, those beyond `node`, and returns the
-        deepest; fewer when the budget is used up by what is worth more. `gain`: tokens that the
-        state behind them will save, and how often that is expected."""
-        node = self.root if node is None or not node.alive else node
+        """Makes nodes of the full pages that `names` name, those beyond `node` (None: from the
+        salt's root), and returns the deepest; fewer when the budget is used up by what is worth
+        more. `gain`: tokens that the state behind them will save, and how often that is expected.
+        """
+        if node is None or not node.alive or node.parent is None:
+            node = self.root_of(salt)
         worth = self._order.worths.of_page(*gain, self._clock())
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], node.children.get(names[index])
             if child is None:
-                if not self._make_room(self._page_bytes, worth) or not node.alive:
+                if not self._make_room(self._page_bytes, worth):
+                    break
+                if not node.alive and node.parent is not None:
                     break
                 child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
                 node.children[child.name] = child
+                self._hang(node)
                 self._nodes.add(child)
                 self.version += 1
                 self._pages.keep(page)
@@ -141,6 +156,7 @@ class PrefixCache:
         that are kept are worth more.
         """
         after, now = tuple(tail), self._clock()
+        node = self.root_of(node.name) if node.parent is None else node
         for known in node.states:
             if known.tail == after:
                 known.used = now
@@ -198,10 +214,12 @@ class PrefixCache:
         if node is not None:
             self._order.add_leaf(node)
 
-    def forget(self, node: Node | None, maker: int, origin: CachedState | None = None) -> None:
+    def forget(
+        self, node: Node | None, maker: int, origin: CachedState | None = None, salt: bytes = b""
+    ) -> None:
         """Drops all that `maker` computed on the way to `node`, and what stands on it; also the
         state that it went on from, since others would go wrong as it did."""
-        path = list(node.path()) if node is not None and node.alive else [self.root]
+        path = list(node.path()) if node is not None and node.alive else self._walk(salt, ())
         for state in [s for one in path for s in one.states if s.maker == maker]:
             self._drop_state(state)
         if origin is not None and origin.alive:
@@ -212,10 +230,11 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Gives every page and row back, those that somebody uses as soon as nobody does."""
-        for child in tuple(self.root.children.values()):
-            self._drop_subtree(child)
-        for state in tuple(self.root.tails):
-            self._drop_state(state)
+        for root in tuple(self._roots.values()):
+            for child in tuple(root.children.values()):
+                self._drop_subtree(child)
+            for state in root.states:
+                self._drop_state(state)
 
     # Accounts.
 
@@ -240,7 +259,10 @@ class PrefixCache:
             up = node.parent
             if up is None or not (node.alive and up.alive and up.children.get(node.name) is node):
                 raise InternalError(f"the node that ends at {node.end} hangs on nothing")
-        hanging = {s for node in (self.root, *self._nodes) for s in node.states}
+        roots = self._roots.values()
+        if any(root.bare or not root.alive for root in roots):
+            raise InternalError("the root of a salt is kept, and nothing hangs on it")
+        hanging = {s for node in (*roots, *self._nodes) for s in node.states}
         if hanging != self._states or not all(s.alive for s in self._states):
             raise InternalError("a cached state hangs on nothing")
         self._rows.check([s.row for s in (*self._states, *self._leaving)])
@@ -249,9 +271,27 @@ class PrefixCache:
 
     # How it is done.
 
-    def _walk(self, names: Sequence[bytes]) -> list[Node]:
-        """The root and the nodes of the pages with these names, as far as they are there."""
-        found = [self.root]
+    def root_of(self, salt: bytes) -> Node:
+        """What the pages of a salt hang on; it is kept as soon as one does."""
+        return self._roots.get(salt) or Node(salt, None, 0, -1, -1)
+
+    def _hang(self, root: Node) -> None:
+        """Something hangs on the node from now on: if it is a root, it is kept."""
+        if root.parent is None:
+            root.alive, self._roots[root.name] = True, root
+
+    def _let_go(self, node: Node) -> None:
+        """Nothing may hang on the node any more: a root is kept no longer."""
+        if node.parent is None and node.bare:
+            node.alive = False
+            self._roots.pop(node.name, None)
+        self._order.add_leaf(node)
+
+    def _walk(self, salt: bytes, names: Sequence[bytes]) -> list[Node]:
+        """The salt's root and the nodes of the pages with these names, as far as they are there."""
+        if salt not in self._roots:
+            return []
+        found = [self._roots[salt]]
         for name in names:
             child = found[-1].children.get(name)
             if child is None:
@@ -284,6 +324,7 @@ class PrefixCache:
             state.node.tails.append(state)
         else:
             state.node.snapshot = state
+        self._hang(state.node)
 
     def _detach(self, state: CachedState) -> None:
         state.alive = False
@@ -291,7 +332,7 @@ class PrefixCache:
             state.node.tails.remove(state)
         else:
             state.node.snapshot = None
-        self._order.add_leaf(state.node)
+        self._let_go(state.node)
 
     def _drop_state(self, state: CachedState) -> None:
         self._detach(state)
@@ -316,7 +357,7 @@ class PrefixCache:
         self.version += 1
         self._pages.drop(node.page)
         self.counts.evicted_pages += 1
-        self._order.add_leaf(node.parent)
+        self._let_go(node.parent)
 
     def _drop_subtree(self, top: Node) -> None:
         below = [top]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A full page of tokens after its parent's; the root has none.
+    """A full page of tokens after its parent's; a root has none.
 
     Attributes:
         name: its tokens, which name it among its parent's children.

@@ -133,7 +133,9 @@ class Request:
 
     An engine reads `prompt` as i32; an array("i") of them takes no time to read.
     `marks` are positions of the prompt, ascending, up to which other requests may well have the
-    same tokens; they change no token. `constraint` binds the tokens that are sampled.
+    same tokens; they change no token. `constraint` binds the tokens that are sampled. Requests
+    share what was computed of equal beginnings only where their `salt` is the same. Among equal
+    priorities owners (API keys, connections) take turns, each in its `owner`'s name.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -141,6 +143,8 @@ class Request:
     priority: int = 0
     marks: tuple[int, ...] = ()
     constraint: ConstraintSpec | None = None
+    owner: str = ""
+    salt: bytes = b""
 
     @cached_property
     def packed(self) -> bytes:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.pool import Pool
@@ -23,9 +22,10 @@ from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Lineage, p
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.waiting import Waiting
 
 EVERY = 4096  # tokens
-LOOK = 16  # waiting requests that the next one is compared with
+LOOK = 16  # waiting requests that one which begins is compared with
 NO_HIT = Hit(0, (), None, -1, 0)
 
 
@@ -74,10 +74,29 @@ class Reuse:
 
     # Who begins where.
 
-    def add(self, seq: Sequence) -> None:
-        """A request came: names its pages, once."""
-        if self.on:
-            seq.names = page_names(seq.tokens, self.sizes.page_size, seq.names)
+    def add(self, seq: Sequence, running: Iterable[Sequence]) -> int:
+        """A request came: names its pages, and has a state kept where it parts from one that is
+        being prefilled. Tokens of it that would be computed now."""
+        if not self.on:
+            return len(seq.tokens)
+        seq.names = page_names(seq.tokens, self.sizes.page_size, seq.names)
+        hit = self._match(seq)
+        leader, end = self._leader(seq, hit, running)
+        if leader is not None and end not in leader.points:
+            insort(leader.points, end)
+        return len(seq.tokens) - hit.position
+
+    def _leader(
+        self, seq: Sequence, hit: Hit, running: Iterable[Sequence]
+    ) -> tuple[Sequence | None, int]:
+        """Who is being prefilled and will be where it can go on further than from the hit."""
+        found, best = None, hit.position + self.sizes.page_size - 1
+        for leader in running:
+            if leader.launched < leader.prefill_end and not _outranks(seq, leader):
+                end = self._parting(leader, seq)
+                if end > max(leader.launched, best):
+                    found, best = leader, end
+        return found, best
 
     def waits(self, seq: Sequence) -> bool:
         """Whether it waits for its leader still."""
@@ -93,14 +112,9 @@ class Reuse:
         if not self.on or seq.status is Status.SWAPPED:
             return NO_HIT
         if len(seq.tokens) > seq.prompt_len:  # it begins again
-            self.add(seq)
+            seq.names = page_names(seq.tokens, self.sizes.page_size, seq.names)
         hit = self._match(seq)
-        seq.leader_end = hit.position + self.sizes.page_size - 1
-        for leader in running:
-            if leader.launched < leader.prefill_end and leader.rank < seq.rank:
-                end = self._parting(leader, seq)
-                if end > max(leader.launched, seq.leader_end):
-                    seq.leader, seq.leader_end = leader, end
+        seq.leader, seq.leader_end = self._leader(seq, hit, running)
         if seq.leader is None:
             return hit
         seq.held_back = True
@@ -113,17 +127,19 @@ class Reuse:
         """As long as nothing changed, one that waits for room is not looked up again."""
         known, key = self._last, (seq.id, len(seq.tokens), self.cache.version)
         if known is None or known[0] != key:
-            hit = self.cache.match(seq.tokens, seq.names, len(seq.tokens) - 1)
+            salt, most = seq.request.salt, len(seq.tokens) - 1
+            hit = self.cache.match(seq.tokens, seq.names, most, salt=salt)
             self._last = known = key, hit
         return known[1]
 
     def without_tail(self, seq: Sequence, hit: Hit) -> Hit:
         """The next best hit that lies at a page's end, where no page is copied."""
+        if hit.tail_page < 0:
+            return hit
         most = hit.position - hit.position % self.sizes.page_size
-        tailed = hit.tail_page >= 0
-        return self.cache.match(seq.tokens, seq.names, most, tails=False) if tailed else hit
+        return self.cache.match(seq.tokens, seq.names, most, tails=False, salt=seq.request.salt)
 
-    def begin(self, seq: Sequence, hit: Hit, waiting: Items[Sequence], plan: StepPlan) -> list[int]:
+    def begin(self, seq: Sequence, hit: Hit, waiting: Waiting, plan: StepPlan) -> list[int]:
         """It runs from the hit on, whose pages these are; its slot is its own already."""
         if not self.on or seq.status is Status.SWAPPED:
             return []
@@ -141,12 +157,12 @@ class Reuse:
         self._find_points(seq, hit, waiting)
         return hit.pages
 
-    def _find_points(self, seq: Sequence, hit: Hit, waiting: Items[Sequence]) -> None:
+    def _find_points(self, seq: Sequence, hit: Hit, waiting: Waiting) -> None:
         last, first = seq.prefill_end - 1, seq.grid + self.sizes.tile
         wanted = set(seq.request.marks or (seq.prompt_len - 1,))
         wanted.add(hit.kv_position)
         wanted.update(range(first - first % EVERY + EVERY, last, EVERY))
-        wanted.update(self._parting(seq, other) for other in waiting[:LOOK])
+        wanted.update(self._parting(seq, other) for other in waiting.oldest(LOOK))
         ends = {self._tile_end(seq, min(position, last)) for position in wanted}
         seq.points = sorted(end for end in ends if end >= first)
 
@@ -154,6 +170,8 @@ class Reuse:
         """The last end of a tile of the leader's from which `seq` can go on."""
         a, b = leader.names, seq.names
         low, high = 0, min(len(a), len(b))
+        if high and (a[0] != b[0] or leader.request.salt != seq.request.salt):
+            high = 0
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
@@ -180,7 +198,8 @@ class Reuse:
             size = self.sizes.page_size
             names = seq.names[: end // size]
             gain = self._gain(seq, seq.prefill_end)
-            seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, gain)
+            salt = seq.request.salt
+            seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, gain, salt)
             while seq.points and seq.points[0] <= end:
                 if seq.points.pop(0) == end:
                     save = self._save(seq, end, awaited=awaited)
@@ -196,7 +215,7 @@ class Reuse:
         if not self.on:
             return
         if not sound:
-            self.cache.forget(seq.node, seq.id, seq.origin)
+            self.cache.forget(seq.node, seq.id, seq.origin, seq.request.salt)
         elif reason is FinishReason.ERROR:
             return
         elif seq.launched >= seq.prefill_end and not self.sizes.invariant:
@@ -215,7 +234,8 @@ class Reuse:
         settled, size = seq.launched - seq.slack, self.sizes.page_size
         end = min(len(seq.tokens), settled)
         names = page_names(seq.tokens, size, seq.names[: end // size], end)
-        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, self._gain(seq, end))
+        gain, salt = self._gain(seq, end), seq.request.salt
+        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id, gain, salt)
         # Drafts behind the end lie in the ring, until a launch on top of them folds them.
         if end == settled or (self.sizes.verify and not in_flight):
             row = self._save(seq, end, answer=True)
@@ -231,7 +251,7 @@ class Reuse:
 
     def _save(self, seq: Sequence, end: int, answer: bool = False, awaited: int = 0) -> int:
         """The row for its state at `end`, or -1."""
-        node, size = seq.node or self.cache.root, self.sizes.page_size
+        node, size = seq.node or self.cache.root_of(seq.request.salt), self.sizes.page_size
         if node.end != end - end % size:
             return -1  # there was no room for its pages
         tail = seq.tokens[node.end : end]
@@ -247,6 +267,11 @@ class Reuse:
         seq.left = state
         self._pinned.append(state)
         return self.sizes.slots + state.row
+
+
+def _outranks(seq: Sequence, other: Sequence) -> bool:
+    """Whether it must not wait for the other one."""
+    return seq.request.priority > other.request.priority
 
 
 def _known(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

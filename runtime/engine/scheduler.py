@@ -24,24 +24,25 @@ a token but to know that one was added. The rules:
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 
 from spark_engine.errors import CapacityError, InternalError
 from spark_engine.interface import DECODE, PREFILL, verify_family
+from spark_engine.runtime.engine.admission import Admission
 from spark_engine.runtime.engine.draft_depth import DraftDepth
 from spark_engine.runtime.engine.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.prefix_trie import Node
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.reuse import Reuse
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step_costs import StepCosts
-from spark_engine.runtime.engine.waiting import Waiting, rank_of
+from spark_engine.runtime.engine.waiting import Waiting
 from spark_engine.runtime.executors.memory import BucketKey
 
 
@@ -62,7 +63,7 @@ class Scheduler:
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
         self.running: list[Sequence] = []  # most urgent first
-        self.waiting = Waiting()
+        self.waiting = Waiting(sizes.tile)
         self.swap_used = 0  # bytes
         self.preemptions = {"swap": 0, "recompute": 0}
         self.reuse = Reuse(sizes, self.pages)
@@ -70,6 +71,9 @@ class Scheduler:
         self._fence: deque[tuple[int, int, list[int], Node | None]] = deque()
         self._next_step = 0
         self._collected = -1
+        pools = self.slots, self.pages, self.reuse
+        lists = self.running, self.waiting, self._fence
+        self._admission = Admission(sizes, *pools, *lists, self._preempt)
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
@@ -79,15 +83,16 @@ class Scheduler:
                 f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
                 "try again later"
             )
-        self.reuse.add(seq)
-        self.waiting.enter(seq)
+        seq.tiles = max(1, -(-self.reuse.add(seq, self.running) // self.sizes.tile))
+        seq.arrived = self.pacing.clock
+        self.waiting.add(seq)
 
     def schedule(self, in_flight: int) -> StepPlan:
         """The next step, `in_flight` being the number of launched, uncollected ones."""
         plan = StepPlan(self._next_step)
         self._next_step += 1
         grown = self._grow(plan, in_flight)
-        if not plan.drain and not plan.preempted:
+        if not plan.drain and not plan.preempted and self.waiting:
             self._admit(plan, in_flight)
         plan.grown = [(s, len(s.pages) - 1) for s in grown if s.status is Status.RUNNING]
         size = self.sizes.page_size
@@ -116,8 +121,7 @@ class Scheduler:
         `sound`, what it computed is of no use to others."""
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
-        else:
-            self.waiting.give_up(seq)
+        self.waiting.end(seq)
         self._drop_snapshot(seq)
         if seq.slot >= 0:
             in_flight = seq.last_step > self._collected
@@ -168,114 +172,28 @@ class Scheduler:
                 return False
         return True
 
-    # Admission.
-
-    def _admit(self, plan: StepPlan, in_flight: int) -> None:
-        at = held = kept = 0  # slots and pages for those before it that wait to go on from another
-        while at < len(self.waiting):
-            seq = self.waiting[at]
-            if seq.unready:  # its grammar may take seconds, and nothing is kept for it meanwhile
-                at += 1
-                continue
-            hit = None
-            if not self.reuse.waits(seq):
-                if self.slots.free <= held and (held or not self._yield_to(seq)):
-                    return
-                hit = self.reuse.find(seq, self.running)
-            if hit is None:
-                at, held = at + 1, held + 1
-                kept += self._need(seq) - seq.leader_end // self.sizes.page_size
-                continue
-            if not self._make_room(seq, hit, (held, kept), plan, in_flight):
-                # the page that is copied may be one too many
-                hit = self.reuse.without_tail(seq, hit)
-                if not self._make_room(seq, hit, (held, kept), plan, in_flight):
-                    return
-            self.waiting.leave(at)  # those that yielded to it stand behind it
-            self._take(seq, hit, self.waiting[at:], plan)
-            if seq.status is Status.SWAPPED:
-                pages = self._pages_for(seq.launched)
-                plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:pages])))
-                self.swap_used -= seq.swap_bytes
-                seq.swap_bytes = 0
-            seq.status = Status.RUNNING
-            self.depth.forget(seq.slot)
-            insort(self.running, seq, key=rank_of)
-            plan.admitted.append(seq)
-
-    def _take(self, seq: Sequence, hit: Hit, waiting: list[Sequence], plan: StepPlan) -> None:
-        """A slot, and pages: those of the hit and its own."""
-        seq.slot = self.slots.take()[0]
-        shared = self.reuse.begin(seq, hit, waiting, plan)
-        own = self._need(seq) - len(shared)
-        self.reuse.cache.reclaim(own)
-        seq.pages = shared + self.pages.take(own)
-        if hit.tail_page >= 0:
-            plan.page_copies.append((hit.tail_page, seq.pages[len(shared)]))
-
-    def _yield_to(self, seq: Sequence) -> bool:
-        """Whether anyone who runs might have to yield to it."""
-        return any(_yields(victim, seq) for victim in self.running[-1:])
-
-    def _make_room(
-        self, seq: Sequence, hit: Hit, kept: tuple[int, int], plan: StepPlan, in_flight: int
-    ) -> bool:
-        """Whether `seq` can be admitted now, after preempting those below it if that helps.
-
-        `kept`: slots and pages that are for those before it.
-        """
-        # A spare page beside others, lest it be preempted for their next one at once.
-        need = self._need(seq) + bool(self.running) - len(hit.nodes)
-        if seq in plan.preempted:
-            return False
-        if self.slots.free > kept[0] and self._available(hit) >= need + kept[1]:
-            return True
-        if kept[0]:
-            return False
-        victims = self._victims(seq, hit, need)
-        if not victims:
-            return False
-        if in_flight:
-            plan.drain = True
-            return False
-        for victim in victims:
-            self._preempt(victim, plan)
-        return True
-
-    def _available(self, hit: Hit) -> int:
-        """Pages that are free, or that nobody uses, beside those of the hit."""
-        return self.pages.free + self.pages.spare - self.pages.unused(hit.held_pages)
-
-    def _victims(self, seq: Sequence, hit: Hit, need: int) -> list[Sequence]:
-        """The fewest of lower priority, last in order first, whose leaving makes room.
-
-        Empty when it would not, or when what is behind the fence suffices.
-        """
-        slots = self.slots.free + len(self._fence)
-        pages, left = self._available(hit), Counter(page for f in self._fence for page in f[2])
-        own = set(hit.held_pages)
-        pages += sum(n == self.pages.users(page) and page not in own for page, n in left.items())
-        victims: list[Sequence] = []
-        for victim in reversed(self.running):
-            if slots and pages >= need:
-                return victims
-            if not _yields(victim, seq):
-                return []
-            victims.append(victim)
-            slots += 1
-            for page in victim.pages:
-                left[page] += 1
-                pages += left[page] == self.pages.users(page) and page not in own
-        alone = self._need(seq) - len(hit.nodes)
-        return victims if slots and pages >= alone else []
-
-    def _need(self, seq: Sequence) -> int:
-        return self._pages_for(seq.admission_len)
-
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.sizes.page_size)
 
-    # Preemption.
+    # Admission and preemption.
+
+    def _admit(self, plan: StepPlan, in_flight: int) -> None:
+        live = sum(s.decodable for s in self.running)
+        rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
+        begun = [s for s in self.running if s.launched < s.prefill_end]
+        tiles = self.pacing.room(begun, rows, *self._backlog())
+        self._admission.admit(plan, in_flight, tiles)
+        for move in plan.restores:
+            self.swap_used -= move.seq.swap_bytes
+            move.seq.swap_bytes = 0
+        for seq in plan.admitted:
+            self.depth.forget(seq.slot)
+
+    def _backlog(self) -> tuple[int, float]:
+        """How many more prompts could be prefilled, and since when the first of them waits."""
+        if not self.waiting.fresh:
+            return 0, 0.0
+        return min(self.waiting.fresh, self.slots.free), self.waiting.oldest(1)[0].arrived
 
     def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
         self.running.remove(seq)
@@ -295,7 +213,7 @@ class Scheduler:
             self.preemptions["recompute"] += 1
         self._free(seq.slot, seq.pages, seq.node)
         seq.slot, seq.pages, seq.node = -1, [], None
-        self.waiting.enter(seq)
+        self.waiting.come_back(seq)
 
     def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
         self.slots.give([slot])
@@ -359,27 +277,33 @@ class Scheduler:
         behind = [s for s in self.running if s.launched < s.prefill_end]
         if not behind:
             return
-        order = self.pacing.order(behind)
-        tiles = self.pacing.tiles(order, next(iter(plan.batches), None))
-        if not tiles:
-            return
+        tiles = self.pacing.tiles(behind, next(iter(plan.batches), None), *self._backlog())
         batch = Batch(PREFILL, 0, [], [], [], [])
-        for seq in order:
-            while batch.live < tiles and seq.launched < seq.prefill_end:
-                start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
-                batch.seqs.append(seq)
-                batch.starts.append(start)
-                batch.counts.append(end - start)
-                batch.emits.append(end == seq.prefill_end)
-                source, save = self.reuse.tile(seq, end)
-                batch.sources.append(source)
-                batch.saves.append(save)
-                seq.launched, seq.last_step = end, plan.step
+        for priority, group in groupby(behind, key=lambda s: s.request.priority):
+            given = self.waiting.line(priority).share([*group], tiles - batch.live)
+            for seq, count in given.items():
+                self._add_tiles(batch, seq, count, plan.step)
+        if not batch.live:
+            return
         emitting = (s for s, emit in zip(batch.seqs, batch.emits, strict=True) if emit)
         batch.bound.extend(bound_rows(emitting))
-        self.pacing.pass_over(behind, batch.seqs)
+        self.pacing.launched(batch.seqs)
+        self.waiting.shares.advance(sum(batch.counts))
         bucket = next(b for b in self.sizes.prefill if b >= batch.live)
         plan.batches.append(replace(batch, bucket=bucket))
+
+    def _add_tiles(self, batch: Batch, seq: Sequence, count: int, step: int) -> None:
+        """The next `count` tiles of a sequence."""
+        for _ in range(count):
+            start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
+            batch.seqs.append(seq)
+            batch.starts.append(start)
+            batch.counts.append(end - start)
+            batch.emits.append(end == seq.prefill_end)
+            source, save = self.reuse.tile(seq, end)
+            batch.sources.append(source)
+            batch.saves.append(save)
+            seq.launched, seq.last_step = end, step
 
 
 def _unbind(seq: Sequence, most: int) -> None:
@@ -387,10 +311,3 @@ def _unbind(seq: Sequence, most: int) -> None:
     if seq.guide is not None:
         first = seq.launched + 1 - seq.prompt_len
         seq.drafts = 0 if seq.guide.binds(first, first + most) else seq.guide.drafts
-
-
-def _yields(victim: Sequence, seq: Sequence) -> bool:
-    """To one that let others pass, all those yield that came later."""
-    if seq.held_back:
-        return victim.rank > seq.rank
-    return victim.request.priority < seq.request.priority

@@ -30,7 +30,9 @@ class Sequence:
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
         since: when it began to wait for its next prefill, by the pacing's clock.
-        passed: tiles of later arrivals that were prefilled before its own.
+        arrived: when it came, by that clock.
+        tag: what its owner had been charged when it began (`shares`).
+        tiles: of its prompt that it was to compute when it came, as far as was known.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
         lost: tokens behind those whose pages were there, but no state to go on from.
@@ -64,7 +66,9 @@ class Sequence:
     slack: int = 0
     held: int = 0
     since: float | None = None
-    passed: int = 0
+    arrived: float = 0.0
+    tag: float = 0.0
+    tiles: int = 1
     drafted: int = 0
     accepted: int = 0
     cached: int = 0

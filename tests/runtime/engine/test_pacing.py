@@ -122,7 +122,7 @@ def test_a_prompt_of_several_launches_came_once() -> None:
     for _ in range(3):
         pacing.tiles([gone], LIVE)
         gone.launched += 4 * TILE
-        pacing.pass_over([gone], [gone] * 4)
+        pacing.launched([gone] * 4)
     gone.launched = gone.prefill_end
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
@@ -133,7 +133,7 @@ def test_nobody_holds_on_to_a_prompt_that_was_prefilled() -> None:
     pacing.tiles([gone], LIVE)
     assert sys.getrefcount(gone) > before
     gone.launched = gone.prefill_end
-    pacing.pass_over([gone], [gone])
+    pacing.launched([gone])
     assert sys.getrefcount(gone) == before
 
 
@@ -156,14 +156,25 @@ def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
     pacing, order = make(LATENCY), [waiting(10_000, number=n) for n in range(3)]
     for _ in range(40):
         assert pacing.tiles(order, LIVE) == 1
-        pacing.pass_over(order, order[:1])
+        pacing.launched(order[:1])
         pacing.took([LIVE, launch(1, 1)], 24_000.0)
     pacing.took([LIVE], 12_000.0), pacing.took([LIVE], 28_000.0)
     assert pacing.tiles(order, LIVE) == 1  # 1 s to the microsecond
     pacing.took([], 1.0)
     assert pacing.tiles(order, LIVE) == 8  # two have waited, the first has not
-    pacing.pass_over(order, order)
+    pacing.launched(order)
     assert pacing.tiles(order, LIVE) == 1
+
+
+def test_prompts_that_wait_for_a_slot_count_as_those_that_have_one() -> None:
+    """For how long a step may be; for latency's sake as soon as the first of them waits long."""
+    assert [make().tiles([waiting(10_000)], LIVE, more) for more in (0, 1, 2)] == [4, 8, 16]
+    pacing, order = make(LATENCY), [waiting(10_000)]
+    pacing.took([], 2e6)
+    assert [pacing.tiles(order, LIVE, more, 1e6) for more in (0, 1, 9)] == [1, 1, 1]
+    assert [pacing.tiles(order, LIVE, more, 1e6 - 1) for more in (0, 1, 2, 9)] == [1, 4, 8, 16]
+    assert [pacing.room(order, 64, more, 1e6 - 1) for more in (0, 1, 2, 9)] == [1, 4, 8, 16]
+    assert pacing.room([], 0) == 16
 
 
 def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
@@ -245,35 +256,6 @@ def test_without_a_table_all_that_waits_is_taken() -> None:
         assert pacing.tiles([waiting(100)], None) == 2
         pacing.took([launch(64, 64)], 320_000.0)
         pacing.took([decode()], 10_000.0)
-
-
-def test_the_shortest_goes_first_and_who_waited_long_enough_before_it() -> None:
-    pacing = make()
-    long, short = waiting(300, number=0), waiting(100, number=1)
-    assert pacing.order([long, short]) == [short, long]
-    long.passed = 4
-    assert pacing.order([long, short]) == [short, long]
-    long.passed = 5
-    assert pacing.order([long, short]) == [long, short]
-
-
-def test_only_later_arrivals_pass() -> None:
-    pacing, seqs = make(), [waiting(300, number=n) for n in range(3)]
-    pacing.pass_over(seqs, [seqs[1], seqs[1], seqs[2]])
-    assert [s.passed for s in seqs] == [3, 1, 0]
-
-
-def test_nobody_waits_for_more_than_twice_what_is_its_own() -> None:
-    """Against an endless stream of short prompts, in launches of one tile."""
-    pacing, long = Pacing(BALANCED, (1,), TILE, StepCosts({})), waiting(64 * 20)
-    steps = 0
-    while long.launched < long.prefill_end:
-        steps += 1
-        behind = [long, waiting(TILE, number=steps)]
-        first = pacing.order(behind)[0]
-        first.launched += TILE
-        pacing.pass_over(behind, [first])
-    assert steps == 40
 
 
 @pytest.mark.parametrize("itl", [0.0, -1.0, float("nan"), float("inf")])

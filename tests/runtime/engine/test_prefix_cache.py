@@ -207,7 +207,9 @@ def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, bud
         world.end(world.running[0])
         world.check()
     assert world.pages.free + world.pages.spare == pages, "whoever needs a page can have it"
-    assert world.cache.reclaim(pages) and world.cache.snapshots == len(world.cache.root.tails)
+    assert world.cache.reclaim(pages) and world.cache.snapshots == len(
+        world.cache.root_of(b"").tails
+    )
     world.cache.clear()
     world.check()
     assert (world.pages.free, world.rows.free, world.cache.used_bytes) == (pages, rows, 0)

@@ -1,0 +1,137 @@
+"""What each owner of requests has received: the virtual clock of weighted fair queueing.
+
+An owner is an API key or a connection. Knows names, tokens and counts; no request and no slot.
+
+- An owner is charged the prompt tokens that are computed for it when its prefill begins. Of those
+  who wait, the one that was charged least is next.
+- The clock says what each would have been charged if all who wait shared evenly at all times. An
+  owner that begins to wait starts there, so that time without requests saves nothing up. One that
+  is ahead of the clock is remembered until the clock comes by, also without requests.
+- What an owner received by overtaking others is on an account of its own (`overtook`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import count
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """Attributes:
+    name: as requests have it.
+    charged: tokens, on the clock of its `Shares`; `overtook`: the same of what overtook others.
+    turn: grows with each turn of any owner: of equals, who had none for longest is first.
+    waiting: its requests that wait and have not begun.
+    live: its requests that have not ended.
+    ahead: it is beyond the clock, and none of its requests waits.
+    """
+
+    name: str
+    charged: float
+    overtook: float
+    turn: int = 0
+    waiting: int = 0
+    live: int = 0
+    ahead: bool = False
+
+
+class Shares:
+    """The owners that have requests which have not ended, or that are ahead; the others are
+    forgotten, and all of them when no request is left. `clock` in tokens."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Owner] = {}
+        self.clock = 0.0
+        self._live = 0  # requests
+        self._sharing = 0  # owners that wait or are ahead
+        self._ahead: list[tuple[float, int, Owner]] = []  # a heap; an entry may be out of date
+        self._tick = count(1)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def enter(self, name: str) -> Owner:
+        """A request of this owner came; `leave` when it has ended."""
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._owners[name] = Owner(name, self.clock, self.clock)
+        owner.live += 1
+        self._live += 1
+        return owner
+
+    def leave(self, owner: Owner) -> None:
+        """One of its requests has ended."""
+        owner.live -= 1
+        self._live -= 1
+        self._forget(owner)
+        if not self._live:
+            self._owners, self._ahead = {}, []
+            self.clock, self._sharing = 0.0, 0
+
+    def wait(self, owner: Owner) -> None:
+        """One more of its requests waits."""
+        if not owner.waiting:
+            owner.charged = max(owner.charged, self.clock)
+            owner.overtook = max(owner.overtook, self.clock)
+            self._sharing += not owner.ahead
+            owner.ahead = False
+        owner.waiting += 1
+
+    def wait_no_more(self, owner: Owner) -> None:
+        """One of its requests that waited begins, or has ended."""
+        owner.waiting -= 1
+        if not owner.waiting:
+            self._sharing -= 1
+            self._note(owner)
+
+    def gives_turn(self, owner: Owner) -> None:
+        """Of those that were charged as much, it is the last from now on."""
+        owner.turn = next(self._tick)
+
+    def charge(self, owner: Owner, tokens: int, overtakes: bool = False) -> None:
+        """It is to receive these tokens; `advance` when it does."""
+        owner.charged += tokens
+        owner.overtook += tokens * overtakes
+        if tokens and not owner.waiting:
+            self._note(owner)
+
+    def _note(self, owner: Owner) -> None:
+        """It does not wait, and may be ahead."""
+        if owner.charged > self.clock:
+            self._sharing += not owner.ahead
+            owner.ahead = True
+            heapq.heappush(self._ahead, (owner.charged, next(self._tick), owner))
+
+    def advance(self, tokens: float) -> None:
+        """So many tokens were given."""
+        while tokens > 0 and self._sharing:
+            while self._ahead and not _is_ahead(*self._ahead[0]):
+                heapq.heappop(self._ahead)
+            step = tokens / self._sharing
+            if self._ahead and self._ahead[0][0] <= self.clock + step:
+                at, _, owner = heapq.heappop(self._ahead)
+                tokens -= max(0.0, at - self.clock) * self._sharing
+                self.clock = max(self.clock, at)
+                owner.ahead = False
+                self._sharing -= 1
+                self._forget(owner)
+            else:
+                self.clock += step
+                return
+
+    def _forget(self, owner: Owner) -> None:
+        if not owner.live and not owner.ahead:
+            self._owners.pop(owner.name, None)
+
+    def check(self) -> bool:
+        """Whether nobody is kept who has no requests and is not ahead, and the count is right."""
+        owners = self._owners.values()
+        sharing = sum(o.waiting > 0 or o.ahead for o in owners)
+        return self._sharing == sharing and all(o.live or o.ahead for o in owners)
+
+
+def _is_ahead(at: float, tick: int, owner: Owner) -> bool:
+    """Whether the entry is not out of date."""
+    return owner.ahead and owner.charged == at
