@@ -19,6 +19,7 @@ from spark_engine.runtime.doctor import engines, gpu, machine
 from spark_engine.runtime.doctor.report import Report, roots
 
 NAME = "doctor"
+GIB = 1 << 30
 SERVED, NONE_SERVED = 0, 1
 
 
@@ -28,8 +29,20 @@ SERVED, NONE_SERVED = 0, 1
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--host-gib",
+    type=click.FloatRange(0),
+    metavar="G",
+    help="GiB that stay with the host where a GPU shares its memory; by default 10.",
+)
 @click.option("--no-load", is_flag=True, help="Do not work on the GPU: no clock, no bandwidth.")
-def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load: bool) -> None:
+def doctor(
+    folders: tuple[Path, ...],
+    device: int | None,
+    as_json: bool,
+    host_gib: float | None,
+    no_load: bool,
+) -> None:
     """Checks this machine: which engines it can serve, and what to do where it cannot.
 
     The engines are the folders ENGINE, or all under engines/. The GPU works for about a second.
@@ -37,7 +50,8 @@ def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load
     """
     with command(f"spark-run {NAME}"):
         name = choose(os.environ, device)
-        report = examine(folders, not no_load, name or "0")
+        host_bytes = None if host_gib is None else int(host_gib * GIB)
+        report = examine(folders, not no_load, name or "0", host_bytes)
         if as_json:
             click.echo(json.dumps(report.to_json(), indent=2))
         else:
@@ -46,10 +60,12 @@ def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load
         sys.exit(SERVED if report.served else NONE_SERVED)
 
 
-def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
+def examine(
+    folders: tuple[Path, ...], load: bool, device: str = "0", host_bytes: int | None = None
+) -> Report:
     """Looks at everything; with `load` the GPU works for a second. `device`: its name for
-    nvidia-smi."""
-    host, found = machine.host(), gpu.diagnose(load, device)
+    nvidia-smi. `host_bytes` stay with the host where they share memory; None: the default."""
+    host, found = machine.host(), gpu.diagnose(load, device, host_bytes)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None
     places, cache = roots(folders, engines.ENGINES), machine.hub_cache(os.environ)
@@ -59,6 +75,6 @@ def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
         gpu=found,
         extras=machine.extras(),
         disk={str(path): machine.disk(path) for path in (*places, *([cache] if apart else []))},
-        engines=[engines.fit(path, room, host.available, found.why) for path in paths],
+        engines=[engines.fit(path, room, host.available, found.why, host_bytes) for path in paths],
         hub_cache=str(cache) if apart else None,
     )

@@ -133,6 +133,15 @@ ENGINE = (
         bool,
         modes=MANY,
     ),
+    Option(
+        "--host-gib",
+        Group.ENGINE,
+        "GiB that stay with the host where a GPU shares its memory (a DGX Spark); by default 10.",
+        click.FloatRange(0, MOST_GIB),
+        metavar="G",
+        fills=(EngineOptions, "host_bytes"),
+        turn=lambda gib: None if gib is None else int(gib * GIB),
+    ),
 )
 SERVER = (
     Option("--host", Group.SERVER, "The address to listen on.", fills=(ServerOptions, "host")),

@@ -107,6 +107,7 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Rece
         graphs=begin.graphs,
         masks=begin.masks,
         least=begin.least,
+        host_bytes=begin.host_bytes,
         comm=comm,
     )
     comm.at_wait(lambda: None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Bytes that the host keeps of a memory that it shares: its services and desktop, the server's own
 # processes, the files being read. A host without them does not fail a call, it stops answering.
-KEPT, LEAST_KEPT = 4 << 30, 16  # and no more than a sixteenth, of a small memory
+KEPT, LEAST_KEPT = 10 << 30, 10  # and no more than a tenth, of a small memory
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,17 @@ class HostRoom:
     shared: bool
 
 
-def kept_of(total: int) -> int:
-    """Bytes that the host keeps of a memory of so many that it shares."""
-    return min(KEPT, total // LEAST_KEPT)
+def kept_of(total: int, asked: int | None = None) -> int:
+    """Bytes that the host keeps of a memory of so many that it shares; `asked`: those that the user
+    wants it to keep, None for the default."""
+    return min(KEPT, total // LEAST_KEPT) if asked is None else asked
 
 
-def host_room(available: int | None) -> HostRoom:
-    """Of the bytes that are `available` (host_memory.py) those that may be taken."""
+def host_room(available: int | None, asked: int | None = None) -> HostRoom:
+    """Of the bytes that are `available` (host_memory.py) those that may be taken; `asked` as for
+    `kept_of`."""
     total = _shared_bytes()
-    kept = 0 if total is None else kept_of(total)
+    kept = 0 if total is None else kept_of(total, asked)
     usable = None if available is None else max(0, available - kept)
     return HostRoom(usable, kept, total is not None)
 

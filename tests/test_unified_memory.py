@@ -87,7 +87,7 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
     _spark(monkeypatch, KEPT + need)
     module.load(tmp_path, cache_bytes=0).close()
     driver = _spark(monkeypatch, KEPT + need - 1)
-    with pytest.raises(CapacityError, match=r"beside the 4\.00 that this machine itself keeps"):
+    with pytest.raises(CapacityError, match=r"beside the 10\.00 that this machine itself keeps"):
         module.load(tmp_path, cache_bytes=0)
     assert driver.held["cuMemAlloc"] == 0
     discrete = _spark(monkeypatch, 0, INTEGRATED=0)
@@ -115,7 +115,7 @@ def test_an_engine_of_the_cpu_leaves_the_host_its_part_too(
         free[0] = least
         module.load(of_cpu, threads=1).close()
         free[0] -= 1
-        kept = r"beside the 4\.00 that this machine" if integrated else r"GiB are free: stop"
+        kept = r"beside the 10\.00 that this machine" if integrated else r"GiB are free: stop"
         with pytest.raises(CapacityError, match=kept):
             module.load(of_cpu, threads=1)
 
@@ -168,10 +168,27 @@ def test_the_refusal_says_what_would_help_here(
 
 
 def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:
-    assert GpuMemory(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
+    assert GpuMemory(100 * GIB, TOTAL, shared=True).usable == 90 * GIB
     assert GpuMemory(3 * GIB, TOTAL, shared=True).usable == 0
     assert GpuMemory(3 * GIB, TOTAL).usable == 3 * GIB
-    assert GpuMemory(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
+    assert GpuMemory(9 * GIB, 20 * GIB, shared=True).kept == 2 * GIB, "a tenth of a small one"
+    assert GpuMemory(100 * GIB, TOTAL, shared=True, host=3 * GIB).usable == 97 * GIB
+    assert GpuMemory(100 * GIB, TOTAL, host=3 * GIB).usable == 100 * GIB
+
+
+def test_a_user_says_what_stays_with_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_cpu: Path
+) -> None:
+    toy.write(tmp_path)
+    for folder in (tmp_path, of_cpu):
+        need = read_manifest(folder).memory.total
+        for kept in (0, 3 * GIB, 20 * GIB):
+            free = kept + need
+            _spark(monkeypatch, free)
+            monkeypatch.setattr(module, "available_memory", lambda free=free: free)
+            module.load(folder, threads=1, cache_bytes=0, host_bytes=kept).close()
+            with pytest.raises(CapacityError, match="GiB are free"):
+                module.load(folder, threads=1, cache_bytes=0, host_bytes=kept + 1)
 
 
 @pytest.mark.parametrize("gib", [0.5, 14, 19, 30, 60])

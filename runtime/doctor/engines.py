@@ -45,7 +45,13 @@ def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
     return list(given) or sorted(path for path in found if not path.name.startswith("."))
 
 
-def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = "") -> Fit:
+def fit(
+    path: Path,
+    room: GpuMemory | None,
+    available: int | None,
+    gpu: str = "",
+    host_bytes: int | None = None,
+) -> Fit:
     """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes, `gpu` why
     no engine of a GPU opens here."""
     try:
@@ -56,7 +62,7 @@ def fit(path: Path, room: GpuMemory | None, available: int | None, gpu: str = ""
         return Fit(str(path), why=f"{error}: let this user read it, or run as one that may")
     native = manifest.executor == NATIVE
     needs = manifest.memory.total * (1 if native else manifest.ranks)
-    taken = room if native and room else host_room(available)
+    taken = room if native and room else host_room(available, host_bytes)
     free, kept = taken.usable, taken.kept
     of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
     why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)

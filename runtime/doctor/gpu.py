@@ -111,9 +111,9 @@ class Trial:
     after: dict[str, str]
 
 
-def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
+def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None) -> Diagnosis:
     """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
-    second."""
+    second. `host_bytes` as for `GpuMemory`."""
     if lacks := cuda_missing():
         return _without_extra(lacks)
     from spark_engine.device import name_and_driver, present
@@ -125,7 +125,7 @@ def diagnose(load: bool = True, device: str = "0") -> Diagnosis:
     cuda, target, idle = int(version), present(), _smi(device)
     found = [*_old_driver(cuda), *_no_kernels(name, target)]
     try:
-        trial = _try(load, device)
+        trial = _try(load, device, host_bytes)
     except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
         absent = f"{name}, which cannot be used"
         found.append(Finding(f"{absent}: {error}", "it cannot be used"))
@@ -169,7 +169,7 @@ def _without_answer(error: Exception) -> Diagnosis:
     return Diagnosis(None, (words,), absent=absent, state="driver_silent")
 
 
-def _try(load: bool, device: str) -> Trial:
+def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
     """Opens the GPU; with `load`, and where there is room, works with it. Raises SparkError or
     RuntimeError where that fails."""
     from spark_engine.device import Gpu
@@ -177,7 +177,8 @@ def _try(load: bool, device: str) -> Trial:
 
     with closing(Gpu()) as gpu:
         mps = gpu.shared_by_mps
-        room, mhz = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+        memory, mhz = (gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+        room = GpuMemory(*memory, host_bytes)
         free = gpu.driver_free_bytes
         told = probe(gpu) if load and room.usable >= NEEDS else None
     return Trial(room, free, mhz, mps, told, _smi(device) if load else {})

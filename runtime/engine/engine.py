@@ -52,6 +52,8 @@ class EngineOptions:
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        host_bytes: what stays with the host of a memory that it shares with the GPU; None is the
+            default of `shared_memory`.
         tp: ranks that the engine must have; None: as many as it was built for.
         hosts: where each rank is, `a,b`, the first being this host; None: all are here.
         grammars: makes the constraint of a grammar's text; None refuses requests that have one.
@@ -68,6 +70,7 @@ class EngineOptions:
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
+    host_bytes: int | None = None
     tp: int | None = None
     hosts: str | None = None
     grammars: Grammars | None = None
@@ -128,6 +131,7 @@ class Engine:
             graphs=options.graphs,
             masks=options.grammars is not None,
             hosts=split_hosts(options.hosts),
+            host_bytes=options.host_bytes,
         )
         return cls(loaded, options, trace)
 
@@ -266,6 +270,14 @@ class Engine:
     def clear_cache(self) -> None:
         """Forgets every prompt; pages that are in use are free when nobody uses them any more."""
         self.scheduler.reuse.cache.clear()
+
+    def save_memory(self, short: bool) -> None:
+        """While the host's memory is `short` no sequence is swapped out: those that are, prefill
+        again, and the cache is empty. What a device or a CPU's executor has allocated stays so."""
+        self.scheduler.frugal = short
+        if short:
+            self.clear_cache()
+            self.scheduler.drop_snapshots()
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""

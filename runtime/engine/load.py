@@ -129,6 +129,7 @@ class LoadOptions:
     graphs: bool = True
     masks: bool = False
     least: bool = False
+    host_bytes: int | None = None
 
 
 def load(
@@ -143,6 +144,7 @@ def load(
     least: bool = False,
     comm: Communicator | None = None,
     hosts: Sequence[str] = (),
+    host_bytes: int | None = None,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
@@ -151,14 +153,15 @@ def load(
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
     one; with `masks` all of its graphs are recorded at the start, also those of steps that wait for
-    masks. With `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
+    masks. `host_bytes` stay with the host where GPU and host share memory; None: the default. With
+    `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
     of several ranks is opened as rank 0, whose others are processes of this host, or wait on the
     `hosts` behind the first; with `comm` as the rank that this is the end of. Raises EngineError
     when the folder is damaged, newer, or for another machine, and CapacityError, before anything is
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
-    options = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least)
+    options = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least, host_bytes)
     mark, shown = mark or _ignore, shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
         return _load(path, manifest, options, mark, shown, comm)
@@ -166,7 +169,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, host_bytes)
         group.begin(begin, manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
@@ -218,7 +221,7 @@ def _load(
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         # Rank 0 asks for all of this host; the others look when some have taken theirs.
-        room = host_room(available_memory())
+        room = host_room(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
@@ -257,7 +260,7 @@ def _load_host(
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
     with memory_turn(host_room(None).shared, shown.say):
-        room = host_room(available_memory())
+        room = host_room(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept)
         shown.say(f"opening {len(wanted)} buckets")
         share = None if room.usable is None else room.usable // here
@@ -305,7 +308,8 @@ def _load_native(
 
         def rows_in(gpu: Gpu) -> int:
             take_turns(turn, gpu.integrated, shown.say, comm)
-            room = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated)
+            memory = gpu.free_bytes, gpu.total_bytes, gpu.integrated
+            room = GpuMemory(*memory, options.host_bytes)
             check_capacity(manifest, 0, room.usable, room.kept)
             rows = device_rows(manifest, room, options.cache_bytes)
             # the same on all ranks: what the least room holds

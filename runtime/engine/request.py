@@ -23,6 +23,10 @@ from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 
 MAX_STOP_STRINGS = 16
+# Of what goes to the engine with every choice; the APIs' own bounds are within these.
+MOST_STOP_IDS = 512
+MOST_BYTES = {"stop": 64 << 10, "grammar": 2 << 20, "owner": 512, "salt": 64}  # of texts, as UTF-8
+MOST_IDS, MOST_BARRED, MOST_MARKS = 4096, 1 << 17, 1024  # barred: ids and rows together
 MAX_LOGPROBS = 20
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 # name: (lowest, highest), both allowed; checked for being finite first
@@ -61,7 +65,8 @@ class SamplingParams:
     `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None means as many as fit.
     No end id and no stop id is sampled before `min_tokens` tokens. `seed` None lets the engine
     draw one. `logprobs` None reports none, k reports the sampled token's and the top k. `drafts` is
-    the most that a round verifies, if the engine's is not less; None leaves it to the engine.
+    the most that a round verifies, if the engine's is not less; None leaves it to the engine. Of
+    `stop_token_ids` each is kept once.
     Raises RequestError naming the parameter, its value and its range.
     """
 
@@ -83,6 +88,7 @@ class SamplingParams:
     drafts: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids)))
         for name, (low, high) in _RANGES.items():
             _check_float(name, getattr(self, name), low, high)
         _require(self.top_p > 0, "top_p", self.top_p, "above 0")
@@ -107,6 +113,8 @@ class SamplingParams:
             count <= MAX_STOP_STRINGS, "stop", f"{count} strings", f"at most {MAX_STOP_STRINGS}"
         )
         _require(all(self.stop), "stop", "an empty string", "non-empty strings")
+        ids = len(self.stop_token_ids)
+        _require(ids <= MOST_STOP_IDS, "stop_token_ids", f"{ids} ids", f"at most {MOST_STOP_IDS}")
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
 
@@ -153,8 +161,27 @@ class Request:
             return self.prompt.tobytes()
         return struct.pack(f"{len(self.prompt)}i", *self.prompt)
 
+    def check_sizes(self) -> None:
+        """Raises RequestError when a part of it, other than the prompt, is larger than an engine
+        takes."""
+        bound = self.constraint or ConstraintSpec()
+        texts = {"stop": "".join(self.params.stop), "grammar": bound.grammar, "owner": self.owner}
+        sizes = {name: len(text.encode("utf-8", "replace")) for name, text in texts.items()}
+        for name, size in (sizes | {"salt": len(self.salt)}).items():
+            most = MOST_BYTES[name]
+            _require(size <= most, name, f"{size} bytes", f"at most {most}")
+        barred = sum(map(len, bound.barred))
+        for name, count, most in (
+            ("close", len(bound.close), MOST_IDS),
+            ("calls", len(bound.calls), MOST_IDS),
+            ("barred", barred + len(bound.barred), MOST_BARRED),
+            ("marks", len(self.marks), MOST_MARKS),
+        ):
+            _require(count <= most, name, f"{count} entries", f"at most {most}")
+
     def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
         """Raises RequestError when an engine of these limits can never run the request."""
+        self.check_sizes()
         _require(bool(self.prompt), "prompt", "empty", "at least one token")
         self._check_ids(limits.vocab)
         most = capacity(limits) - 1

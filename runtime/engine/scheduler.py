@@ -65,6 +65,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # most urgent first
         self.waiting = Waiting(sizes.tile)
         self.swap_used = 0  # bytes
+        self.frugal = False  # nobody is swapped out
         self.preemptions = {"swap": 0, "recompute": 0}
         self.reuse = Reuse(sizes, self.pages)
         # step, slot, pages, and the deepest node of them
@@ -202,7 +203,7 @@ class Scheduler:
         size = self.sizes.slot_bytes + held * self.sizes.page_bytes
         begun = seq.launched > 0 and seq.source is None  # or its slot holds nothing of it yet
         self.reuse.drop(seq)
-        if begun and self.swap_used + size <= self.sizes.swap_bytes:
+        if begun and not self.frugal and self.swap_used + size <= self.sizes.swap_bytes:
             plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
             self.swap_used += size
             seq.status, seq.swap_bytes = Status.SWAPPED, size
@@ -214,6 +215,15 @@ class Scheduler:
         self._free(seq.slot, seq.pages, seq.node)
         seq.slot, seq.pages, seq.node = -1, [], None
         self.waiting.come_back(seq)
+
+    def drop_snapshots(self) -> None:
+        """Whoever is swapped out prefills again instead; its snapshot's memory is free at once."""
+        for seq in [s for s in self.waiting.first if s.status is Status.SWAPPED]:
+            self.waiting.leave(seq)
+            self._drop_snapshot(seq)
+            seq.restart()
+            seq.status = Status.WAITING
+            self.waiting.come_back(seq)
 
     def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
         self.slots.give([slot])

@@ -17,16 +17,18 @@ SPARE = 1 << 30  # bytes left where a budget is given: cubins, graphs, the drive
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """A device's memory in bytes; `shared`: it is the host's as well."""
+    """A device's memory in bytes; `shared`: it is the host's as well, of which that keeps `host`
+    (None: the default)."""
 
     free: int
     total: int
     shared: bool = False
+    host: int | None = None
 
     @property
     def kept(self) -> int:
         """Bytes that are left to the host."""
-        return kept_of(self.total) if self.shared else 0
+        return kept_of(self.total, self.host) if self.shared else 0
 
     @property
     def usable(self) -> int:

@@ -27,6 +27,7 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     graphs: bool
     masks: bool
     least: bool
+    host_bytes: int | None = None
 
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):

@@ -145,10 +145,11 @@ def begin_message(
     graphs: bool,
     masks: bool,
     least: bool,
+    host_bytes: int | None,
 ) -> Begin:
     """The first message to every rank: which engine to open, and how."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, host_bytes)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:

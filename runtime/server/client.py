@@ -29,6 +29,7 @@ from spark_engine.runtime.server.ipc import (
 from spark_engine.runtime.server.supervisor import EngineDied, Supervision, Supervisor
 
 __all__ = ["Answer", "Busy", "EngineClient", "EngineDied", "Mailbox", "Restarting", "TooSlow"]
+MEMORY_SHORT = "memory_short: the machine's memory is nearly used up, and new requests wait for it"
 SENDS = 2  # a request that brought no token goes to a second engine process, and to no third
 UNREAD = 4096  # rounds of a choice that may wait for who reads them
 
@@ -43,6 +44,12 @@ class Restarting(Busy):
     """The engine is being started again, and that took too long for this request."""
 
     code = "engine_restarting"
+
+
+class MemoryShort(Busy):
+    """So little of the host's memory is left that no new request is taken."""
+
+    code = "memory_short"
 
 
 class TooSlow(CapacityError):
@@ -154,7 +161,8 @@ class EngineClient:
 
     def unhealthy_reason(self) -> str | None:
         """Why the engine cannot be relied on now, or None."""
-        return self._supervisor.unhealthy_reason()
+        short = MEMORY_SHORT if self._supervisor.stats.memory_short else None
+        return self._supervisor.unhealthy_reason() or short
 
     async def start(self) -> EngineInfo:
         """Starts the process and waits until the engine is loaded.
@@ -175,9 +183,12 @@ class EngineClient:
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         """Sends checked requests; their events will come to `box` under the returned ids.
 
-        `slots` is the engine's max_seqs. Raises Busy when the queue is full, EngineDied when
-        there is no engine and none will come.
+        `slots` is the engine's max_seqs. Raises Busy when the queue is full or memory
+        is short, RequestError for one that is too large, EngineDied when there is no engine and
+        none will come.
         """
+        if self._supervisor.running and self._supervisor.stats.memory_short:
+            raise MemoryShort(f"{MEMORY_SHORT}; retry")
         if self.died.is_set():
             raise EngineDied(self._supervisor.words)
         ahead = self.in_flight - slots

@@ -27,18 +27,22 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     priority: int
     marks: tuple[int, ...]
     constraint: ConstraintSpec | None
+    owner: str = ""
+    salt: bytes = b""
 
     @classmethod
     def of(cls, number: int, request: Request) -> Submit:
-        """The message that sends it."""
+        """The message that sends it. Raises RequestError for one that is too large to be sent."""
+        request.check_sizes()
         more = request.params, request.priority, request.marks, request.constraint
-        return cls(number, request.packed, *more)
+        return cls(number, request.packed, *more, request.owner, request.salt)
 
     @property
     def request(self) -> Request:
         """What was sent."""
         prompt = array("i", self.prompt)
-        return Request(prompt, self.params, self.priority, self.marks, self.constraint)
+        more = self.constraint, self.owner, self.salt
+        return Request(prompt, self.params, self.priority, self.marks, *more)
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
@@ -77,6 +81,7 @@ class Stats(msgspec.Struct, frozen=True):
     evicted_pages: int = 0
     evicted_snapshots: int = 0
     restarts: int = 0  # of the engine process; the HTTP process knows
+    memory_short: bool = False  # the host's memory: no new request is to come
 
     @property
     def draft_rounds(self) -> int:
@@ -96,7 +101,7 @@ CACHE = (  # counters of the prefix cache, which the engine and `Stats` name ali
 )
 
 
-def summarise(row: Mapping[str, Any]) -> Stats:
+def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
     """`Engine.stats()` as what travels."""
     return Stats(
         running=row["running"],
@@ -112,6 +117,7 @@ def summarise(row: Mapping[str, Any]) -> Stats:
         drafts_by_position=list(row["drafts_by_position"]),
         accepted_by_position=list(row["accepted_by_position"]),
         rounds_by_k=dict(row["rounds_by_k"]),
+        memory_short=memory_short,
         **{name: row[name] for name in CACHE},
     )
 

@@ -21,6 +21,7 @@ from spark_engine.errors import CapacityError, OptionError, RequestError
 
 LIMITS = ("requests", "tokens", "at_once")  # what a key may run into
 MINUTE = 60.0  # seconds
+MOST_SALT = 256  # characters
 _HEX = 64  # digits of a SHA-256
 MOST_KEYS = 10_000  # each request's key is compared with every one
 MOST_BYTES = 16 << 20  # of the file
@@ -51,7 +52,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A `[[key]]` of the file. Of `key` and `sha256` (hexadecimal, of the key) it has one.
 
     None is no limit: requests and tokens (prompts and answers) that are taken a minute, and
-    requests that may wait or run at a time.
+    requests that may wait or run at a time. `salt`: only requests of keys with the same one share
+    prompts in the prefix cache; None: with all that have none.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_requests: int | None = None
+    salt: str | None = None
 
     @property
     def digest(self) -> bytes:
@@ -275,6 +278,9 @@ def _check(key: Key, given: str, seen: dict[str, str]) -> None:
     if key.sha256 is not None and not _is_digest(key.sha256):
         raise OptionError(f"{given}: sha256 of key {name!r} must be {_HEX} hexadecimal digits")
     _check_secret(key, given)
+    if key.salt is not None and not 1 <= len(key.salt) <= MOST_SALT:
+        words = f"it must have 1 to {MOST_SALT}"
+        raise OptionError(f"{given}: salt of key {name!r} has {len(key.salt)} characters; {words}")
     for field in ("requests_per_minute", "tokens_per_minute", "max_requests"):
         value = getattr(key, field)
         if value is not None and not 1 <= value <= MOST_LIMIT:

@@ -46,6 +46,7 @@ from spark_engine.runtime.server.prompts.contract import (
     TooCostly,
 )
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
+from spark_engine.runtime.server.sharing import salt_of
 from spark_engine.runtime.server.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -222,14 +223,16 @@ class Service:
     def submit(self, found: Conversation, deadline: Deadline) -> Running:
         """Submits, as the last thing that can fail: an error leaves no request behind."""
         limits, tokens = self.info.limits, found.prompt_tokens
+        whose, salt = owner(), salt_of(found.asked.cache_salt)
+        choices = tuple(
+            replace(c, request=replace(c.request, owner=whose, salt=salt)) for c in found.choices
+        )
         try:
-            generation = Generation(
-                self.client, self.metrics, found.choices, limits.max_seqs, deadline
-            )
+            generation = Generation(self.client, self.metrics, choices, limits.max_seqs, deadline)
         except Busy:
             self.metrics.refused()
             raise
-        return Running(generation, found.choices, found.asked, tokens, bool(limits.drafts))
+        return Running(generation, choices, found.asked, tokens, bool(limits.drafts))
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""

@@ -45,6 +45,7 @@ from spark_engine.runtime.server.ipc import (
     encode,
     summarise,
 )
+from spark_engine.runtime.server.memory_watch import MemoryWatch, watch_memory
 from spark_engine.runtime.structured.matcher import Grammars
 
 LINGER_MS = 1000  # for the last message on the way out
@@ -89,6 +90,10 @@ class Steppable(Protocol):
         """What it is doing, for a dump; called by another thread, at any time."""
         ...
 
+    def save_memory(self, short: bool) -> None:
+        """The host's memory is short from now on, or no more."""
+        ...
+
 
 Opened = tuple[EngineInfo, Steppable]
 
@@ -100,10 +105,19 @@ class Replaced(EngineError):
 class Worker:
     """The loop between one socket and one engine."""
 
-    def __init__(self, socket: zmq.Socket[bytes], info: EngineInfo, engine: Steppable) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        info: EngineInfo,
+        engine: Steppable,
+        watch: MemoryWatch | None = None,
+    ) -> None:
+        """`watch` says whether the host's memory is short; None: nobody looks."""
         self._socket = socket
         self._info = info
         self._engine = engine
+        self._watch = watch
+        self._short = False
 
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
@@ -111,6 +125,9 @@ class Worker:
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
+            if self._watch is not None and self._watch.short != self._short:
+                self._short = self._watch.short
+                self._engine.save_memory(self._short)
             events: Sequence[Event] = ()
             begun: Sequence[tuple[int, float]] = ()
             if not self._engine.idle:
@@ -119,7 +136,7 @@ class Worker:
                 self._report(events, begun)
 
     def _report(self, events: Sequence[Event], begun: Sequence[tuple[int, float]] = ()) -> None:
-        stats = summarise(self._engine.stats())
+        stats = summarise(self._engine.stats(), self._short)
         self._send(StepReport(list(events), stats, list(begun)))
 
     def _drain(self) -> bool:
@@ -172,7 +189,7 @@ def serve(
         box.describe = opened[1].state
         gc.collect()
         gc.freeze()  # what was loaded stays: a collection in a step need not look at it
-        Worker(socket, *opened).run()
+        Worker(socket, *opened, watch_memory()).run()
     except Exception as error:
         user = isinstance(error, UserError)
         if not user:

@@ -88,7 +88,13 @@ def test_traces_equal_solo_runs(
     )
     engine, rng = Engine(replace(loaded, limits=limits), options), random.Random(seed)
     requests = [
-        replace(random_request(rng, 70, 60), priority=rng.choice((0, 0, 1, 2))) for _ in range(7)
+        replace(
+            random_request(rng, 70, 60),
+            priority=rng.choice((0, 0, 1, 2)),
+            owner=rng.choice(("", "a", "b")),
+            salt=rng.choice((b"", b"", b"salt")),
+        )
+        for _ in range(7)
     ]
     compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
 

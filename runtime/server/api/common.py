@@ -44,6 +44,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
 MOST_STOP_IDS = 512
+MOST_SALT = 256  # characters
 MOST_STOP = 4096  # characters of all stop strings together
 MOST_SUBMITTED = 8 << 20  # bytes of a prompt's ids, once for each of its choices
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
@@ -89,6 +90,7 @@ class Body(UnsupportedFields, kw_only=True):
     priority: int | None = None
     drafts: int | None = None  # of a round, at most; changes no token
     prompt_logprobs: int | None = None
+    cache_salt: str | None = None  # prompts are shared in the cache with requests of the same one
 
     def most_tokens(self) -> int | None:
         """How many tokens are wanted at most; None: as many as fit."""
@@ -133,6 +135,9 @@ def check(body: Body) -> None:
     if (size := sum(map(len, stops))) > MOST_STOP:
         words = f"stop holds {size} characters; at most {MOST_STOP} are searched for"
         raise BadField(words, "stop")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MOST_SALT:
+        words = f"cache_salt has {len(body.cache_salt)} characters; it must have 1 to {MOST_SALT}"
+        raise BadField(words, "cache_salt")
     if body.stream_options is not None and not body.stream:
         raise BadField("stream_options needs stream: true", "stream_options")
     for name in ("max_tokens", "max_completion_tokens", "truncate_prompt_tokens"):

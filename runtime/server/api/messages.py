@@ -56,7 +56,7 @@ class CountBody(ThinkingFields, kw_only=True):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """/v1/messages. The last four are no fields of Anthropic's."""
+    """/v1/messages. The last five are no fields of Anthropic's."""
 
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -68,6 +68,7 @@ class MessagesBody(CountBody, kw_only=True):
     seed: int | None = None
     priority: int | None = None
     drafts: int | None = None
+    cache_salt: str | None = None
 
 
 def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
@@ -121,7 +122,7 @@ def to_chat_request(body: CountBody) -> ChatRequest:
         for name in ("stream", "temperature", "top_p", "top_k", "min_p", "seed", "priority"):
             setattr(chat, name, getattr(body, name))
         chat.max_completion_tokens, chat.stop = body.max_tokens, body.stop_sequences
-        chat.drafts = body.drafts
+        chat.drafts, chat.cache_salt = body.drafts, body.cache_salt
     return chat
 
 

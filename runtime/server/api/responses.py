@@ -48,7 +48,10 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "send the prompt's text as instructions"),
     "moderation": ((), "this server judges nothing"),
 }
-CARRIED = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts")
+CARRIED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts"),
+    "cache_salt",
+)
 
 
 class ResponsesBody(ThinkingFields, kw_only=True):
@@ -88,6 +91,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
     stop: str | list[str] | None = None
     priority: int | None = None
     drafts: int | None = None
+    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -30,8 +30,6 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
                               "send the text to /v1/completions"),
         "documents": (([],), "put their text into a message"),
         "logprob_token_ids": (([],), "use logprobs or top_logprobs"),
-        "cache_salt": ((), "the prefix cache is shared by all clients: start the server with "
-                           "--no-cache"),
         "prompt_embeds": ((), "send text or token ids"),
         "kv_transfer_params": ((), "this server computes its prompts itself"),
         "audio": ((), "this server reads and writes text"),
@@ -69,7 +67,6 @@ class UnsupportedFields(StructuredFields, kw_only=True):
     chat_template: msgspec.Raw = _ABSENT
     documents: msgspec.Raw = _ABSENT
     logprob_token_ids: msgspec.Raw = _ABSENT
-    cache_salt: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
     kv_transfer_params: msgspec.Raw = _ABSENT
     audio: msgspec.Raw = _ABSENT

@@ -78,6 +78,7 @@ class Asked(msgspec.Struct, kw_only=True):
         prompt_scored: the prompt's tokens but the first come with the answer's, to be scored.
         token_chances: log-probabilities of a /v1/responses answer are in it.
         background: nobody waits for the answer. `store`: it is kept.
+        cache_salt: prompts are shared in the prefix cache with requests of the same one.
     """
 
     n: int = 1
@@ -104,6 +105,7 @@ class Asked(msgspec.Struct, kw_only=True):
     token_chances: bool = False
     background: bool = False
     store: bool = False
+    cache_salt: str | None = None
 
 
 class FormAsked(msgspec.Struct):

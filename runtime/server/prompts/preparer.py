@@ -196,6 +196,7 @@ class Preparer:
         asked.stream_options = body.stream_options
         asked.return_token_ids = bool(body.return_token_ids)
         asked.logprobs, asked.prompt_logprobs = body.wanted_logprobs(), body.prompt_logprobs
+        asked.cache_salt = body.cache_salt
         asked.words = not body.return_tokens_as_token_ids
         asked.detokenize = body.detokenize is not False
         asked.skip_special = body.skip_special_tokens is not False

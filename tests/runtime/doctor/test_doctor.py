@@ -120,11 +120,13 @@ def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.M
     assert card["bandwidth"] == pytest.approx(240e9) and card["wanted"] == 243e9
     assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's word"
     assert found["advice"] == [f"to serve {folder}: spark-run {folder} --serve"]
-    assert found["engines"][0]["leaves"] == 106 * GIB - found["engines"][0]["needs"]
+    assert found["engines"][0]["leaves"] == 100 * GIB - found["engines"][0]["needs"]
     assert +driver.held == -driver.held == {}, "everything was given back"
     words = _run(folder).stdout
     assert "2281 of 3003 MHz under load" in words and "240 GB/s; usual are 243" in words
-    assert "119.6 GiB for an engine, shared with the host, which keeps 4.0 GiB" in words
+    assert "119.6 GiB for an engine, shared with the host, which keeps 10.0 GiB" in words
+    code, found = _json(folder, "--host-gib", "30")
+    assert found["engines"][0]["leaves"] == 80 * GIB - found["engines"][0]["needs"]
 
 
 def test_the_low_power_state_is_named_with_what_ends_it(spark: Use, bare: Path) -> None:
@@ -145,10 +147,10 @@ def test_another_card_that_is_slow_is_not_told_to_pull_a_plug(spark: Use) -> Non
 def test_a_spark_without_room_says_what_the_host_keeps(
     spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark(available=(4 * GIB) + 1000, swap_free=1000)
+    spark(available=(10 * GIB) + 1000, swap_free=1000)
     folder = _engine(bare / "one", monkeypatch)
     code, found = _json(folder)
-    assert code == 1 and "beside the 4.00 that this machine itself keeps" in found["advice"][-1]
+    assert code == 1 and "beside the 10.00 that this machine itself keeps" in found["advice"][-1]
     assert any("lie in swap" in words for words in found["advice"])
     assert found["gpu"]["sm_mhz"] is None and "too little memory" in found["advice"][0]
 
@@ -375,7 +377,7 @@ def test_an_engine_that_is_not_served_says_where_the_reason_stands(
     assert f". {folder} cannot be served: " in words
     spark()
     words = _run(folder).stdout
-    assert re.search(r"can be served; takes \d+ MiB and leaves 10[56]\.\d GiB", words), words
+    assert re.search(r"can be served; takes \d+ MiB and leaves (99|100)\.\d GiB", words), words
 
 
 def test_missing_extras_come_with_the_command(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,10 +396,10 @@ def test_every_executor_leaves_a_sparks_host_its_part(
         engines, "read_manifest", lambda path: replace(real(path), executor=executor)
     )
     monkeypatch.setattr(engines, "runnable_targets", lambda hosts: (target,))
-    spark(available=6 * GIB)
+    spark(available=12 * GIB)
     code, found = _json(folder)
     assert code == 0, found
     assert found["engines"][0]["leaves"] == 2 * GIB - found["engines"][0]["needs"]
     spark(available=2 * GIB)
     code, found = _json(folder)
-    assert code == 1 and "beside the 4.00 that this machine" in found["engines"][0]["why"]
+    assert code == 1 and "beside the 10.00 that this machine" in found["engines"][0]["why"]

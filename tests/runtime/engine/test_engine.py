@@ -200,8 +200,10 @@ def test_stats_count_what_happened() -> None:
         ask(engine, length=70, max_tokens=4, ignore_eos=True, seed=i)
     engine.step()
     stats = engine.stats()
-    assert (stats["running"], stats["free_slots"], stats["slots"]) == (3, 1, 4)
-    assert stats["pages"] == 32 and stats["free_pages"] == 32 - 3 * 5
+    assert (stats["running"], stats["free_slots"], stats["slots"]) == (1, 3, 4), (
+        "a launch holds one"
+    )
+    assert stats["waiting"] == 2 and stats["pages"] == 32 and stats["free_pages"] == 32 - 5
     finish(engine)
     stats = engine.stats()
     assert stats["sampled"] == 12 and stats["prefilled"] == 210 and stats["running"] == 0
@@ -225,6 +227,39 @@ def test_who_got_a_slot_is_said_once_and_when() -> None:
     assert all(before <= at <= time.monotonic() for _, at in engine.begun)
     engine.step()
     assert engine.begun == []
+
+
+def test_while_memory_is_short_nothing_of_the_host_is_kept() -> None:
+    """Snapshots of swapped requests and the cache are given back, and no token changes."""
+    limits = Limits(1, 340, 30, VOCAB, page_size=16, bias_slots=8, top_logprobs=5, snapshots=5)
+    plain, found = Engine(build_fake(limits, (1,), (1,))), []
+    for engine in (plain, Engine(build_fake(limits, (1,), (1,)))):
+        low = engine.submit(
+            Request((1, 2, 3) * 30, SamplingParams(max_tokens=60, seed=1, ignore_eos=True))
+        )
+        events = [engine.step() for _ in range(20)]
+        engine.submit(
+            Request((5,), SamplingParams(max_tokens=30, seed=1, ignore_eos=True), priority=1)
+        )
+        events += [engine.step() for _ in range(5)]
+        assert engine.stats()["swapped"] == 1 and engine.scheduler.swap_used
+        if engine is not plain:
+            engine.save_memory(True)
+            engine.scheduler.check()
+            assert not (engine.scheduler.swap_used or engine.stats()["swapped"])
+            assert all(seq.snapshot is None for seq in engine.scheduler.waiting)
+            assert engine.stats()["snapshots"] == 0
+        while low in engine._live:
+            events.append(engine.step())
+        found.append([e.token for step in events for e in step if e.request_id == low])
+        engine.submit(Request((1, 2), SamplingParams(max_tokens=60, seed=1, ignore_eos=True)))
+        engine.step(), engine.step()
+        engine.submit(
+            Request((5,), SamplingParams(max_tokens=3, seed=1, ignore_eos=True), priority=1)
+        )
+        engine.step(), engine.step()
+        assert engine.stats()["preempted_swap"] == (2 if engine is plain else 1)
+    assert found[0] == found[1] and len(found[0]) > 20
 
 
 def test_a_swapped_request_is_not_counted_as_waiting() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+from spark_engine.runtime.server.ipc import Submit
 
 LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, bias_slots=4)
 EOS = (1, 2)
@@ -112,3 +114,33 @@ def test_few_pages_bind_before_the_context() -> None:
 def test_what_ends_a_request() -> None:
     assert SamplingParams(stop_token_ids=(9,)).stop_ids(EOS) == {1, 2, 9}
     assert SamplingParams(stop_token_ids=(9,), ignore_eos=True).stop_ids(EOS) == {9}
+
+
+def test_what_goes_to_the_engine_with_every_choice_is_bounded() -> None:
+    """Each part of a request but its prompt, which the context bounds."""
+    many = tuple(range(600))
+    assert SamplingParams(stop_token_ids=(5, 5, 3, 5)).stop_token_ids == (5, 3)
+    assert len(SamplingParams(stop_token_ids=(1,) * 10**6).stop_token_ids) == 1
+    with pytest.raises(RequestError, match="stop_token_ids is 600 ids; it must be at most 512"):
+        SamplingParams(stop_token_ids=many)
+    Request((1,), SamplingParams(stop_token_ids=many[:512])).check_sizes()
+    for words, request in {
+        "stop is 80000 bytes": Request((1,), SamplingParams(stop=("é" * 40_000,))),
+        "grammar is 3000000 bytes": Request(
+            (1,), constraint=ConstraintSpec(grammar="a" * 3_000_000)
+        ),
+        "close is 6000 entries": Request((1,), constraint=ConstraintSpec(close=many * 10)),
+        "calls is 6000 entries": Request((1,), constraint=ConstraintSpec(calls=many * 10)),
+        "barred is 200000 entries": Request(
+            (1,), constraint=ConstraintSpec(barred=((1,),) * 10**5)
+        ),
+        "marks is 1800 entries": Request((1,), marks=many * 3),
+        "owner is 600 bytes": Request((1,), owner="a" * 600),
+        "salt is 65 bytes": Request((1,), salt=b"a" * 65),
+    }.items():
+        with pytest.raises(RequestError, match=words):
+            request.check_sizes()
+        with pytest.raises(RequestError, match=words):
+            request.check(LIMITS, ())
+        with pytest.raises(RequestError, match=words):
+            Submit.of(0, request)

@@ -73,7 +73,8 @@ class Arrival:
 @dataclass(frozen=True)
 class Trace:
     """One engine and what happens to it. `depths`: a seed of the k of every round, or None.
-    `invariant`: it takes over only what prefill made."""
+    `invariant`: it takes over only what prefill made. `short`: before these steps the host's memory
+    turns short, or is so no more."""
 
     limits: Limits
     decode: tuple[int, ...]
@@ -82,6 +83,7 @@ class Trace:
     arrivals: tuple[Arrival, ...]
     depths: int | None = None
     invariant: bool = False
+    short: tuple[int, ...] = ()
 
 
 @st.composite
@@ -149,6 +151,7 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         options,
         tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
         draw(st.one_of(st.none(), st.integers(0, 2**32))) if most_drafts else None,
+        short=draw(st.sampled_from(((), (), (), (20,), (9, 30, 60)))),
     )
 
 
@@ -310,6 +313,8 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
             arrived[number] = arrival
             if arrival.cancel_after is not None:
                 cancels[number] = now + arrival.cancel_after
+        if now in trace.short:
+            watch.engine.save_memory(not watch.engine.scheduler.frugal)
         for number in [n for n, at in cancels.items() if at == now]:
             watch.engine.cancel(number, FinishReason.CANCELLED)
         watch.step()

@@ -184,7 +184,7 @@ def manifest(total: int, row: int = ROW) -> Manifest:
 def test_half_of_what_is_free_and_a_quarter_of_the_device_at_most() -> None:
     engine = manifest(60 * GIB)
     assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB), None) == 40  # half of 20 GiB
-    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB, shared=True), None) == 16  # 4 kept
+    assert device_rows(engine, GpuMemory(80 * GIB, 100 * GIB, shared=True), None) == 10  # 10 kept
     assert device_rows(engine, GpuMemory(80 * GIB, 20 * GIB), None) == 20  # a quarter of 20
     assert device_rows(engine, GpuMemory(60 * GIB, 100 * GIB), None) == 0
     assert device_rows(engine, GpuMemory(59 * GIB, 100 * GIB), None) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,3 +192,28 @@ def test_a_cancel_of_what_has_ended_is_ignored() -> None:
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
     assert isinstance(socket.sent[-1], StepReport)
+
+
+def test_the_engine_is_told_when_memory_is_short_and_clients_hear_of_it() -> None:
+    told: list[bool] = []
+
+    class Frugal(Idle):
+        def save_memory(self, short: bool) -> None:
+            told.append(short)
+
+    class Later(Socket):
+        def recv(self) -> bytes:
+            watch.short = shorts.pop(0)
+            return super().recv()
+
+        def poll(self, timeout: int | None) -> bool:
+            return super().poll(timeout) if timeout is None else False
+
+    shorts = [False, True, True, False]
+    watch = SimpleNamespace(short=False)
+    socket: Any = Later(*[Ping()] * 4)
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Frugal(), watch).run()  # type: ignore[arg-type]
+    assert told == [True, False]
+    reports = [r for r in socket.sent if isinstance(r, StepReport)]
+    assert [r.stats.memory_short for r in reports] == [False, False, True, True, False]

@@ -1,0 +1,84 @@
+"""Whose requests are, and which share the prefix cache, from HTTP's heads to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.engine.request import Request
+from spark_engine.runtime.server import http_request, sharing
+from spark_engine.runtime.server.http_request import HttpRequest
+from spark_engine.runtime.server.ipc import Submit, decode_command, encode
+from spark_engine.runtime.server.keys import Account, Key
+
+
+@pytest.fixture(autouse=True)
+def nobody() -> Iterator[None]:
+    token = http_request._CURRENT.set(None)
+    yield
+    http_request._CURRENT.reset(token)
+
+
+def ask(key: Key | None = None, client: str = "10.0.0.1:4000") -> None:
+    account = None if key is None else Account(key)
+    http_request._CURRENT.set(HttpRequest("1", "POST", "/", client, {}, account=account))
+
+
+def salt(key: str | None, given: str | None) -> bytes:
+    ask(Key(name="ann", key="k", salt=key))
+    return sharing.salt(given)
+
+
+def test_an_owner_is_a_key_or_else_a_connection() -> None:
+    assert sharing.owner() == ""
+    found = set()
+    for client in ("10.0.0.1:4000", "10.0.0.1:4001", "10.0.0.2:4000"):
+        ask(client=client)
+        found.add(sharing.owner())
+        ask(Key(name=client, key="k"))
+        found.add(sharing.owner())
+    assert len(found) == 6, "nobody takes a connection's turns by the name of a key"
+    ask(Key(name="ann", key="k"), client="10.0.0.9:1")
+    ann = sharing.owner()
+    ask(Key(name="ann", key="k"), client="10.0.0.9:2")
+    assert sharing.owner() == ann
+
+
+def test_salts_are_equal_where_both_are() -> None:
+    assert sharing.salt(None) == salt(None, None) == b""
+    pairs = [(k, g) for k in (None, "a", "ab", "b", "é") for g in (None, "a", "b", "\ud800")]
+    found = {salt(*pair) for pair in pairs}
+    assert len(found) == len(pairs) and {len(one) for one in found} == {0, 16}
+    assert salt("a", "b") == salt("a", "b")
+    ask()
+    assert sharing.salt("a") == salt(None, "a"), "without a key as with one that has no salt"
+
+
+def test_both_travel_to_the_engine() -> None:
+    request = Request((1, 2), owner="key ann", salt=b"\0salt")
+    command: Any = decode_command(encode(Submit.of(7, request)))
+    assert (command.request.owner, command.request.salt) == ("key ann", b"\0salt")
+
+
+def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_engine.runtime.server import service as module
+    from spark_engine.runtime.server.api.common import Body
+    from spark_engine.runtime.server.generation import Choice
+
+    sent: list[Choice] = []
+    monkeypatch.setattr(
+        module, "Generation", lambda client, metrics, choices, *_: sent.extend(choices)
+    )
+    service: Any = SimpleNamespace(
+        info=SimpleNamespace(limits=SimpleNamespace(max_seqs=1, drafts=0)),
+        client=None,
+        metrics=None,
+    )
+    ask(Key(name="ann", key="k", salt="s"))
+    choice = Choice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
+    running = module.Service.submit(service, Body(cache_salt="x"), [choice] * 2, 2, None)  # type: ignore[arg-type]
+    assert {(c.request.owner, c.request.salt) for c in sent} == {("key ann", salt("s", "x"))}
+    assert running.choices == tuple(sent)
