@@ -3,9 +3,12 @@
 Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
 a token but to know that one was added. The rules:
 
-- Order is priority, then arrival. The head of the queue is not passed over for want of room; who
-  prefills first, and how much beside decode, is `pacing`'s business, within bounds.
-- A request is admitted when a slot is free and pages for all it knows plus one decode row.
+- Order is priority. Among equals one request has the turn, which shorter ones overtake within a
+  bound (`line`); those that ran before, or let others pass, go first. Beyond the bound nobody is
+  admitted before the turn, also where it waits for room. How much prefill a step takes beside
+  decode is `pacing`'s business.
+- A request is admitted when the launch has tiles for it, a slot is free, and pages for all it
+  knows plus one decode row.
 - Every running sequence that can decode does so in every step, whatever prefill there is: all in
   one round of k drafts, or of none, where a row may have fewer.
 - What a round in flight adds is known as bounds: limits and pages are those of the upper one.
@@ -17,7 +20,9 @@ a token but to know that one was added. The rules:
 - A request that waits to go on from one that is being prefilled lets others pass (`reuse`), but
   keeps its room; one whose grammar is still being made keeps none.
 - One whose tokens a mask may bind has rounds without drafts; one that waits for its mask has none.
-- So the first in order moves every few steps, and nothing can go round in circles.
+- So whoever runs and came first of its priority moves every few steps, the turn passes on after
+  a bounded number of tiles, and nothing can go round in circles: a sequence is taken back only for
+  one that came before it, or is more urgent.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
 """

@@ -59,7 +59,7 @@ def test_sixty_four_prompts_in_one_engine_equal_their_solo_runs(loaded: Loaded) 
         widest = max(widest, len(engine.scheduler.running))
         poison(engine)
     engine.check_idle()
-    assert widest == 32
+    assert widest > 24
     for together, alone in zip(events.values(), run_solo(loaded, requests), strict=True):
         assert heard(together) == alone
 

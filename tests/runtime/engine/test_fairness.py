@@ -138,6 +138,22 @@ def test_a_long_prompt_is_overtaken_by_no_more_tiles_than_it_has(
     assert world.steps <= (most + tiles - 1) // tiles + 2
 
 
+@pytest.mark.parametrize("others", [1, 4])
+def test_an_owners_short_prompts_do_not_keep_its_long_one_waiting(others: int) -> None:
+    """Though they alone use up its share, beside owners with long prompts without end."""
+    world = World(4)
+    for n in range(others):
+        for _ in range(20):
+            world.add(LONG, f"other {n}")
+    long = world.add(40, "one")
+    while long.prefilling and world.steps < 2000:
+        for _ in range(4):
+            world.add(1, "one")
+        world.step()
+    share = (2 * 40 + BURST) * (1 + others) // 4
+    assert world.steps <= share + LONG
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, 32])
 def test_a_long_prompt_gets_every_second_slot_that_is_free(slots: int) -> None:
     """Where slots are what is short: answers of many tokens, and short prompts without end."""

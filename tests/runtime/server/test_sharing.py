@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.server import http_request, sharing
+from spark_engine.runtime.server import service as module
+from spark_engine.runtime.server.api.common import Body, check
+from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.generation import Choice
 from spark_engine.runtime.server.http_request import HttpRequest
 from spark_engine.runtime.server.ipc import Submit, decode_command, encode
-from spark_engine.runtime.server.keys import Account, Key
+from spark_engine.runtime.server.keys import Account, Key, read_keys
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +63,26 @@ def test_salts_are_equal_where_both_are() -> None:
     assert sharing.salt("a") == salt(None, "a"), "without a key as with one that has no salt"
 
 
+def test_a_salt_has_a_length() -> None:
+    for length in (1, 256):
+        check(Body(cache_salt="é" * length))
+    for length in (0, 257):
+        with pytest.raises(BadField, match=f"cache_salt has {length} characters; it must have 1"):
+            check(Body(cache_salt="é" * length))
+
+
+def test_a_keys_salt_is_read_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    secret = "k" * 32
+    file.write_text(f'[[key]]\nname = "ann"\nkey = "{secret}"\nsalt = "team a"\n')
+    file.chmod(0o600)
+    assert [key.salt for key in read_keys(file)] == ["team a"]
+    for salt in ("", "a" * 257):
+        file.write_text(f'[[key]]\nname = "ann"\nkey = "{secret}"\nsalt = "{salt}"\n')
+        with pytest.raises(OptionError, match=f"salt of key 'ann' has {len(salt)} characters"):
+            read_keys(file)
+
+
 def test_both_travel_to_the_engine() -> None:
     request = Request((1, 2), owner="key ann", salt=b"\0salt")
     command: Any = decode_command(encode(Submit.of(7, request)))
@@ -64,10 +90,6 @@ def test_both_travel_to_the_engine() -> None:
 
 
 def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_engine.runtime.server import service as module
-    from spark_engine.runtime.server.api.common import Body
-    from spark_engine.runtime.server.generation import Choice
-
     sent: list[Choice] = []
     monkeypatch.setattr(
         module, "Generation", lambda client, metrics, choices, *_: sent.extend(choices)

@@ -126,6 +126,7 @@ SHARED: Mapping[str, Row] = {
     "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
     "priority": _refused(3, "--allow-priority"),
     "drafts": _param(2, "drafts"),
+    "cache_salt": ("mine", lambda a: len(a.request.salt) == 16),
     "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
     "response_format": _bound(FORM),
     "guided_json": _bound(SCHEMA),
@@ -214,6 +215,7 @@ RESPONSES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": SHARED["drafts"],
+    "cache_salt": SHARED["cache_salt"],
     "stop": ("l", lambda a: a.answer["status"] == "completed"),
     "top_logprobs": _param(2, "logprobs"),
     "include": (["message.output_text.logprobs"], lambda a: a.params.logprobs == 0),
@@ -284,6 +286,7 @@ MESSAGES: Mapping[str, Row] = {
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
     "drafts": SHARED["drafts"],
+    "cache_salt": SHARED["cache_salt"],
 }
 APIS: Mapping[str, tuple[str, Mapping[str, Row], dict[str, Any]]] = {
     "CompletionBody": ("/v1/completions", TEXT, {"prompt": "a bear", "max_tokens": 90}),
