@@ -14,6 +14,7 @@ from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 from spark_engine.runtime.server.api.responses_tools import custom_function
+from spark_engine.runtime.text.parts import kind_of
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 
@@ -47,8 +48,10 @@ def read_tools(given: list[Json] | None, choice: str | Json | None) -> ChatTools
     if isinstance(choice, dict):
         chosen = _choice(choice, hosted)
     check_any(chosen, bool(given), bool(tools))
-    if chosen == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}:
-        tools, chosen = [], None
+    allowed = _allowed(chosen)
+    if allowed is not None and allowed <= {tool["function"]["name"] for tool in tools}:
+        # no grammar binds a free answer: the model is not offered what it may not call
+        tools, chosen = [t for t in tools if t["function"]["name"] in allowed], None
     return ChatTools(tools or None, chosen, frozenset(custom))
 
 
@@ -69,12 +72,14 @@ def _tool(tool: Json) -> Json | None:
 
 def _choice(choice: Json, hosted: set[str]) -> str | Json:
     kind = choice.get("type")
-    if isinstance(kind, str) and kind in _MODES:
+    if not isinstance(kind, str):
+        return choice
+    if kind in _MODES:
         return _MODES[kind]
     if kind in hosted:
         raise not_run(kind)
     if kind in ("custom", "tool"):
-        return _named(choice, str(kind))
+        return _named(choice, kind)
     if kind != "allowed_tools":
         return choice
     inner = choice.get("allowed_tools", choice)
@@ -82,11 +87,25 @@ def _choice(choice: Json, hosted: set[str]) -> str | Json:
     if not isinstance(inner, Mapping) or not isinstance(rows, list) or not rows:
         return choice
     kept = [
-        _named(row, "custom") if row.get("type") == "custom" else row
+        _named(row, "custom") if kind_of(row) == "custom" else row
         for row in rows
-        if not isinstance(row, Mapping) or row.get("type") not in hosted
+        if kind_of(row) not in hosted
     ]
     return {"type": kind, "allowed_tools": {"mode": inner.get("mode") or "auto", "tools": kept}}
+
+
+def _allowed(choice: Any) -> set[str] | None:
+    """The names that a choice allows where the model may answer freely, too; None for another, and
+    for one that is malformed, which is refused later."""
+    inner = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
+    rows = (
+        inner.get("tools") if isinstance(inner, Mapping) and inner.get("mode") == "auto" else None
+    )
+    if not isinstance(rows, list):
+        return None
+    plain = [row if isinstance(row, Mapping) else {} for row in rows]
+    found = [_named(row, "function")["function"]["name"] for row in plain]
+    return set(found) if all(isinstance(name, str) for name in found) else None
 
 
 def _named(row: Mapping[str, Any], kind: str) -> Json:

@@ -73,6 +73,35 @@ def test_allowed_tools_may_name_what_is_left_out() -> None:
     assert read_tools([NESTED, *HOSTED], only).tools is None
 
 
+def test_what_is_not_allowed_is_not_offered() -> None:
+    """No grammar binds an answer that may be free."""
+    for row in (NESTED, {"type": "function", "name": "weather"}):
+        inner = {"mode": "auto", "tools": [row]}
+        for choice in ({"type": "allowed_tools", **inner}, {"allowed_tools": inner}):
+            found = read_tools([NESTED, PATCH], {"type": "allowed_tools", **choice})
+            assert (found.tools, found.choice) == ([NESTED], None)
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "unknown"}]}
+    refused = ApiClient("x").post(
+        PATH, {"messages": USER, "tools": [NESTED], "tool_choice": choice}
+    )
+    assert refused.status_code == 400 and "names 'unknown'" in refused.text
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": ["a"]},
+        {"type": "allowed_tools", "tools": ["weather"]},
+        {"type": "allowed_tools", "tools": [None]},
+        {"type": "allowed_tools", "tools": [{"type": ["a"], "name": ["weather"]}]},
+    ],
+)
+def test_a_malformed_choice_is_the_clients_fault(choice: dict[str, Any]) -> None:
+    body = {"messages": USER, "tools": [NESTED, *HOSTED], "tool_choice": choice}
+    refused = ApiClient("x").post(PATH, body)
+    assert refused.status_code == 400 and "tool_choice" in refused.text
+
+
 @pytest.mark.parametrize("tool", [{}, {"type": "function"}, {"type": "custom", "custom": {}}])
 def test_a_function_without_a_name_is_refused(tool: dict[str, Any]) -> None:
     with pytest.raises(
