@@ -19,6 +19,7 @@ from spark_engine.runtime.server.generation import Choice
 from spark_engine.runtime.server.http_request import HttpRequest
 from spark_engine.runtime.server.ipc import Submit, decode_command, encode
 from spark_engine.runtime.server.keys import Account, Key, read_keys
+from spark_engine.runtime.server.prompts.contract import Asked
 
 
 @pytest.fixture(autouse=True)
@@ -35,32 +36,28 @@ def ask(key: Key | None = None, client: str = "10.0.0.1:4000") -> None:
 
 def salt(key: str | None, given: str | None) -> bytes:
     ask(Key(name="ann", key="k", salt=key))
-    return sharing.salt(given)
+    return sharing.salt_of(given)
 
 
 def test_an_owner_is_a_key_or_else_a_connection() -> None:
-    assert sharing.owner() == ""
+    assert http_request.owner() == ""
     found = set()
     for client in ("10.0.0.1:4000", "10.0.0.1:4001", "10.0.0.2:4000"):
         ask(client=client)
-        found.add(sharing.owner())
-        ask(Key(name=client, key="k"))
-        found.add(sharing.owner())
-    assert len(found) == 6, "nobody takes a connection's turns by the name of a key"
-    ask(Key(name="ann", key="k"), client="10.0.0.9:1")
-    ann = sharing.owner()
-    ask(Key(name="ann", key="k"), client="10.0.0.9:2")
-    assert sharing.owner() == ann
+        found.add(http_request.owner())
+        ask(Key(name="ann", key="k"), client=client)
+        found.add(http_request.owner())
+    assert len(found) == 4, "two programs of one host are two owners, and a key is one"
 
 
 def test_salts_are_equal_where_both_are() -> None:
-    assert sharing.salt(None) == salt(None, None) == b""
+    assert sharing.salt_of(None) == salt(None, None) == b""
     pairs = [(k, g) for k in (None, "a", "ab", "b", "é") for g in (None, "a", "b", "\ud800")]
     found = {salt(*pair) for pair in pairs}
     assert len(found) == len(pairs) and {len(one) for one in found} == {0, 16}
     assert salt("a", "b") == salt("a", "b")
     ask()
-    assert sharing.salt("a") == salt(None, "a"), "without a key as with one that has no salt"
+    assert sharing.salt_of("a") == salt(None, "a"), "without a key as with one that has no salt"
 
 
 def test_a_salt_has_a_length() -> None:
@@ -100,7 +97,8 @@ def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch
         metrics=None,
     )
     ask(Key(name="ann", key="k", salt="s"))
-    choice = Choice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
-    running = module.Service.submit(service, Body(cache_salt="x"), [choice] * 2, 2, None)  # type: ignore[arg-type]
-    assert {(c.request.owner, c.request.salt) for c in sent} == {("key ann", salt("s", "x"))}
+    choice: Any = Choice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
+    found = module.Conversation(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
+    running = module.Service.submit(service, found, None)  # type: ignore[arg-type]
+    assert {(c.request.owner, c.request.salt) for c in sent} == {("ann", salt("s", "x"))}
     assert running.choices == tuple(sent)
