@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -99,7 +100,8 @@ class Forker:
             self._socket.send(encode(setup))
         try:
             async with asyncio.timeout(LOAD_S):
-                await asyncio.wait({self._loaded, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+                waited: set[asyncio.Future[Any]] = {self._loaded, self.ended}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise EngineError(
                 f"tokenizer and chat template were not loaded within {LOAD_S:g} s: look whether "
