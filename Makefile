@@ -109,7 +109,7 @@ clients: $(VENV)/.test
 
 # Six coding agents (Codex, Claude Code, opencode, Qwen Code, pi, Cline) from npm, each with a call of
 # its shell and of an image, against the embedded model built for 100,000 tokens: 1.4 GB of packages,
-# Linux on x86-64; ten minutes; writes their table of docs/clients.md.
+# Linux on x86-64; nine minutes of a core's time; writes their table of docs/clients.md.
 agents: $(VENV)/.test
 	$(BIN)/python -m tests.clients.agents
 
