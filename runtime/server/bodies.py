@@ -63,9 +63,11 @@ class Body:
     @property
     def data(self) -> bytes:
         """All of it. Takes some time for a large one, at the first call."""
-        if len(self.parts) != 1 or not isinstance(self.parts[0], bytes):
-            self.parts = [b"".join(self.parts)]
-        return bytes(self.parts[0])
+        if len(self.parts) == 1 and isinstance(whole := self.parts[0], bytes):
+            return whole
+        whole = b"".join(self.parts)
+        self.parts = [whole]
+        return whole
 
     def add(self, part: bytes) -> None:
         """More of it; small parts become one."""

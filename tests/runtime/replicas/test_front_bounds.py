@@ -174,7 +174,7 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
             begun.set()
 
         body = Body(Bodies())
-        body.data = Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())
+        body.parts = [Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())]
         asked = ClientRequest("POST", CHAT, CHAT, [], body, "", send)
         work = asyncio.ensure_future(w.front._forwarder.forward(asked))
         await begun.wait()

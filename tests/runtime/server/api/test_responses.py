@@ -102,7 +102,7 @@ def test_fields_have_their_counterparts() -> None:
     function = {"name": "weather", "parameters": SCHEMA, "strict": True}
     assert chat.tools == [{"type": "function", "function": function}]
     assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
-    assert (chat.reasoning_effort, chat.logprobs, chat.top_logprobs) == ("low", True, 2)
+    assert (chat.reasoning, chat.logprobs, chat.top_logprobs) == ({"effort": "low"}, True, 2)
     assert (chat.seed, chat.top_k) == (3, 4)
     inner = {"name": "n", "schema": SCHEMA, "strict": True}
     assert chat.response_format == {"type": "json_schema", "json_schema": inner}
@@ -333,7 +333,7 @@ def test_failures_are_said_and_kept() -> None:
         ({"tool_choice": {"type": 3}}, "tool_choice.type is 3"),
         ({"text": {"verbosity": "x"}}, "text.verbosity is 'x'"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
-        ({"reasoning": {"effort": "x"}}, "reasoning is 'x'"),
+        ({"reasoning": {"effort": "x"}}, "reasoning.effort is 'x'"),
         ({"truncation": "x"}, "truncation is 'x'"),
         ({"conversation": "c"}, "say previous_response_id"),
         ({"prompt": {"id": "p"}}, "send the prompt's text"),
