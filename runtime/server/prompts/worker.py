@@ -119,12 +119,13 @@ def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
                 return
             order = decode_order(data)
             assert isinstance(order, Fork)
+            own = os.getpid()
             if os.fork() == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for end in (parent, ours, wakeup):
                     end.close()
-                _work(socket.socket(fileno=fds[0]), order, handler)
+                _work(socket.socket(fileno=fds[0]), order, handler, own)
             for fd in fds:
                 os.close(fd)
 
@@ -137,11 +138,11 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _work(sock: socket.socket, order: Fork, handler: Handler) -> NoReturn:
+def _work(sock: socket.socket, order: Fork, handler: Handler, parent: int) -> NoReturn:
     """A worker: does jobs until its socket closes, or it has grown."""
     code = 1
     try:
-        _die_with_parent()
+        _die_with_parent(parent)
         os.nice(order.nice)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
@@ -171,8 +172,11 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     return goes_on
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int | None = None) -> None:
+    """From now on the system ends the process with its parent; `parent` may have ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def _limit_memory(more: int) -> None:
