@@ -1,4 +1,4 @@
-"""Connections that say little, much in small parts, or that leave; and long prompts of one client."""
+"""Connections that say little, much in small parts, or that leave; and long prompts."""
 
 from __future__ import annotations
 
@@ -203,7 +203,13 @@ def page(at: Attacker) -> None:
 def garbage(at: Attacker) -> None:
     """A TLS port gets bytes that are none, half handshakes, plain HTTP, and silence."""
     hello = bytes.fromhex("1603010200010001fc0303") + bytes(100)
-    rows = [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"\x00" * 5000, hello, b"\x16\x03\x01\xff\xff", b""]
+    rows = [
+        b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"\x00" * 5000,
+        hello,
+        b"\x16\x03\x01\xff\xff",
+        b"",
+    ]
     hold(at, 100, lambda i: rows[i % len(rows)], patience_s=5.0)
     for _ in range(50):  # whole handshakes that say nothing
         connection = at.connect()

@@ -10,14 +10,16 @@ since a clone's root has a `spark_engine` without the other packages.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import os
 import runpy
 import sys
 import time
 from pathlib import Path
 
 NOTED_S = 0.01
-PAUSES = "spark_engine.runtime.server.supervisor"
+PAUSE = "ABUSE_LONGEST_PAUSE_S"  # environment: between a death of the engine and its next start
 
 
 def watch(file: Path) -> None:
@@ -42,6 +44,9 @@ def main() -> None:
     """Watches, then runs the module."""
     file, module, *arguments = sys.argv[1:]
     watch(Path(file))
+    if PAUSE in os.environ:
+        supervisor = importlib.import_module("spark_engine.runtime.server.supervisor")
+        supervisor.LONGEST_PAUSE_S = float(os.environ[PAUSE])  # type: ignore[attr-defined]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

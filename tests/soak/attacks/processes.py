@@ -22,6 +22,7 @@ from pathlib import Path
 
 START_S = 300.0  # the first start builds the embedded engine
 END_S = 60.0
+PAUSE = "ABUSE_LONGEST_PAUSE_S"  # as launch.py reads it
 HERE = Path(__file__).parent
 SERVER = "spark_engine.runtime.cli"
 FRONT = "spark_engine.runtime.replicas_command"
@@ -82,6 +83,7 @@ class How:
         shell: what a shell does before.
         key: what an honest client sends.
         module: the program.
+        pause_s: at most, between a death of the engine and its next start; None: as always.
         tls: it speaks HTTPS.
     """
 
@@ -89,6 +91,7 @@ class How:
     shell: str = ""
     key: str = ""
     module: str = SERVER
+    pause_s: float | None = None
     tls: bool = False
 
 
@@ -103,10 +106,12 @@ class Server:
         command = [sys.executable, "-P", str(HERE / "launch.py"), str(self._callbacks), how.module]
         command += ["--serve"] if how.module == SERVER else []
         command += ["--port", str(self.address[1])]
+        pause = {} if how.pause_s is None else {PAUSE: str(how.pause_s)}
         with self.log.open("wb") as target:
             self.process = subprocess.Popen(
                 ["sh", "-c", f'{how.shell}\nexec "$@"', "sh", *command, *how.options],
                 cwd=folder,
+                env={**os.environ, **pause},
                 stdout=target,
                 stderr=target,
             )

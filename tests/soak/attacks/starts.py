@@ -81,7 +81,9 @@ _ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{%
 
 
 def _many_rows(value: Any) -> Any:
-    return {k: v * (100_000 // len(v)) if isinstance(v, list) and v else v for k, v in value.items()}
+    return {
+        k: v * (100_000 // len(v)) if isinstance(v, list) and v else v for k, v in value.items()
+    }
 
 
 def _many_words(value: Any) -> Any:

@@ -67,7 +67,9 @@ def greedy(at: Attacker) -> None:
         body = {"input": [{"role": "user", "content": "a"}], "max_output_tokens": 1}
         at.post(RESPONSES, {**body, "metadata": {"a": "b"}}, key=BOB)
         at.post(RESPONSES, {**body, "input": items, "background": True}, key=BOB)
-        at.post(RESPONSES, {**body, "instructions": "a" * (size * MIB), "background": True}, key=BOB)
+        at.post(
+            RESPONSES, {**body, "instructions": "a" * (size * MIB), "background": True}, key=BOB
+        )
     for found in (kept, running):
         at.expect(found.status == 200, f"alice was answered {found.status} {found.body[:100]!r}")
         if found.status == 200:
@@ -105,7 +107,9 @@ def looks(at: Attacker) -> None:
 
 
 ATTACKS = (
-    Attack("40 background responses, 24 MiB", background, "bounded; those taken are there", key=GREEDY),
+    Attack(
+        "40 background responses, 24 MiB", background, "bounded; those taken are there", key=GREEDY
+    ),
     Attack("a greedy key", greedy, "others' responses stay", key=BOB),
     Attack("loops of GET input_items", looks, "200 or 429", key=GREEDY),
 )
