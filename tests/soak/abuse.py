@@ -52,7 +52,7 @@ def locked(stack: ExitStack, folder: Path) -> Server:
 def fronted(stack: ExitStack, folder: Path) -> Server:
     """A front before one with keys. Its memory and its loop are the front's."""
     behind = locked(stack, folder)
-    how = How(("front", behind.url), key=stored.HONEST, module=FRONT)
+    how = How((behind.url,), key=stored.HONEST, module=FRONT)
     return stack.enter_context(server(folder / "front", how))
 
 
@@ -128,13 +128,14 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
         found = opened(stack, folder)
         if not last:
             warm(found)
-        begin, fds = found.memory_mb(), found.descriptors()
+        begin, fds, roles = found.memory_mb(), found.descriptors(), found.memory_by_role()
         for attack in attacks:
             yield trial(found, attack, last)
         if last:
             return
         total = Row(f"= {opened.__name__}: from start to end", {}, 0, [], [], [])
-        total.kept = found.memory_mb() - begin
+        total.kept, now_roles = found.memory_mb() - begin, found.memory_by_role()
+        total.statuses = {name: f"{roles[name]}-{mb}" for name, mb in now_roles.items()}
         now, code = found.descriptors(), found.stop()
         total.wrong += [f"{total.kept:.0f} MiB kept"] if total.kept >= KEPT_MB else []
         total.wrong += [f"{fds} descriptors became {now}"] if now > fds + 8 else []

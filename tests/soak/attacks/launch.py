@@ -10,6 +10,7 @@ since a clone's root has a `spark_engine` without the other packages.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import os
@@ -26,17 +27,27 @@ def watch(file: Path) -> None:
     """Measures all callbacks of this process from now on."""
     run = asyncio.events.Handle._run  # type: ignore[attr-defined]
 
+    collected, begun = [0.0], [0.0]
+
+    def note_collection(phase: str, _: object) -> None:
+        begun[0] = time.thread_time() if phase == "start" else begun[0]
+        collected[0] += time.thread_time() - begun[0] if phase == "stop" else 0.0
+
     def timed(handle: asyncio.Handle) -> None:
-        begin = time.thread_time()
+        begin, collected[0] = time.thread_time(), 0.0
         try:
             run(handle)
         finally:
             took = time.thread_time() - begin
             if took >= NOTED_S:
-                row = {"at": time.time(), "seconds": took, "what": repr(handle)[:300]}
+                task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+                what = repr(task if isinstance(task, asyncio.Task) else handle)[:300]
+                what = f"{collected[0] * 1e3:.0f} ms of it collecting garbage; {what}"
+                row = {"at": time.time(), "seconds": took, "what": what}
                 with file.open("a") as log:
                     log.write(json.dumps(row) + "\n")
 
+    gc.callbacks.append(note_collection)
     asyncio.events.Handle._run = timed  # type: ignore[attr-defined]
 
 

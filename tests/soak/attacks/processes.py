@@ -104,7 +104,7 @@ class Server:
         self.url = "{}://{}:{}".format("https" if how.tls else "http", *self.address)
         self.log, self._callbacks = folder / "log", folder / "callbacks"
         command = [sys.executable, "-P", str(HERE / "launch.py"), str(self._callbacks), how.module]
-        command += ["--serve"] if how.module == SERVER else []
+        command += ["--serve"] if how.module == SERVER else ["front"]
         command += ["--port", str(self.address[1])]
         pause = {} if how.pause_s is None else {PAUSE: str(how.pause_s)}
         with self.log.open("wb") as target:
@@ -140,6 +140,12 @@ class Server:
     def memory_mb(self) -> float:
         """Of all of its processes, in MiB."""
         return sum(map(rss_mb, family(self.pid)))
+
+    def memory_by_role(self) -> dict[str, int]:
+        """The same of the HTTP process, the engine process, and those that read prompts."""
+        engine, text = self.engine or 0, [self.forker or 0, *self.text_workers]
+        found = {"HTTP": rss_mb(self.pid), "engine": rss_mb(engine)}
+        return {k: round(v) for k, v in (found | {"text": sum(map(rss_mb, text))}).items()}
 
     def descriptors(self) -> int:
         """Open ones of the HTTP process."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -86,7 +86,7 @@ class Row:
     """What was measured. Times in seconds, memory in MiB."""
 
     attack: str
-    statuses: dict[str, int]
+    statuses: Mapping[str, object]
     seconds: float
     calm: list[float]
     attacked: list[float]
