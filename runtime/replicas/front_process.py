@@ -64,7 +64,7 @@ async def serve(
     try:
         config = _config(front, connections, options)
         if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
-            tls.serve_with(config)
+            tls.serve_with(config, options.read_timeout_s)
         server = _Server(config, front, listener, options.drain_timeout_s)
         with on_hangup(Keyring(), tls):
             await server.serve([listener])

@@ -229,7 +229,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             app = create_app(endpoints, keys, told, origins, options.page, guard)
             config = _config(app, connections, options)
             if tls is not None:
-                tls.serve_with(config)
+                tls.serve_with(config, options.read_timeout_s)
             server = _Server(config, endpoints, client, options, name)
             show_keys(keys, service.metrics)
             return await server.run_until_done(listener)
