@@ -20,11 +20,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.soak.attacks import bodies, connections, faults, front, grammars, starts, stored
-from tests.soak.attacks.attack import TEXT, Attack, Attacker
+from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
 from tests.soak.attacks.processes import FRONT, How, Server, server
 from tests.soak.attacks.trial import HEAD, KEPT_MB, Row, trial
 
-READ = ("--read-timeout", str(connections.READ_S))
+READ = ("--read-timeout", str(READ_S))
 Opened = Callable[[ExitStack, Path], Server]
 WARM = 12  # prompts that fill the prefix cache and the pools, as hours of use do
 
@@ -110,7 +110,7 @@ def _embedded() -> Path:
 
 def warm(found: Server) -> None:
     """What any server takes in its first hours is no leak."""
-    at = Attacker(found, found.how.key)
+    at = Attacker.of(found, found.how.key)
     for i in range(WARM):
         prompts = [f"{i} {j} " + "once upon a time " * 250 for j in range(3)]
         at.post(TEXT, {"prompt": prompts, "max_tokens": 1})

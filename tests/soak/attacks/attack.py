@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from tests.soak.attacks.processes import Server
 
 PATIENCE_S = 60.0
+READ_S = 5.0
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES, TOKENIZE = "/v1/responses", "/v1/messages", "/tokenize"
 GOOD: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 4}
@@ -42,13 +43,40 @@ class Answer:
 
 
 class Attacker:
-    """Sends to one server, counts the statuses, and notes what is wrong."""
+    """Sends to one server, counts the statuses, and notes what is wrong.
 
-    def __init__(self, server: Server, key: str = "") -> None:
-        self.server, self.address, self.key = server, server.address, key
+    Attributes:
+        alone: but for an honest client nobody else asks the server.
+        soon_s: what a refusal may take. `patience_s`: what an answer may take. `read_s`: the
+            server's --read-timeout.
+        busy: statuses that are right besides those that an attack expects.
+    """
+
+    alone, soon_s, patience_s, read_s = True, 10.0, PATIENCE_S, READ_S
+    busy: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        key: str = "",
+        tls: bool = False,
+        server: Server | None = None,
+    ) -> None:
+        self.address, self.key, self._tls, self._server = address, key, tls, server
         self.statuses: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, server: Server, key: str = "") -> Attacker:
+        """Of a server whose processes it may touch."""
+        return cls(server.address, key, server.how.tls, server)
+
+    @property
+    def server(self) -> Server:
+        """Its processes."""
+        assert self._server is not None, "this attack needs a server of its own"
+        return self._server
 
     def count(self, what: object) -> None:
         """One request ended so."""
@@ -61,15 +89,16 @@ class Attacker:
             with self._lock:
                 self.wrong.append(words)
 
-    def only(self, *statuses: int) -> None:
+    def only(self, *statuses: int | str) -> None:
         """All requests so far had one of these."""
-        other = set(self.statuses) - {str(s) for s in statuses}
+        other = set(self.statuses) - {str(s) for s in (*statuses, *self.busy)}
         self.expect(not other, f"answered by {sorted(other)}")
 
-    def connect(self, patience_s: float = PATIENCE_S) -> http.client.HTTPConnection:
+    def connect(self, patience_s: float | None = None) -> http.client.HTTPConnection:
         """A connection."""
         host, port = self.address
-        if self.server.how.tls:
+        patience_s = patience_s or self.patience_s
+        if self._tls:
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             return http.client.HTTPSConnection(host, port, timeout=patience_s, context=context)
@@ -81,7 +110,7 @@ class Attacker:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         method: str = "POST",
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
         key: str | None = None,
     ) -> Answer:
         """One request on a connection of its own. `key`: in place of the attacker's."""
@@ -155,6 +184,8 @@ class Attacker:
 
     def drained(self, seconds: float = 20.0) -> None:
         """Nothing of what left may go on."""
+        if not self.alone:
+            return
         end = time.monotonic() + seconds
         while (running := self.in_flight()) > 1 and time.monotonic() < end:  # 1: the honest one
             time.sleep(0.5)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from tests.soak.attacks.attack import CHAT, GOOD, TEXT, Attack, Attacker
 from tests.soak.attacks.grammars import slow_schema
 
-READ_S = 5  # --read-timeout of the servers
 HOLD_S = 12.0  # how long a client waits for its long prompts
 WORDS = "once upon a time a small bear went to the river and saw that fish was gone".split()
 
@@ -28,7 +27,7 @@ def hold(at: Attacker, count: int, data: Callable[[int], bytes], patience_s: flo
             sockets.append(s)
             with contextlib.suppress(OSError):
                 s.sendall(data(i))
-        time.sleep(READ_S + patience_s)
+        time.sleep(at.read_s + patience_s)
         still = 0
         for s in sockets:
             s.setblocking(False)
@@ -95,7 +94,7 @@ def _long_prompts(at: Attacker, count: int) -> None:
     """That many prompts of some 3,500 tokens; who has no answer in time leaves."""
     seed = time.monotonic_ns()
     at.all(lambda i: at.send(TEXT, _long(seed + i), patience_s=HOLD_S), range(count), count)
-    at.only(200, 503, "timeout")  # type: ignore[arg-type]
+    at.only(200, 503, "timeout")
     at.drained(60)
 
 

@@ -68,7 +68,8 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def _runs(pid: int, module: str) -> bool:
+def runs(pid: int, module: str) -> bool:
+    """Whether a process is Python with this module as its program."""
     with contextlib.suppress(OSError):
         return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False
@@ -124,12 +125,12 @@ class Server:
     @property
     def engine(self) -> int | None:
         """The engine process."""
-        return next((p for p in children(self.pid) if _runs(p, ENGINE)), None)
+        return next((p for p in children(self.pid) if runs(p, ENGINE)), None)
 
     @property
     def forker(self) -> int | None:
         """The process that forks those that read prompts."""
-        return next((p for p in children(self.pid) if _runs(p, TEXT)), None)
+        return next((p for p in children(self.pid) if runs(p, TEXT)), None)
 
     @property
     def text_workers(self) -> list[int]:
@@ -193,7 +194,7 @@ class Server:
             return -9
         finally:
             for pid in kin[1:]:
-                if is_running(pid) and (_runs(pid, ENGINE) or _runs(pid, TEXT)):
+                if is_running(pid) and (runs(pid, ENGINE) or runs(pid, TEXT)):
                     os.kill(pid, signal.SIGKILL)
 
 

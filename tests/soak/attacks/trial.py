@@ -122,7 +122,7 @@ def _middle(times: Sequence[float]) -> float:
 
 def trial(server: Server, attack: Attack, last: bool = False) -> Row:
     """Makes the attack. `last`: the server has ended after it."""
-    honest, at = Honest(server), Attacker(server, attack.key)
+    honest, at = Honest(server), Attacker.of(server, attack.key)
     honest.wait(CALM, CALM_S)
     before, log, since = server.memory_mb(), server.log.stat().st_size, time.time()
     begin = time.monotonic()
