@@ -55,7 +55,9 @@ types: $(VENV)/.test
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
 
-# A real server under abuse, in under three minutes: descriptors, half-open requests, large bodies.
+# Attacks on real servers, a row for each: bodies, grammars, stored responses, connections, the front,
+# processes that are stopped and killed, full disks, hostile engine folders. Beside each an honest client's
+# time to first token, lost requests, memory and the longest callback of the event loop. Ten minutes.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
@@ -84,7 +86,8 @@ ranks: $(VENV)/.test
 forms: $(VENV)/.test
 	$(BIN)/python -m tests.runtime.structured.embedded 200 3
 
-# A server of the embedded model under everything at once, faults included: MINUTES, 30 by default.
+# A server of the embedded model under everything at once, faults and attacks included: MINUTES, 30 by
+# default.
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)

@@ -28,7 +28,7 @@ from spark_engine.runtime.server.connections import (
 )
 from spark_engine.runtime.server.guard import guard_of
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.operation import on_hangup
+from spark_engine.runtime.server.operation import keep_loaded, on_hangup
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
 from spark_engine.runtime.server.tls import ServerTls, check_tls
@@ -64,7 +64,7 @@ async def serve(
     try:
         config = _config(front, connections, options)
         if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
-            tls.serve_with(config)
+            tls.serve_with(config, options.read_timeout_s)
         server = _Server(config, front, listener, options.drain_timeout_s)
         with on_hangup(Keyring(), tls):
             await server.serve([listener])
@@ -105,6 +105,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then a line that says where."""
+        keep_loaded()
         await super().startup(sockets)
         scheme = "https" if self.config.is_ssl else "http"
         log.info("the front is at %s://%s:%d", scheme, *self._listener.getsockname()[:2])

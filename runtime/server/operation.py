@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,13 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
         words = f"--max-model-len is {most}; a request of this engine reaches 2 to {room} tokens"
         raise OptionError(words)
     return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
+
+
+def keep_loaded() -> None:
+    """Takes what is loaded out of the collector's work: a full collection of it would hold the
+    event loop up for 50 ms and more. Called once, before requests come."""
+    gc.collect()
+    gc.freeze()
 
 
 def show_keys(keys: Keyring, metrics: Metrics) -> None:

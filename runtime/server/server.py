@@ -55,7 +55,13 @@ from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
-from spark_engine.runtime.server.operation import listeners, on_hangup, shorten, show_keys
+from spark_engine.runtime.server.operation import (
+    keep_loaded,
+    listeners,
+    on_hangup,
+    shorten,
+    show_keys,
+)
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.prompts.contract import Setup
@@ -223,7 +229,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             app = create_app(endpoints, keys, told, origins, options.page, guard)
             config = _config(app, connections, options)
             if tls is not None:
-                tls.serve_with(config)
+                tls.serve_with(config, options.read_timeout_s)
             server = _Server(config, endpoints, client, options, name)
             show_keys(keys, service.metrics)
             return await server.run_until_done(listener)
@@ -310,6 +316,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then the backlog as it should be; said when signals are answered as well."""
+        keep_loaded()
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

@@ -5,11 +5,13 @@ Knows certificates, handshakes and where uvicorn keeps its context; knows no sig
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -36,10 +38,21 @@ class ServerTls:
         check_given(cert, key)
         return None if cert is None or key is None else cls(cert, key)
 
-    def serve_with(self, config: uvicorn.Config) -> None:
-        """Makes uvicorn's listener use this context in place of the one that it loads itself."""
+    def serve_with(self, config: uvicorn.Config, handshake_s: float) -> None:
+        """Makes uvicorn's listener use this context in place of the one that it loads itself, and
+        close connections whose handshake takes longer. Listeners of the running loop."""
         config.load()
         config.ssl = self.context
+        loop = asyncio.get_running_loop()
+        create_server = loop.create_server
+
+        async def create(*given: Any, **options: Any) -> asyncio.Server:
+            """uvicorn has no option for it, and asyncio waits 60 s."""
+            if options.get("ssl") is not None:
+                options["ssl_handshake_timeout"] = handshake_s
+            return await create_server(*given, **options)
+
+        loop.create_server = create  # type: ignore[method-assign]
 
     def reload(self) -> bool:
         """Reads both files again. Files with an error are logged, and the old pair is kept."""

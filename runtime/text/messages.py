@@ -23,7 +23,7 @@ A client sends its whole history each time, so what is in it is refused only whe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import from_json
@@ -71,22 +71,39 @@ def _without_reminders(messages: list[Message]) -> list[Message]:
     """Reminders as part of the tool's result that they follow; system messages also as part of one
     that follows them, between a call and its result, else as turns of the user's."""
     made: list[Message] = []
-    waiting = ""  # what was said between a call and its result
+    waiting: list[str] = []  # what was said between a call and its result
+    texts: list[str] = []  # of the result that is the last message
     for message in messages:
         last = made[-1] if made else {}
         if last.get("role") == "tool" and _is_reminder(message):
-            made[-1] = {**last, "content": joined(last["content"], message["content"])}
-        elif message["role"] == "system" and last.get("tool_calls"):
-            waiting = joined(waiting, message["content"])
-        elif message["role"] == "tool":
-            made.append({**message, "content": joined(message["content"], waiting)})
-            waiting = ""
+            texts.append(message["content"])
+            continue
+        if message["role"] == "system" and last.get("tool_calls"):
+            waiting.append(message["content"])
+            continue
+        _end_result(made, texts)
+        if message["role"] == "tool":
+            texts = [message["content"], *waiting]
+            made.append({**message})
         else:
-            if waiting:
-                made.append({"role": "user", "content": waiting})
-                waiting = ""
+            if any(waiting):
+                made.append({"role": "user", "content": _paragraphs(waiting)})
             made.append({**message, "role": "user"} if message["role"] == "system" else message)
-    return [*made, {"role": "user", "content": waiting}] if waiting else made
+        waiting = []
+    _end_result(made, texts)
+    return [*made, {"role": "user", "content": _paragraphs(waiting)}] if any(waiting) else made
+
+
+def _end_result(made: list[Message], texts: list[str]) -> None:
+    """Gives the tool's result at the end its texts, which are joined once: joined one by one they
+    would be copied as often."""
+    if texts:
+        made[-1]["content"] = _paragraphs(texts)
+        texts.clear()
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, texts))
 
 
 def _is_reminder(message: Message) -> bool:

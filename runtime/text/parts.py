@@ -60,15 +60,16 @@ def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
 
 
 def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
-    text, on_line = "", True  # a line begins, or nothing was written yet
+    texts, on_line = list[str](), True  # a line begins, or nothing was written yet
     for part in parts:
         more, other = _part(part, depth) or (_unknown(part), True)
         if not more:
             continue
-        if text:
-            text += "\n" if other or not on_line else joint
-        text, on_line = text + more, not other
-    return text
+        if texts:
+            texts.append("\n" if other or not on_line else joint)
+        texts.append(more)
+        on_line = not other
+    return "".join(texts)
 
 
 def _part(part: Any, depth: int) -> tuple[str, bool] | None:

@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,27 +77,41 @@ class Clients:
         """Who is here, and what for."""
         return dict(self._now)
 
+    async def opened(self) -> None:
+        """Returns when new sessions may begin."""
+        await self._open.wait()
+
+    @contextlib.contextmanager
+    def here(self, number: int, what: str) -> Iterator[None]:
+        """Somebody is here meanwhile."""
+        self._now[number] = what
+        try:
+            yield
+        finally:
+            self._now.pop(number, None)
+
     async def live(self, number: int) -> None:
         """One client: session after session."""
         rng = random.Random(number)
         while True:
             await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
-            await self._open.wait()
+            await self.opened()
             session = rng.choices(SESSIONS, WEIGHTS)[0]
-            self._now[number] = session.__name__
-            begin = time.monotonic()
-            try:
-                end = await asyncio.wait_for(session(self, rng), TURNS * PATIENCE_S)
-            except (TimeoutError, httpx.TimeoutException):
-                took = time.monotonic() - begin
-                end = self._judge(session.__name__, f"no end after {took:.0f} s", begin)
-            except (httpx.HTTPError, OSError, Wrong) as error:
-                end = self._judge(session.__name__, f"{type(error).__name__}: {error}", begin)
-            finally:
-                self._now.pop(number, None)
-            self.counts[end] += 1
+            with self.here(number, session.__name__):
+                self.counts[await self._end(session, rng)] += 1
 
-    def _judge(self, session: str, words: str, begin: float) -> str:
+    async def _end(self, session: ClientSession, rng: random.Random) -> str:
+        begin = time.monotonic()
+        try:
+            return await asyncio.wait_for(session(self, rng), TURNS * PATIENCE_S)
+        except (TimeoutError, httpx.TimeoutException):
+            took = time.monotonic() - begin
+            return self.judge(session.__name__, f"no end after {took:.0f} s", begin)
+        except (httpx.HTTPError, OSError, Wrong) as error:
+            return self.judge(session.__name__, f"{type(error).__name__}: {error}", begin)
+
+    def judge(self, session: str, words: str, begin: float) -> str:
+        """The name of an end that is wrong, unless a fault since `begin` excuses it."""
         if begin <= self._excused and "no end" not in words:
             return f"{session}: excused by a fault"
         self.wrong.append(f"{session}: {words[:300]}")

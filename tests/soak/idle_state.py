@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.soak.attacks.processes import family
+
 WARM = 3  # quiet points of a process before its memory must have settled
 GROWTH_MB = 24.0  # beyond that, over all later quiet points
 DESCRIPTORS = 4  # more than at the first quiet point
+PROCESSES = 2  # the same: one of those that read prompts may be ending while the next begins
 
 
 def read_dump(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,6 +71,7 @@ class Books:
 
     def __init__(self) -> None:
         self.lives: dict[int, Life] = {}
+        self.kin = 0  # processes at the first quiet point
 
     def begin(self, server: int, engine: int | None) -> None:
         """Processes that may be new."""
@@ -87,6 +91,10 @@ class Books:
             first, now = life.descriptors[0], life.descriptors[-1]
             if now > first + DESCRIPTORS:
                 wrong.append(f"the {life.name} has {now} descriptors open, and had {first}")
+        kin = len(family(server))
+        self.kin = self.kin or kin
+        if kin > self.kin + PROCESSES:
+            wrong.append(f"the server has {kin} processes, and had {self.kin}")
         return wrong
 
     def line(self) -> str:

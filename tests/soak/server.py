@@ -3,11 +3,12 @@
     python -m tests.soak.server [MINUTES]      30 by default; exit code 1 where something is wrong
 
 64 clients arrive at random: whole answers and streams, conversations, cancels, disconnects, slow
-readers, malformed and over-long bodies. Meanwhile the engine process is killed, stopped (the
-watchdog must see it) and killed again, and in the middle the server gets SIGTERM and is started
-anew. Every request must end in an answer or in an error that says why; those that a fault excuses
-only while it lasts. At quiet points no slot, page, snapshot or descriptor may be missing, and
-memory must have stopped growing.
+readers, malformed and over-long bodies. Attacks of `tests/soak/attacks/` come one after the other.
+Meanwhile the engine process is killed, stopped (the watchdog must see it) and killed again, and in
+the middle the server gets SIGTERM and is started again. Every request must end in an answer or in
+an error that says why; those that a fault excuses only while it lasts. At quiet points no slot,
+page, snapshot, descriptor or process may be missing or too many, and memory must have stopped
+growing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -27,8 +27,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.soak.attacks.processes import ENGINE, children, free_port, runs
 from tests.soak.clients import CLIENTS, Clients
 from tests.soak.idle_state import Books, check_state, read_dump
+from tests.soak.mixing import Attackers
 
 START_S = 300  # the first start builds the embedded engine; on a busy machine each takes long
 AFTER_S = 20  # what a fault excuses once the server is healthy again
@@ -43,7 +45,7 @@ class Soak:
 
     def __init__(self, folder: Path, minutes: float) -> None:
         self.folder, self.end_s = folder, minutes * 60
-        self.port = _free_port()
+        self.port = free_port()
         self.clients = Clients(f"http://127.0.0.1:{self.port}")
         self.books = Books()
         self.wrong: list[str] = []
@@ -58,11 +60,8 @@ class Soak:
 
     @property
     def engine(self) -> int | None:
-        """The engine process: the server's only child."""
-        with contextlib.suppress(OSError, IndexError):
-            path = Path(f"/proc/{self.server}/task/{self.server}/children")
-            return int(path.read_text().split()[0])
-        return None
+        """The engine process."""
+        return next((pid for pid in children(self.server) if runs(pid, ENGINE)), None)
 
     async def start(self) -> None:
         options = (
@@ -153,6 +152,7 @@ class Soak:
         await self.start()
         self.begin = time.monotonic()
         tasks = [asyncio.create_task(self.clients.live(i)) for i in range(CLIENTS)]
+        tasks.append(asyncio.create_task(Attackers(self.clients, self.port).live()))
         events = [(0.05 + 0.07 * i, self.look) for i in range(14)]
         # then more than half of the time without a fault, in which memory must have settled
         events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.09, 0.3)]
@@ -183,12 +183,6 @@ class Soak:
         failed = bool(self.wrong or self.clients.wrong)
         print("not as it should be" if failed else "every request had its end, nothing leaked")
         return int(failed)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def main() -> int:

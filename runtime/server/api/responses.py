@@ -109,9 +109,9 @@ def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared | Miss
     asked = Asked(background=bool(body.background), store=body.store is not False)
     asked.token_chances = LOGPROBS in (body.include or ())
     with renamed(NAMES, PLACES):
+        stored = store_items(items)  # it bounds their number
         chat, names = to_chat_request(body, items)
         asked.names = names.special()
-        stored = store_items(items)
         found, prompts = preparer.converse(preparer.accept(chat), asked)
     ends = array("Q", stored.ends).tobytes()
     return found, [*prompts, stored.data, ends, msgspec.json.encode(_asked(body))]

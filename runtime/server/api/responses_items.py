@@ -14,7 +14,6 @@ from typing import Any
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.responses_tools import INPUT, ToolNames
-from spark_engine.runtime.text.messages import joined
 from spark_engine.runtime.text.parts import short_json, text_of
 
 _MOST_KIND = 80  # characters of a type in a note
@@ -28,11 +27,18 @@ _ARGUMENTS = ("arguments", INPUT, "action", "operation")  # of a call, the first
 # of an item that is no message: keys whose values are no words for the model
 _PLAIN = ("type", "id", "call_id", "status", "result", "encrypted_content", "results", "outputs")
 
+_GROWING = ("content", "reasoning_content")  # of a turn of the model's
+
+
+class Growing(list[str]):
+    """The parts of a text that still grows; no client's value is one."""
+
 
 def to_messages(items: Iterable[Json], names: ToolNames) -> list[Json]:
     """The messages of a chat request; the items of one turn of the model's are one message.
 
-    Raises BadField for a message without a role.
+    Raises BadField for a message without a role. The texts of a turn are lists until all items are
+    read: a string that grows by each item would be copied as often.
     """
     messages: list[Json] = []
     for i, item in enumerate(items):
@@ -55,6 +61,10 @@ def to_messages(items: Iterable[Json], names: ToolNames) -> list[Json]:
             _add_call(messages, kind, item, names)
         elif kind != "item_reference" or not str(item.get("id")).startswith("rs_"):
             _note(messages, kind, item)
+    for message in messages:
+        for field in _GROWING:
+            if isinstance(message.get(field), Growing):
+                message[field] = "".join(message[field])
     return messages
 
 
@@ -92,8 +102,12 @@ def _note(messages: list[Json], kind: str, item: Mapping[str, Any]) -> None:
     """What the model did, or nobody here knows, as a line of the model's turn."""
     more = {key: value for key, value in item.items() if key not in _PLAIN}
     words = f": {short_json(more)}" if more else ""
-    last = _turn(messages, "content", "")
-    last["content"] = joined(last["content"].rstrip(), f"[{kind}{words}]") + "\n\n"
+    content = _turn(messages, "content", "")["content"]
+    while content and not content[-1].rstrip():
+        content.pop()
+    if content:
+        content[-1] = f"{content[-1].rstrip()}\n\n"
+    content.append(f"[{kind}{words}]\n\n")
 
 
 def _turn(messages: list[Json], field: str, text: str) -> Json:
@@ -103,10 +117,10 @@ def _turn(messages: list[Json], field: str, text: str) -> Json:
     if field == "reasoning_content" and (last.get("content") or "tool_calls" in last):
         begins = True  # a thought is the first of a turn
     if begins:
-        last = {"role": "assistant", "content": ""}
+        last = {"role": "assistant", "content": Growing()}
         messages.append(last)
     if text:
-        last[field] = last.get(field, "") + text
+        last.setdefault(field, Growing()).append(text)
     return last
 
 

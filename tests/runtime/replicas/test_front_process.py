@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ class Slow:
 async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
     """Statuses of a new connection while the drain lasts and of the slow request; seconds of it."""
     slow, listener = Slow(), bind("127.0.0.1", 0)
+    gc.unfreeze()
     config = uvicorn.Config(slow, lifespan="off", log_level="critical")
     server = _Server(config, SimpleNamespace(draining=False), listener, drain_s)  # type: ignore[arg-type]
     task = asyncio.create_task(server.serve([listener]))
@@ -42,6 +44,7 @@ async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
     async with httpx.AsyncClient(timeout=60) as client:
         while not server.started:
             await asyncio.sleep(0.01)
+        assert gc.get_freeze_count(), "a full collection would look at all that is loaded"
         asked = asyncio.create_task(client.get(url + "/slow"))
         while not server.server_state.tasks:
             await asyncio.sleep(0.01)
@@ -60,6 +63,7 @@ async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
             await client.get(url + "/ready")
         await asyncio.gather(asked, return_exceptions=True)
     listener.close()
+    gc.unfreeze()
     return found, time.monotonic() - start
 
 

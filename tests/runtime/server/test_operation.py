@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import Limits
@@ -189,3 +191,24 @@ def test_every_path_reads_its_body_in_the_pool(tokenizer_folder: Path, path: str
 
     asyncio.run(asyncio.wait_for(ask(), 60))
     assert len(pool.jobs) == 1
+
+
+def test_what_is_loaded_is_left_out_of_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection of it holds the event loop up for 50 ms and more."""
+    frozen: list[int] = []
+
+    async def startup(*_: object) -> None:
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+
+    async def start() -> None:
+        made = uvicorn.Config("none"), None, None, None, "tiny"
+        await module._Server(*made).startup()  # type: ignore[arg-type]
+
+    gc.unfreeze()
+    try:
+        asyncio.run(start())
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000

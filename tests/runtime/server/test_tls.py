@@ -108,7 +108,7 @@ def test_a_hangup_loads_the_certificate_again_and_keeps_it_where_the_new_one_is_
         assert tls is not None
         config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
         config.ssl_certfile, config.ssl_keyfile = map(str, files)
-        tls.serve_with(config)
+        tls.serve_with(config, 60.0)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         while not server.started:
@@ -160,3 +160,30 @@ def test_https_is_served(tmp_path: Path) -> None:
         return status
 
     assert asyncio.run(ask()) == 200
+
+
+@needs_openssl
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x02\x00\x01"])
+def test_half_a_handshake_is_closed_in_time(tmp_path: Path, sent: bytes) -> None:
+    """A connection takes a descriptor, and is not counted before its handshake has ended."""
+    config = uvicorn.Config(ApiClient("hello").app, port=0, log_level="critical")
+
+    async def ask() -> bytes:
+        config.ssl_certfile, config.ssl_keyfile = pair(tmp_path, "one")
+        tls = ServerTls.of(config.ssl_certfile, config.ssl_keyfile)
+        assert tls is not None
+        tls.serve_with(config, 0.2)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        found = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        server.should_exit = True
+        await task
+        return found
+
+    assert asyncio.run(ask()) == b""
