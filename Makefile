@@ -71,7 +71,7 @@ fuzz: $(VENV)/.test
 served: $(VENV)/.test
 	$(BIN)/python -m tests.soak.served
 
-# Generated traces of requests, ten times as many as in `make test`, with drafts and without: a
+# Generated traces of requests, sixteen times as many as in `make test`, with drafts and without: a
 # quarter of an hour.
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
