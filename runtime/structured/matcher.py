@@ -32,7 +32,8 @@ MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be 
 LOADED_S = 30.0  # seconds of loading the vocabulary; 2 is usual
 _HEAD = 1024  # bytes of forced text that are tokenised as text
 _FUEL = 200_000  # of building lexemes; the library's default allows half a minute
-KEPT = 64  # compiled grammars
+KEPT = 64  # compiled grammars,
+KEPT_TEXT = 512 << 10  # and characters of them: a compiled one takes some 120 bytes for each
 _STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
 _WORD = 32  # bits
 _WORDS = (  # what the library says, and what it means to who wrote the schema
@@ -151,8 +152,9 @@ class Grammars:
         with self._lock:
             del self._making[grammar]
             self._known[grammar] = made
-            while len(self._known) > KEPT:
-                self._known.popitem(last=False)
+            kept = sum(map(len, self._known))
+            while len(self._known) > KEPT or (kept > KEPT_TEXT and len(self._known) > 1):
+                kept -= len(self._known.popitem(last=False)[0])
         making.set_result(made)
         return made
 

@@ -98,6 +98,19 @@ def test_grammars_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> No
     assert [text[8] for text in made] == ["a", "b", "c", "b"]
 
 
+def test_long_grammars_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve of 113 KB kept 159 MiB."""
+    own = Grammars(tokenizer, VOCAB, grammars().ends)
+    texts = [f'start: "{letter * 40}"' for letter in "abc"]
+    monkeypatch.setattr(matcher, "KEPT_TEXT", 2 * len(texts[0]))
+    for text in texts:
+        own(text)
+    assert list(own._known) == texts[1:]
+    monkeypatch.setattr(matcher, "KEPT_TEXT", 1)
+    own(texts[0])
+    assert list(own._known) == texts[:1], "the one that is used now"
+
+
 def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
     monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(25))
