@@ -18,9 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 GRID = 2048  # bytes of JSON, about 512 tokens: several pages
-MOST = (
-    2 << 20
-)  # bytes of a body that is read: longer ones, which hardly an engine takes, go anywhere
+MOST = 2 << 20  # bytes of a body that is read; a longer one, which few engines take, goes anywhere
 MOST_PARTS = 1 << 16  # commas in messages that are taken apart; others are one text
 MOST_MESSAGES = 1 << 12  # whose ends are places; of more only the first are
 FIRST, LAST = 96, 160  # places of one request that are kept
@@ -35,9 +33,10 @@ class Place(NamedTuple):
 
 
 class _Body(msgspec.Struct):
-    """What stands in a prompt, in its order, as JSON."""
+    """What a prompt is made of, in its order, as JSON. `cache_salt` parts all that follows."""
 
     model: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
@@ -66,14 +65,15 @@ def places(body: bytes) -> tuple[Place, ...]:
         pieces = list(_pieces(found))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
-    return tuple(_marked(pieces, bytes(found.model)))
+    salt = bytes(found.cache_salt)
+    return tuple(_marked(pieces, bytes(found.model) + (b"" if salt in _NOTHING else b"\0" + salt)))
 
 
-def _marked(pieces: Sequence[bytes], model: bytes) -> Iterator[Place]:
-    """The first and the last places of these pieces."""
+def _marked(pieces: Sequence[bytes], root: bytes) -> Iterator[Place]:
+    """The first and the last places of these pieces, whose digests begin with `root`."""
     ends = [-(-len(piece) // GRID) for piece in pieces]  # places of each
     total, number, length = sum(ends), 0, 0
-    digest = blake2b(model, digest_size=16)
+    digest = blake2b(root, digest_size=16)
     for piece, count in zip(pieces, ends, strict=True):
         at = 0
         while at < len(piece):

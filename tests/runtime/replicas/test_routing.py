@@ -68,6 +68,14 @@ def test_messages_do_not_run_into_one_another() -> None:
     assert _shared(one, two) == 0
 
 
+def test_prompts_of_different_salts_share_nothing() -> None:
+    """As in the replicas' prefix caches."""
+    plain, null = places(_body(prompt="a")), places(_body(prompt="a", cache_salt=None))
+    one, two = (places(_body(prompt="a", cache_salt=salt)) for salt in "xy")
+    assert plain == null and _shared(plain, one) == _shared(one, two) == 0
+    assert one == places(_body(prompt="a", cache_salt="x"))
+
+
 def test_long_texts_part_on_a_grid() -> None:
     text = "x" * (5 * GRID)
     a, b = places(_body(prompt=text + "a")), places(_body(prompt=text + "b"))
