@@ -33,13 +33,20 @@ NUMBERS = {
     TOKENIZE: ["truncate_prompt_tokens", "add_special_tokens"],
 }
 _TURN = [{"role": "user", "content": "a"}]
+_SOON = [" ", "a", "e", "o"]  # stop strings: a limit beyond the context means as many as fit
 BASES: dict[str, dict[str, Any]] = {
-    TEXT: {"prompt": "a", "max_tokens": 1},
-    CHAT: {"messages": _TURN, "max_tokens": 1},
-    MESSAGES: {"messages": _TURN, "max_tokens": 1},
-    RESPONSES: {"input": "a", "max_output_tokens": 1, "store": False},
+    TEXT: {"prompt": "a", "max_tokens": 1, "stop": _SOON},
+    CHAT: {"messages": _TURN, "max_tokens": 1, "stop": _SOON},
+    MESSAGES: {"messages": _TURN, "max_tokens": 1, "stop_sequences": _SOON},
+    RESPONSES: {
+        "input": "a",
+        "max_output_tokens": 1,
+        "stop": _SOON,
+        "store": False,
+    },
     TOKENIZE: {"prompt": "a"},
 }
+NO_THOUGHT = {CHAT: {"enable_thinking": False}, RESPONSES: {"reasoning": {"effort": "none"}}}
 
 
 def _refused(at: Attacker, path: str, body: bytes, *statuses: int, **headers: str) -> None:
@@ -129,7 +136,9 @@ def odd_numbers(at: Attacker) -> None:
             shown = {str(value): value}
         elif name == "thinking":
             shown = {"type": "enabled", "budget_tokens": value}
-        found = at.post(path, {**BASES[path], name: shown})
+        limit = name.startswith("max_") and name.endswith("_tokens")
+        plain = NO_THOUGHT.get(path, {}) if limit else {}  # in which no stop string counts
+        found = at.post(path, {**BASES[path], **plain, name: shown})
         words = f"{path} {name} {str(value)[:30]}: {found.status} {found.body[:80]!r}"
         at.expect(0 < found.status < 500, words)
 
