@@ -56,7 +56,7 @@ mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
 
 # Attacks on real servers, a row for each: bodies, grammars, stored responses, connections, the front,
-# processes that are stopped and killed, full disks, hostile engine folders. Beside each an honest client's
+# processes that are stopped and killed, full disks, hostile engine folders. Next to each an honest client's
 # time to first token, lost requests, memory and the longest callback of the event loop. Ten minutes.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse

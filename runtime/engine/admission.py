@@ -79,10 +79,10 @@ class Admission:
 
     def _launch(self, priority: int, tiles: int) -> Launch:
         """What is known of the next one, for those of a priority."""
-        begun = [s for s in self._running if s.launched < s.prefill_end]
-        lefts = [tiles_left(s, self._sizes.tile) for s in begun if s.request.priority >= priority]
-        begun = [s for s in begun if s.request.priority == priority]
-        return Launch(tiles, begun, sorted(lefts), self._open_most)
+        started = [s for s in self._running if s.launched < s.prefill_end]
+        lefts = [tiles_left(s, self._sizes.tile) for s in started if s.request.priority >= priority]
+        started = [s for s in started if s.request.priority == priority]
+        return Launch(tiles, started, sorted(lefts), self._open_most)
 
     def _try(self, seq: Sequence, kept: _Kept, plan: StepPlan, in_flight: int) -> bool:
         """Admits it, or keeps room for it while it waits to go on from another; False where there
@@ -145,7 +145,7 @@ class Admission:
         self, seq: Sequence, hit: Hit, kept: _Kept, plan: StepPlan, in_flight: int
     ) -> bool:
         """Whether `seq` can be admitted now, after preempting those below it if that helps."""
-        # A spare page beside others, lest it be preempted for their next one at once.
+        # A spare page where others run, or it is preempted at once for their next one.
         need = self._need(seq) + bool(self._running) - len(hit.nodes)
         if seq in plan.preempted:
             return False
@@ -164,7 +164,7 @@ class Admission:
         return True
 
     def _available(self, hit: Hit) -> int:
-        """Pages that are free, or that nobody uses, beside those of the hit."""
+        """Pages that are free, or that nobody uses, without those of the hit."""
         return self._pages.free + self._pages.spare - self._pages.unused(hit.held_pages)
 
     def _victims(self, seq: Sequence, hit: Hit, need: int) -> list[Sequence]:

@@ -1,7 +1,7 @@
-"""The requests of one priority that have not begun, and how those that have share prefill.
+"""The requests of one priority that have not started, and how those that have share prefill.
 
 Two orders count. The *turn* belongs to one request: the oldest of the owner that was charged least
-(`shares`), or one that has begun and came before that. Shorter ones may overtake it, where owners
+(`shares`), or one that has started and came before that. Shorter ones may overtake it, where owners
 are even, until they were given as many tiles as it had when it came, or BURST; from then on every
 second tile is the turn's. So the turn's request is overtaken by at most twice its tiles, and a
 short one waits for a few tiles, however many wait before it. The same holds for an owner's oldest
@@ -23,7 +23,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.shares import Owner, Shares
 
 BURST = 32  # tiles that overtake the turn at once
-SLACK = 64  # entries of a heap that may be out of date, beside as many as are not
+SLACK = 64  # entries of a heap that may be out of date, in addition to as many as are not
 
 Key = tuple[float, float, int]
 
@@ -33,14 +33,14 @@ class Launch:
     """The prefill launch that is being filled, of `most` tiles.
 
     Attributes:
-        begun: those of the line's priority that run and are prefilled, without new ones.
+        started: those of the line's priority that run and are prefilled, without new ones.
         lefts: tiles that those which run have left, of this priority and above, ascending.
         open_most: so many of them may be under way behind it.
         last: one slot is left, which the turn has every second time.
     """
 
     most: int
-    begun: list[Sequence]
+    started: list[Sequence]
     lefts: list[int]
     open_most: int
     last: bool = False
@@ -127,8 +127,8 @@ class Line:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits, and whoever had the turn has been prefilled."""
-        return not (self._count or (self.turn is not None and _is_begun(self.turn)))
+        """Nobody waits, and the one that had the turn has been prefilled."""
+        return not (self._count or (self.turn is not None and _has_started(self.turn)))
 
     def add(self, seq: Sequence, owner: Owner) -> None:
         """It waits from now on; its `tiles` stay as they are."""
@@ -191,11 +191,11 @@ class Line:
 
     # The turn.
 
-    def find_turn(self, begun: Iterable[Sequence]) -> Sequence | None:
-        """Whose turn it is; `begun` are the line's that run and are prefilled."""
-        if self.turn is not None and (_is_begun(self.turn) or self.turn in self):
+    def find_turn(self, started: Iterable[Sequence]) -> Sequence | None:
+        """Whose turn it is; `started` are the line's that run and are prefilled."""
+        if self.turn is not None and (_has_started(self.turn) or self.turn in self):
             return self.turn
-        first, fresh = min(begun, key=_by_tag, default=None), self.next_turn()
+        first, fresh = min(started, key=_by_tag, default=None), self.next_turn()
         self.turn, self.debt = first, 0
         if fresh is not None:
             flow = self._flows[fresh.request.owner]
@@ -209,7 +209,7 @@ class Line:
         seq, before, most = self.shortest(), 0, launch.most
         if seq is None:
             return None
-        turn = self.find_turn(launch.begun)
+        turn = self.find_turn(launch.started)
         due = turn is not None and self.debt >= _limit(turn)
         if turn is not None and turn in self:
             seq = turn if due or (launch.last and not self._lends) else seq
@@ -240,11 +240,11 @@ class Line:
             flow.debt = max(0, flow.debt - count)
             self._note(flow)
 
-    def share(self, begun: list[Sequence], tiles: int) -> dict[Sequence, int]:
-        """So many tiles, or as many as there are, shared among `begun`, in their order."""
-        left = {seq: -(-(seq.prefill_end - seq.launched) // self._tile) for seq in begun}
-        short = {seq: tiles_left(seq, self._tile) for seq in begun}
-        queue = sorted(begun, key=lambda s: (short[s], s.id))
+    def share(self, started: list[Sequence], tiles: int) -> dict[Sequence, int]:
+        """So many tiles, or as many as there are, shared among `started`, in their order."""
+        left = {seq: -(-(seq.prefill_end - seq.launched) // self._tile) for seq in started}
+        short = {seq: tiles_left(seq, self._tile) for seq in started}
+        queue = sorted(started, key=lambda s: (short[s], s.id))
         given: dict[Sequence, int] = {}
         while tiles > 0 and queue:
             turn, first = self.find_turn(queue), queue[0]
@@ -281,7 +281,7 @@ def _limit(turn: Sequence) -> int:
     return min(turn.tiles, BURST)
 
 
-def _is_begun(seq: Sequence) -> bool:
+def _has_started(seq: Sequence) -> bool:
     return seq.status is Status.RUNNING and seq.launched < seq.prefill_end
 
 
@@ -289,8 +289,8 @@ def _by_tag(seq: Sequence) -> tuple[float, int]:
     return seq.tag, seq.id
 
 
-def _goes_before(fresh: Sequence, owner: Owner, begun: Sequence) -> bool:
+def _goes_before(fresh: Sequence, owner: Owner, started: Sequence) -> bool:
     """Whether the turn goes to one that waits: of one owner to the older one."""
-    if fresh.request.owner == begun.request.owner:
-        return fresh.id < begun.id
-    return owner.charged < begun.tag
+    if fresh.request.owner == started.request.owner:
+        return fresh.id < started.id
+    return owner.charged < started.tag

@@ -1,4 +1,4 @@
-"""Chunked prefill: how much of it a step takes beside decode.
+"""Chunked prefill: how much of it a step takes next to decode.
 
 Decode runs in every step; what prefill adds to the step is what everybody's next token waits for.
 So a launch is chosen by its time, not by its tokens: the build's table, corrected by what launches
@@ -102,13 +102,13 @@ class Pacing:
         self._split = PrefillSplit(buckets, {})
         self._refresh()
 
-    def room(self, begun: Sequence[Request], rows: int, more: int = 0, since: float = 0.0) -> int:
-        """Tiles that the next launch may take, beside a decode launch of `rows` (0: none).
+    def room(self, started: Sequence[Request], rows: int, more: int = 0, since: float = 0.0) -> int:
+        """Tiles that the next launch may take, next to a decode launch of `rows` (0: none).
 
-        `begun` and the rest as for `tiles`.
+        `started` and the rest as for `tiles`.
         """
         self._refresh()
-        return self._most(begun, (DECODE, rows) if rows else None, more, since)[0]
+        return self._most(started, (DECODE, rows) if rows else None, more, since)[0]
 
     def tiles(
         self, order: Sequence[Request], beside: Batch | None, more: int = 0, since: float = 0.0

@@ -5,7 +5,7 @@ a token but to know that one was added. The rules:
 
 - Order is priority. Among equals one request has the turn, which shorter ones overtake within a
   bound (`line`); those that ran before, or let others pass, go first. Beyond the bound nobody is
-  admitted before the turn, also where it waits for room. How much prefill a step takes beside
+  admitted before the turn, also where it waits for room. How much prefill a step takes next to
   decode is `pacing`'s business.
 - A request is admitted when the launch has tiles for it, a slot is free, and pages for all it
   knows plus one decode row.
@@ -20,7 +20,7 @@ a token but to know that one was added. The rules:
 - A request that waits to go on from one that is being prefilled lets others pass (`reuse`), but
   keeps its room; one whose grammar is still being made keeps none.
 - One whose tokens a mask may bind has rounds without drafts; one that waits for its mask has none.
-- So whoever runs and came first of its priority moves every few steps, the turn passes on after
+- So of those that run the first of its priority moves every few steps, the turn passes on after
   a bounded number of tiles, and nothing can go round in circles: a sequence is taken back only for
   one that came before it, or is more urgent.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
@@ -186,8 +186,8 @@ class Scheduler:
     def _admit(self, plan: StepPlan, in_flight: int) -> None:
         live = sum(s.decodable for s in self.running)
         rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
-        begun = [s for s in self.running if s.launched < s.prefill_end]
-        tiles = self.pacing.room(begun, rows, *self._backlog())
+        started = [s for s in self.running if s.launched < s.prefill_end]
+        tiles = self.pacing.room(started, rows, *self._backlog())
         self._admission.admit(plan, in_flight, tiles)
         for move in plan.restores:
             self.swap_used -= move.seq.swap_bytes
@@ -222,7 +222,7 @@ class Scheduler:
         self.waiting.come_back(seq)
 
     def drop_snapshots(self) -> None:
-        """Whoever is swapped out prefills again instead; its snapshot's memory is free at once."""
+        """Those that are swapped out prefill again; their snapshots' memory is free at once."""
         for seq in [s for s in self.waiting.first if s.status is Status.SWAPPED]:
             self.waiting.leave(seq)
             self._drop_snapshot(seq)

@@ -23,7 +23,7 @@ class Owner:
     name: as requests have it.
     charged: tokens, on the clock of its `Shares`; `overtook`: the same of what overtook others.
     turn: grows with each turn of any owner: of equals, who had none for longest is first.
-    waiting: its requests that wait and have not begun.
+    waiting: its requests that wait and have not started.
     live: its requests that have not ended.
     ahead: it is beyond the clock, and none of its requests waits.
     """

@@ -269,7 +269,7 @@ def _wait(server: int, incoming: Sequence[_Incoming[Any]], until: float) -> set[
 
 
 def _let_in(server: socket.socket, strangers: list[_Incoming[Hello]]) -> None:
-    """Whoever knocks. Of too many who say nothing the first gives way."""
+    """Takes each peer that connects. Of too many who say nothing the first gives way."""
     try:
         peer, _ = server.accept()
     except OSError:  # it has left again

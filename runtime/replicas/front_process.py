@@ -101,7 +101,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._front, self._listener, self._drain_s = front, listener, drain_s
-        self._end = 0.0  # of the drain, once it has begun; `time.monotonic`
+        self._end = 0.0  # of the drain, once it has started; `time.monotonic`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then a line that says where."""

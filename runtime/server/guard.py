@@ -49,8 +49,8 @@ def allowed_hosts(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class Guard:
-    """Who may call. `hosts`: names beside localhost and every IP address; None: any name.
-    `origins`: of pages beside the server's own, `*` for all; None: any page's requests."""
+    """Who may call. `hosts`: names in addition to localhost and every IP address; None: any name.
+    `origins`: of pages other than the server's own, `*` for all; None: any page's requests."""
 
     def __init__(self, hosts: Sequence[str] | None, origins: Sequence[str] | None) -> None:
         self._hosts = None if hosts is None or ALL in hosts else frozenset(hosts) | {"localhost"}
@@ -64,11 +64,11 @@ class Guard:
         hosts = headers.get(b"host", [])  # none: a program's of HTTP/1.0, and no browser's
         if self._hosts is not None and not all(map(self._knows, hosts)):
             shown = b", ".join(hosts)[:80].decode("latin-1")
-            words = f"this server is not known as {shown!r}; whoever runs it can name it with"
+            words = f"this server is not known as {shown!r}; its operator can name it with"
             return f"{words} --allowed-hosts, or lock it with --api-key", "host_not_allowed"
         if self._origins is not None and not self._serves_page(scope["method"], hosts, headers):
             origin = b", ".join(headers.get(b"origin", [b"another site"]))[:80].decode("latin-1")
-            words = f"pages of {origin} may not use this server; whoever runs it can let them with"
+            words = f"pages of {origin} may not use this server; its operator can let them with"
             return f"{words} --cors-origin", "origin_not_allowed"
         return "", ""
 

@@ -19,7 +19,7 @@ EVERY_S = 1.0
 
 
 class MemoryWatch:
-    """`available` tells the bytes that can be taken, None where that is not known."""
+    """`available` gives the bytes that can be taken, None where that is not known."""
 
     def __init__(self, available: Callable[[], int | None] = available_memory) -> None:
         self.short = False

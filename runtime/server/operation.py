@@ -82,7 +82,7 @@ def on_hangup(
 async def listeners(
     access_log: bool, whole: bool, collector: str | None, model: str
 ) -> AsyncIterator[Sequence[Listener]]:
-    """Who is told of every request that has ended. `whole`: the access log has probes
+    """The listeners that get every request that has ended. `whole`: the access log has probes
     as well. `collector`: a URL. Raises OptionError."""
     found: list[Listener] = []
     if access_log:

@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20  # of all together that have ended
 MOST_RUNNING_BYTES = 128 << 20  # of all together that run
 MOST_RUNNING = 4096
 MOST_ONE = 32 << 20  # bytes of the conversation before one
-OVERHEAD = 1 << 10  # bytes of one beside its JSON
+OVERHEAD = 1 << 10  # bytes of one in addition to its JSON
 
 
 class UnknownResponse(BadField):

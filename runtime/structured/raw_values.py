@@ -71,11 +71,11 @@ class Ends:
 
     def fits(self, text: str) -> bool:
         """Whether the parser reads a text as a whole."""
-        begun = [part.lstrip() for part in text.split(PARAMETER)[1:]]
+        started = [part.lstrip() for part in text.split(PARAMETER)[1:]]
         return not (
             any(mark in text for mark in self.marks)
-            or any(part.startswith(self.names) for part in begun)
-            or (begun and FUNCTION in text)  # a call within the call
+            or any(part.startswith(self.names) for part in started)
+            or (started and FUNCTION in text)  # a call within the call
         )
 
 
@@ -118,7 +118,7 @@ class Values:
 
 
 class _Text:
-    """One value that may be a string, and so stands raw."""
+    """One value that may be a string, and so is written raw."""
 
     def __init__(self, lark: Lark, schema: Any, values: Values, place: str) -> None:
         self._lark, self._schema, self._place = lark, schema, place
@@ -132,7 +132,7 @@ class _Text:
         others = (self._root.types(self._schema) & TYPES) - {"string"}
         found = list(self._strings(self._schema, self._place))
         if free := self._anything() in found:
-            # the others would be lexemes beside those of any text, and take their letters
+            # the others would be lexemes next to those of any text, and take their letters
             found = [self._anything()]
         if free and others & {"array", "object"}:  # the parser reads a text in brackets as one
             found = [self._anything(NO_BRACKET)]

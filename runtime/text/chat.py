@@ -93,8 +93,8 @@ class ChatTemplate:
         return self._render(normalise(messages), tools, options, True)
 
     def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
-        """Those of an option's values that the template does not refuse, beside options `more`; all
-        of them where it refuses a chat without the option."""
+        """The values of an option that the template does not refuse, together with the options
+        `more`; all of them where it refuses a chat without the option."""
         given = tuple(values)
         if not self._takes({}):
             return frozenset(given)
@@ -165,7 +165,7 @@ class ChatTemplate:
         values |= {"messages": plain, "tools": tools or None}
         try:
             text = self._template.render(values)  # a client's option may have any name
-        except MemoryError:  # is said by whoever set the limit
+        except MemoryError:  # is reported by the code that set the limit
             raise
         except Exception as error:  # a template may trip over its input in any way
             words = f"the chat template refused the messages: {error}"

@@ -107,7 +107,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 
 def _is_reminder(message: Message) -> bool:
-    """Whether it says something beside a conversation, and asks nothing."""
+    """Whether it adds something to a conversation, and asks nothing."""
     user = message["role"] == "user" and _is_within(message["content"], _REMINDER)
     return user or message["role"] == "system"
 

@@ -24,8 +24,8 @@ _SHOWN = 80  # characters of a client's words in a note
 
 
 def text_of(content: Any, joint: str = "") -> str:
-    """The text of a content: a string, a list of parts, or one part. `joint` stands between parts
-    of text; what stands for something else begins a line of its own."""
+    """The text of a content: a string, a list of parts, or one part. `joint` is written between
+    parts of text; what represents something else begins a line of its own."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -73,7 +73,7 @@ def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
 
 
 def _part(part: Any, depth: int) -> tuple[str, bool] | None:
-    """(text, whether it stands for something else) of one part; None where it is of no known
+    """(text, whether it represents something else) of one part; None where it is of no known
     type."""
     if part is None or isinstance(part, str):
         return part or "", False

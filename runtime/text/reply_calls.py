@@ -173,7 +173,7 @@ class CallReader:
         elif kind is Mark.TEXT and self._blank and lexeme.text.lstrip().startswith("{"):
             self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT)
             self._again([lexeme])
-        else:  # what stands between parameters is no part of them
+        else:  # what is between parameters is no part of them
             self._blank = self._blank and lexeme.is_blank
 
     def _at_parameter(self, lexeme: Lexeme) -> None:

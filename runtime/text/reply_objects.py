@@ -55,8 +55,8 @@ class OpenObject:
             self._first = lexeme.at if self._first is None else self._first
             self._behind, self._opened = True, False
             return False
-        begun = self._opened and lexeme.text.lstrip().startswith("{")
-        if begun or (kind is Mark.FUNCTION and (self._opened or self._behind)):
+        opens = self._opened and lexeme.text.lstrip().startswith("{")
+        if opens or (kind is Mark.FUNCTION and (self._opened or self._behind)):
             return True
         self._behind = False
         self._opened = kind is Mark.CALL and self._first is not None

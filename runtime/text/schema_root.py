@@ -25,7 +25,7 @@ class Root:
     """A schema, and what its parts mean: references in them go from it.
 
     Looks at each part and at each reference once, however often they are asked for, so its time is
-    bounded by the schema's length. Parts are told apart by identity, and must live as long.
+    bounded by the schema's length. Parts are distinguished by identity, and must live as long.
     """
 
     def __init__(self, schema: Any) -> None:

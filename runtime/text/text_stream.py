@@ -1,6 +1,6 @@
 """From the engine's events to text: detokenising, end ids, stop strings, one stream at a time.
 
-Stop strings count in the answer and not in the thought before it, which a `Thought` tells apart.
+Stop strings count in the answer and not in the thought before it, which a `Thought` separates.
 Knows one choice of one request. Knows no HTTP and no chat form.
 """
 

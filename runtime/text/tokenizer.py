@@ -145,7 +145,7 @@ def _backend(path: Path, text: str) -> Backend:
         found = Backend.from_str(text)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises bare Exception, and panics beside it
+    except BaseException as error:  # the library raises bare Exception, and panics
         words = f"{path} cannot be read ({str(error)[:500]})"
         raise EngineError(f"{words}; build the engine again") from None
     if (size := found.get_vocab_size(with_added_tokens=True)) > MOST_TOKENS:

@@ -5,12 +5,12 @@ not. The schema decides:
 
 - A parameter that may only be a string is the text as it was written; so is one of which the schema
   says nothing, and a text that equals a string of an `enum` or a `const`.
-- Where strings are allowed beside other types, the text is the first of null, boolean, number,
+- Where strings are allowed next to other types, the text is the first of null, boolean, number,
   object and array which is allowed and as which it can be read, else a string. Nothing may be lost
   by that: `12` is a number, but `012`, `1.50` and a number beyond 2**53 are strings.
 - Where no string is allowed the text is read as JSON, raw newlines in its strings, a comma before a
   closing bracket and Python's `True`, `False` and `None` included. What cannot be read is a string:
-  the tool's own check then tells the model.
+  the tool's own check then informs the model.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Parameter:
     words: frozenset[str] = frozenset()
     SHORT: ClassVar[int] = 32  # characters of a null, a boolean or a number among strings
 
-    def is_text(self, begun: str) -> bool:
+    def is_text(self, prefix: str) -> bool:
         """Whether a value that begins so is a string, whatever follows. Only the first SHORT
         characters count, and an opening bracket, which leaves it open for good."""
         if not self.types or self.types == {"string"}:
             return True
         if "string" not in self.types:
             return False
-        start = begun[: self.SHORT + 1].strip()
+        start = prefix[: self.SHORT + 1].strip()
         if start[:1] == "[" or start[:1] == "{":
             return ("array" if start[0] == "[" else "object") not in self.types
-        if len(begun) > self.SHORT:
+        if len(prefix) > self.SHORT:
             return True
         others = ["null"] if "null" in self.types else []
         others += _WORDS if "boolean" in self.types else ()
@@ -58,12 +58,12 @@ class Parameter:
         number = not self.types.isdisjoint(("integer", "number"))
         return bool(start) and not (number and _NUMBER.fullmatch(start))
 
-    def may_be_text(self, begun: str) -> bool:
+    def may_be_text(self, prefix: str) -> bool:
         """Whether a value that was cut off here is taken for a string."""
-        return "string" in self.types and begun.lstrip()[:1] not in ("[", "{")
+        return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:
-        """The value that the text of a parameter stands for."""
+        """The value that the text of a parameter means."""
         if text in self.words or self.is_text(text):
             return text
         if "string" in self.types:

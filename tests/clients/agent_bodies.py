@@ -42,8 +42,8 @@ def _schema(field: str) -> Json:
 
 
 def _function(name: str) -> Json:
-    told = {"name": name, "description": f"{name}.", "strict": False}
-    return {"type": "function", **told, "parameters": _schema("what")}
+    row = {"name": name, "description": f"{name}.", "strict": False}
+    return {"type": "function", **row, "parameters": _schema("what")}
 
 
 def codex(model: str, question: str) -> Json:

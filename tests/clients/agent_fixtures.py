@@ -1,4 +1,4 @@
-"""Makes fixtures of what agents asked: the last turn, and requests beside the turns, shortened.
+"""Makes fixtures of what agents asked: the last turn, and requests outside the turns, shortened.
 
 The last turn has the whole conversation: calls, results and the image. Texts and descriptions are
 cut, and what names a machine, a person or a session is replaced.

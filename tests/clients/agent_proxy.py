@@ -4,7 +4,7 @@ The embedded model cannot decide to call a tool, so the proxy decides: the first
 shell, the second reads an image, the third answers. It changes a body in these places only: the
 parameters of the two forced tools are fixed (in each request alike, so the prompt's prefix stays
 the same), `tool_choice` names the tool of this turn, the answer's form is the constant `ANSWER`,
-budgets of thought are cut to `THOUGHT`, and requests beside the turns (titles) get `ASIDE` tokens.
+budgets of thought are cut to `THOUGHT`, and requests outside the turns (titles) get `ASIDE` tokens.
 """
 
 from __future__ import annotations

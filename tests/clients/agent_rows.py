@@ -28,7 +28,7 @@ class Agent:
     Attributes:
         package: the npm package whose version is the agent's.
         command: the program and its arguments.
-        env: environment variables beside the common ones.
+        env: environment variables in addition to the common ones.
         files: by their path in `$home`, their text or JSON.
         shell, image: the calls that are forced; texts of arguments are templates too.
     """

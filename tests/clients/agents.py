@@ -127,16 +127,16 @@ class Run:
 
 def version(agent: Agent) -> str:
     """Of its package."""
-    told = json.loads((LOCK / "package.json").read_text())["dependencies"][agent.package]
-    return str(told).removesuffix("-linux-x64")
+    version = json.loads((LOCK / "package.json").read_text())["dependencies"][agent.package]
+    return str(version).removesuffix("-linux-x64")
 
 
 def install() -> None:
     """The agents' packages, again where the lock file changed. Raises CalledProcessError."""
     names = ("package.json", "package-lock.json")
-    told = FOLDER / "installed.json"
+    installed = FOLDER / "installed.json"
     wanted = json.dumps([(LOCK / name).read_text() for name in names])
-    if told.exists() and told.read_text() == wanted:
+    if installed.exists() and installed.read_text() == wanted:
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -144,7 +144,7 @@ def install() -> None:
     # `npm ci` refuses a lock file without the optional packages of other systems
     flags = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"]
     subprocess.run(["npm", "install", *flags], cwd=FOLDER, check=True)
-    told.write_text(wanted)
+    installed.write_text(wanted)
 
 
 def build() -> Path:

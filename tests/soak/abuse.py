@@ -144,7 +144,7 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
 
 
 def hostile(folder: Path) -> Row:
-    """Starts that must fail well: no server runs beside them."""
+    """Starts that must fail well: no other server runs."""
     with ExitStack() as stack:
         found = plain(stack, folder)
         attack = Attack(HOSTILE, lambda at: starts.hostile_folders(at, _embedded(), folder), "2")

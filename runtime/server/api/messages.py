@@ -159,7 +159,7 @@ def _is_begun(message: Json) -> bool:
 def _turn(role: str, blocks: list[Any]) -> list[Json]:
     """The messages of a user's blocks: the results of tools, else one turn.
 
-    What else is said beside results becomes part of the result before it (or of the first). It is
+    What else is said next to results becomes part of the result before it (or of the first). It is
     the client's, a reminder mostly; a turn of the user's would end the model's loop of calls, whose
     thoughts and cached prefix would then be gone.
     """

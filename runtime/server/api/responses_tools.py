@@ -83,7 +83,7 @@ class ToolNames:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name of the function that stands for a tool."""
+    """The name of the function that represents a tool."""
     return name if namespace is None else f"{namespace}__{name}"
 
 

@@ -1,6 +1,6 @@
 """The fields of a request body that say whether a model thinks, for the APIs that are translated.
 
-Knows names only; what they mean stands in `runtime/text/thinking.py`.
+Knows names only; their meaning is in `runtime/text/thinking.py`.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class TextPool(Protocol):
         ...
 
     def make_way(self, owner: str) -> bool:
-        """Refuses a job that waits, of whoever has most of them waiting, where that is more than
+        """Refuses a job of the owner that has most of them waiting, where these are more than
         `owner` has; whether it did."""
         ...
 

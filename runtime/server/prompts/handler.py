@@ -76,7 +76,7 @@ class Handler:
             result, found = self._do(decode_job(header), blobs)
             answer = encode(result)
             if len(answer) > MOST_HEADER:
-                words = f"what the request asks for beside its prompt has {len(answer)} bytes"
+                words = f"what the request asks for next to its prompt has {len(answer)} bytes"
                 raise RequestError(f"{words}; at most {MOST_HEADER} are supported")
             return answer, found
         except MemoryError:

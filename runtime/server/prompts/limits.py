@@ -31,4 +31,4 @@ MOST_TEXT = 16 << 20  # characters of all texts of one request
 MOST_TOKENS = 2 << 20  # prompt tokens of one request, times n; or one prompt of the engine's length
 MOST_SHOWN = 256 << 10  # the same where the answer repeats the prompt; and characters of echoes
 MOST_TYPES = 256 << 10  # bytes of the names and types of all tools' parameters
-MOST_HEADER = 4 << 20  # bytes of all that comes back beside prompts and items
+MOST_HEADER = 4 << 20  # bytes of all that comes back in addition to prompts and items

@@ -1,7 +1,7 @@
 """From a body to what the engine and the answer need of it: checks, prompts, tokens, choices.
 
 Pure: no process, no engine, no HTTP. The translation of each API's body is in `api/`; this is what
-they share. What it costs is bounded by whoever calls it.
+they share. What it costs is bounded by the caller.
 """
 
 from __future__ import annotations

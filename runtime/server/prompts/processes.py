@@ -94,7 +94,7 @@ class Forker:
         return cls(process, ours)
 
     async def load(self, setup: Setup) -> None:
-        """Tells it what bodies are read for, and waits until all is loaded. Raises EngineError
+        """Says what bodies are read for, and waits until all is loaded. Raises EngineError
         with its words where something cannot be, and InternalError."""
         with contextlib.suppress(OSError):
             self._socket.send(encode(setup))

@@ -101,7 +101,7 @@ def warm_up(grammars: Grammars) -> None:
 
 
 def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
-    """Forks for each socket that comes, and tells of each worker that ended."""
+    """Forks for each socket that comes, and reports each worker that ended."""
     ours, wakeup = socket.socketpair()
     for end in (ours, wakeup):
         end.setblocking(False)

@@ -140,7 +140,7 @@ def test_a_long_prompt_is_overtaken_by_no_more_tiles_than_it_has(
 
 @pytest.mark.parametrize("others", [1, 4])
 def test_an_owners_short_prompts_do_not_keep_its_long_one_waiting(others: int) -> None:
-    """Though they alone use up its share, beside owners with long prompts without end."""
+    """Though they alone use up its share, next to owners with long prompts without end."""
     world = World(4)
     for n in range(others):
         for _ in range(20):

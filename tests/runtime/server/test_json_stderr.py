@@ -1,4 +1,4 @@
-"""With --log-format json each line of standard error is one JSON object, whoever writes it."""
+"""With --log-format json each line of standard error is one JSON object, whatever writes it."""
 
 from __future__ import annotations
 

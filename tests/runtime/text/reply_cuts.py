@@ -89,7 +89,7 @@ class Reader:
 
     @property
     def result(self) -> object:
-        """All that a client is told in the end: reasoning, content and calls in their order, why
+        """All that a client gets in the end: reasoning, content and calls in their order, why
         it ended, and whether the last call is whole."""
         return tuple(self.parts), self.end
 
@@ -175,7 +175,7 @@ class _Copies:
 
 
 def _signature(value: Any) -> object:
-    """What tells a state from another."""
+    """What distinguishes a state from another."""
     if value is None or isinstance(value, str | int | frozenset | enum.Enum):
         return value
     if isinstance(value, list | deque | tuple):

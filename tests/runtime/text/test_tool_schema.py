@@ -1,4 +1,4 @@
-"""Types of parameters, and what their text stands for, whole and while it streams."""
+"""Types of parameters, and what their text means, whole and while it streams."""
 
 from __future__ import annotations
 

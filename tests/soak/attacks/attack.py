@@ -201,7 +201,7 @@ class Attack:
         run: makes it, and notes in the Attacker what is wrong.
         shows: what must hold, in words.
         faults: it breaks something, so that honest requests may end in a clear error meanwhile.
-        mixed: it may run beside others in the soak.
+        mixed: it may run with others in the soak.
         key: of the attacker.
         slow: honest clients may wait so many seconds more: an engine starts again.
     """

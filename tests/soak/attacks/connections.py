@@ -228,7 +228,7 @@ ATTACKS = (
     Attack("Host and Origin of elsewhere", names, "403", mixed=True),
     Attack("two lengths, bad heads", smuggling, "one answer, 400", mixed=True),
     Attack("who leaves, at every stage", leaving, "nothing goes on", mixed=True),
-    Attack("the page beside a load", page, "200 soon"),
+    Attack("the page under load", page, "200 soon"),
 )
 FEW = (
     Attack("100 idle sockets, 64 descriptors", idle_sockets, "closed in time"),

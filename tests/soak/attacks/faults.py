@@ -24,7 +24,7 @@ OPTIONS = ("--watchdog-s", str(WATCHDOG_S), "--restarts", "60", "--dumps", "dump
 
 
 def _stop(at: Attacker, pids: list[int]) -> None:
-    """They stand still for a while; where one of them is ended meanwhile, that is well too."""
+    """They are stopped for a while; where one of them is ended meanwhile, that is well too."""
     at.expect(bool(pids), "there is no such process")
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

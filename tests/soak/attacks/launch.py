@@ -27,11 +27,11 @@ def watch(file: Path) -> None:
     """Measures all callbacks of this process from now on."""
     run = asyncio.events.Handle._run  # type: ignore[attr-defined]
 
-    collected, begun = [0.0], [0.0]
+    collected, started = [0.0], [0.0]
 
     def note_collection(phase: str, _: object) -> None:
-        begun[0] = time.thread_time() if phase == "start" else begun[0]
-        collected[0] += time.thread_time() - begun[0] if phase == "stop" else 0.0
+        started[0] = time.thread_time() if phase == "start" else started[0]
+        collected[0] += time.thread_time() - started[0] if phase == "stop" else 0.0
 
     def timed(handle: asyncio.Handle) -> None:
         begin, collected[0] = time.thread_time(), 0.0

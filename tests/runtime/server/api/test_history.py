@@ -22,7 +22,7 @@ USER = {"role": "user", "content": "look"}
 IMAGE, FILE = "[an image that this model cannot see]", "[a file that this model cannot read"
 PNG = {"type": "base64", "media_type": "image/png", "data": "AA=="}
 URL = "data:image/png;base64,AA=="
-# name: (what stands in a content, what the model is told), by API
+# name: (what a content holds, what the model reads), by API
 PARTS: dict[str, list[tuple[Any, str]]] = {
     CHAT: [
         ({"type": "image_url", "image_url": {"url": URL}}, IMAGE),

@@ -110,7 +110,7 @@ def test_an_engine_without_a_manifest_tells_its_limits() -> None:
     assert report["generation"] == {"temperature": 0.5} and "memory" not in report
     assert report["chat"]["template_kwargs"] is None
     chat = ChatOptions(reasoning_effort="low", template_kwargs={"preserve_thinking": True})
-    told = make_report(INFO, None, chat)["chat"]
-    assert (told["reasoning_effort"], told["template_kwargs"]) == (
+    shown = make_report(INFO, None, chat)["chat"]
+    assert (shown["reasoning_effort"], shown["template_kwargs"]) == (
         "low", {"preserve_thinking": True},
     )  # fmt: skip

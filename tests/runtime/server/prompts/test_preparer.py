@@ -56,7 +56,7 @@ def test_all_else_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MOST_HEADER", 2000)
     assert isinstance(_do(JobKind.CHAT, messages=USER)[0], Prepared)
     found, _ = _do(JobKind.CHAT, messages=USER, stop=["s" * 3000])
-    assert isinstance(found, Refused) and "beside its prompt has" in found.message
+    assert isinstance(found, Refused) and "next to its prompt has" in found.message
 
 
 def test_an_error_is_short_and_has_words() -> None:
