@@ -87,10 +87,10 @@ def _marked(pieces: Sequence[bytes], root: bytes) -> Iterator[Place]:
             at, number, length = at + step, number + skipped, length + len(part)
             if number <= FIRST or number > total - LAST:
                 yield Place(digest.digest(), length)
-        digest.update(b"\0")  # pieces do not run into one another
 
 
 def _pieces(body: _Body) -> Iterator[bytes]:
+    """Texts of JSON, each of which shows where it ends."""
     before = [b"" if raw in _NOTHING else raw for raw in map(bytes, body.before)]
     if any(before):
         yield b"\0".join(before)
