@@ -212,6 +212,13 @@ def test_pages_go_over_all_items_in_both_orders() -> None:
             page(stored, after=wrong)
 
 
+def test_an_id_within_an_item_is_no_items() -> None:
+    """Objects of unknown items are stored as they are."""
+    rows = [{"type": "odd", "content": "first", "of": {"id": "msg_b"}}]
+    rows += [{"role": "user", "content": name, "id": f"msg_{name}"} for name in "abc"]
+    assert page(store_items(rows), after="msg_b", ascending=True) == (["c"], False)
+
+
 @pytest.mark.parametrize("count", [1, 60_000])
 def test_no_page_takes_long(count: int) -> None:
     """Of the largest that is stored, whatever it holds; it was made in a thread."""
