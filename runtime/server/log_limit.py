@@ -5,9 +5,10 @@ Knows logging only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 ACCESS = "spark.access"  # the logger with a line for every request, which is asked for
 EVERY_S = 1.0
@@ -45,7 +46,14 @@ class OnePerKind(logging.Filter):
         return True
 
 
-def limit_log() -> None:
-    """Puts the filter before every handler of the root logger."""
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OnePerKind())
+@contextlib.contextmanager
+def limited_log() -> Iterator[None]:
+    """Puts the filter before every handler that the root logger has now, and removes it again."""
+    quiet = [(handler, OnePerKind()) for handler in logging.getLogger().handlers]
+    for handler, found in quiet:
+        handler.addFilter(found)
+    try:
+        yield
+    finally:
+        for handler, found in quiet:
+            handler.removeFilter(found)

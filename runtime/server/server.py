@@ -53,7 +53,7 @@ from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.guard import guard_of, is_loopback
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.log_limit import limit_log
+from spark_engine.runtime.server.log_limit import limited_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation import (
     keep_loaded,
@@ -184,7 +184,6 @@ def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
 
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
     """The same with another engine process: `command` gets the socket's address appended."""
-    limit_log()
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
     tls = ServerTls.of(options.tls_cert, options.tls_key)
@@ -203,6 +202,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             show_keys(keys, service.metrics)
 
     try:
+        stack.enter_context(limited_log())
         stack.enter_context(on_hangup(keys, tls, show))
         await pool.begin()  # it loads while we and the engine do
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spark_engine.runtime.server.log_limit import OnePerKind
+from spark_engine.runtime.server.log_limit import OnePerKind, limited_log
 
 
 def test_one_line_a_second_of_a_kind() -> None:
@@ -31,3 +31,13 @@ def test_kinds_are_forgotten_before_they_fill_the_memory() -> None:
     for i in range(5000):
         assert quiet.filter(logging.makeLogRecord({"msg": f"made elsewhere {i}", "name": "x"}))
     assert len(quiet._seen) <= 1000
+
+
+def test_the_limit_ends_with_the_server() -> None:
+    """Handlers of the root logger outlive a server that ran in this process."""
+    handlers = logging.getLogger().handlers
+    assert handlers, "pytest's own"
+    before = [list(handler.filters) for handler in handlers]
+    with limited_log():
+        assert all(isinstance(handler.filters[-1], OnePerKind) for handler in handlers)
+    assert [list(handler.filters) for handler in handlers] == before

@@ -112,7 +112,6 @@ def test_a_hangup_while_the_engine_is_loaded_ends_nothing(
             return known[-1]
 
     monkeypatch.setattr(module, "EngineClient", Loading)
-    monkeypatch.setattr(module, "limit_log", lambda: None)  # it would stay for later tests
     monkeypatch.setattr(module, "Keyring", Kept)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # else it would end this process
     with pytest.raises(EngineError, match="enough"):
