@@ -22,11 +22,12 @@ run: $(VENV)/.run
 	$(BIN)/spark-run --prompt "Once upon a time" --max-tokens 220
 	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
 
-# Two processes, a file at a time: fixtures are those of a file. One thread each for small matrix
-# products, whose threads wait for one another longer than they compute. Tests start the commands
-# some hundred times: their bytecode is kept, wherever Python is told to write none.
+# Three processes on two cores, since tests of servers wait a lot; a file at a time, since fixtures
+# belong to a file. One thread each for small matrix products, whose threads wait for one another
+# longer than they compute. Tests start the commands some hundred times: bytecode is written even
+# where PYTHONDONTWRITEBYTECODE is set. --no-compile: most installed modules are never imported.
 test: $(VENV)/.test lint types
-	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Kernels of the served models' sizes for both targets, and of every case: registers, spills, shared
 # memory. Five minutes; `make test` compiles every form once, whichever op launches it.
@@ -71,7 +72,7 @@ fuzz: $(VENV)/.test
 served: $(VENV)/.test
 	$(BIN)/python -m tests.soak.served
 
-# Generated traces of requests, sixteen times as many as in `make test`, with drafts and without: a
+# Generated traces of requests, 25 times as many as in `make test`, with drafts and without: a
 # quarter of an hour.
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
@@ -134,11 +135,11 @@ $(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/python
 # Exactly what requirements.lock names. Without torch the tests still run; parity is then held against
 # the stored golden files.
 $(VENV)/.test: pyproject.toml requirements.lock | $(BIN)/python
-	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-compile --require-hashes -r requirements.lock
 	$(PIP) install --no-deps --no-build-isolation -e .
-	$(PIP) install $(ORACLE_PIP_ARGS) '$(TORCH)' \
+	$(PIP) install --no-compile $(ORACLE_PIP_ARGS) '$(TORCH)' \
 	  || echo "torch cannot be installed here: parity runs on golden files"
-	$(PIP) install -e '.[trt]' \
+	$(PIP) install --no-compile -e '.[trt]' \
 	  || echo "TensorRT-RTX cannot be installed here: its tests skip"
 	@touch $@ $(VENV)/.run
 

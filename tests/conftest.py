@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline: a busy machine may stop a test for long. Sixty examples keep `make test` in its time.
-settings.register_profile("patient", deadline=None, max_examples=60)
+# No deadline: a busy machine may stop a test for long. Forty examples keep `make test` in its time.
+settings.register_profile("patient", deadline=None, max_examples=40)
 settings.load_profile("patient")
-settings.register_profile("soak", max_examples=1000)  # `make soak`; 60 otherwise
+settings.register_profile("soak", max_examples=1000)  # `make soak`; 40 otherwise
 settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; 3 otherwise
 
 

@@ -27,6 +27,7 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.guard import guard_of
+from spark_engine.runtime.server.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.operation import keep_loaded, on_hangup
 from spark_engine.runtime.server.port import bind
@@ -50,6 +51,7 @@ async def serve(
     Of `options` those count that are of connections: bounds, times, TLS, and by which names and
     pages it may be called where there are no keys.
     """
+    return_large_buffers()
     descriptors = raise_descriptor_limit()
     upstream = Upstream()
     fleet = Fleet(members, upstream, Router(policy))
@@ -66,7 +68,7 @@ async def serve(
         if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
             tls.serve_with(config, options.read_timeout_s)
         server = _Server(config, front, listener, options.drain_timeout_s)
-        with on_hangup(Keyring(), tls):
+        with on_hangup(Keyring(), tls), trimmed_heap():
             await server.serve([listener])
     finally:
         watch.cancel()

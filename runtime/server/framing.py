@@ -13,6 +13,7 @@ import h11
 PIECE = 4 << 10  # bytes that are given to h11 at a time: at most some hundred events
 MOST_HEAD = 16 << 10  # bytes of a request's line and headers, give or take a PIECE
 MOST_HEADERS = 256
+VERSIONS = (b"1.0", b"1.1")
 FREE_CHUNKS = 16 << 10  # chunks of a body of any size; of more the mean is looked at
 MEAN_CHUNK = 64  # bytes
 
@@ -50,6 +51,9 @@ class Parser(h11.Connection):
 def _check(request: h11.Request) -> None:
     """Raises RemoteProtocolError for a request that another parser may read differently, or that
     has too many headers."""
+    if request.http_version not in VERSIONS:
+        shown = request.http_version.decode("latin-1")
+        raise h11.RemoteProtocolError(f"use HTTP/1.1, not HTTP/{shown}")
     if not request.target.startswith(b"/"):  # behind a replica's address it would be another's
         shown = request.target[:80].decode("latin-1")
         raise h11.RemoteProtocolError(f"the request's target must begin with /, not {shown!r}")

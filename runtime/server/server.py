@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import signal
 import socket
@@ -51,6 +50,7 @@ from spark_engine.runtime.server.connections import (
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.guard import guard_of, is_loopback
+from spark_engine.runtime.server.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limited_log
@@ -71,8 +71,6 @@ from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.telemetry import check_endpoint
 from spark_engine.runtime.server.tls import ServerTls, check_tls
 
-M_MMAP_THRESHOLD = -3  # of malloc.h
-LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
 BACKLOG = 2048  # connections that the kernel may hold for us
 KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
 LEAVE_S = 30.0  # for all that follows; then the process ends, whatever does not
@@ -184,7 +182,7 @@ def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
 
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
     """The same with another engine process: `command` gets the socket's address appended."""
-    _give_large_buffers_back()
+    return_large_buffers()
     descriptors = raise_descriptor_limit()
     tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
@@ -203,6 +201,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 
     try:
         stack.enter_context(limited_log())
+        stack.enter_context(trimmed_heap())
         stack.enter_context(on_hangup(keys, tls, show))
         await pool.begin()  # it loads while we and the engine do
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
@@ -277,13 +276,6 @@ def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> u
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
-
-
-def _give_large_buffers_back() -> None:
-    """glibc learns from large buffers that were freed to keep the next ones, up to 64 MB of them;
-    a threshold that is set stays as it is."""
-    with contextlib.suppress(AttributeError, OSError):  # another libc
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
 def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:

@@ -32,6 +32,7 @@ from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
 from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, BlackBox
+from spark_engine.runtime.server.heap import trimmed_heap
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -189,7 +190,8 @@ def serve(
         box.describe = opened[1].state
         gc.collect()
         gc.freeze()  # what was loaded stays: a collection in a step need not look at it
-        Worker(socket, *opened, watch_memory()).run()
+        with trimmed_heap():
+            Worker(socket, *opened, watch_memory()).run()
     except Exception as error:
         user = isinstance(error, UserError)
         if not user:

@@ -1,9 +1,8 @@
-"""Which cases to compile where no GPU can run them: every form of a kernel, not every size.
+"""Which cases to compile where no GPU can run them: forms of a kernel, not sizes.
 
-Knows the macros of a launch and which of them only say how long a loop is. Two instantiations that
-differ in sizes alone are one form; every value of every other macro is met with every kernel. Of a
-macro that counts, as tokens of a round, two and more are one value, and ops that launch the same
-kernel share what is compiled of it.
+`make kernels` compiles every value of every macro that is no size (`every`), for each op.
+`make test` compiles each kernel once for every tactic and for every op with every set of states it
+updates.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ SIZES = frozenset(
     "H K N VOCAB WIDTH SLOTS HIDDEN EXPERTS HEADS KV_HEADS HK HV SHARED EPS COLUMNS ROWS_ALL "
     "PAGE OFFSET THREADS".split()
 )
-# Lengths and counts, of which `make kernels` compiles every value, and every op's (`every`).
-LENGTHS = frozenset("CHUNK MOST_CHUNKS SPLITS INNER K1 HALF DS".split())
 NAMED = frozenset("CHUNK SPLITS".split())  # lengths that tactics' names have
-COUNTS = frozenset("RING DRAFTS TOKENS TILE".split())
 Form = tuple[str, ...]
 
 
@@ -31,20 +27,16 @@ def tactic_of(work: Planned, every: bool = False) -> str:
 
 
 def forms(work: Planned, every: bool = False) -> set[Form]:
-    """(op, kernel), (tactic, kernel), and (kernel, macro, value) of each macro that is no size; all
-    of them with the states that the node updates, so that a mode with one more is met with every
-    value too. `every`: all lengths, and each op for itself."""
+    """(tactic, kernel) and (states, kernel, op); with `every` also each value of each macro that is
+    no size, for each op and with the states that the node updates."""
     states = tuple(r.updates for r in work.op.made(work.case.attrs) if r.updates)
     found: set[Form] = set()
     for launch in work.plan.launches:
         kernel = launch.source or work.tactic.source, launch.symbol
-        where = (*states, *kernel, work.op.name if every else "")
-        found |= {(*states, *kernel, work.op.name), (*where, tactic_of(work, every))}
-        for name, value in launch.defines:
-            if name in SIZES or (not every and name in LENGTHS):
-                continue
-            several = not every and name in COUNTS and value not in ("0", "1")
-            found.add((*where, name, "several" if several else value))
+        where = (*states, *kernel, work.op.name) if every else kernel
+        found |= {(*where, tactic_of(work, every)), (*states, *kernel, work.op.name)}
+        if every:
+            found |= {(*where, name, v) for name, v in launch.defines if name not in SIZES}
     return found
 
 

@@ -1,7 +1,6 @@
 """Every kernel compiles for every target and takes no more than the target has. Needs no GPU.
 
-The op's cases are many sizes of few forms; as many are compiled as show every form
-(covering_cases.py).
+The op's cases are many sizes of few forms; covering_cases.py chooses which are compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Four servers of the embedded model behind one front, under load; one is killed.
+"""Two servers of the embedded model behind one front, under load; one is killed.
 
 Real processes on the CPU. Ray, which would place them and start another, is left out here: `make
 replicas` has it.
@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.repository import ROOT
 from tests.soak.replicas import CLIENTS, COMMAND, Soak, listener
 
-HOST, REPLICAS, START_S, LOAD_S = "127.0.0.1", 4, 180.0, 150.0
+HOST, REPLICAS, START_S, LOAD_S = "127.0.0.1", 2, 180.0, 150.0
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def servers(engine: Path) -> Iterator[list[str]]:
-    """The addresses of four."""
+    """Their addresses."""
     children: list[ServerProcess] = []
     try:
         for _ in range(REPLICAS):

@@ -139,6 +139,8 @@ UNFIT = {
     "another server's target": b"GET http://evil.example/ HTTP/1.1\r\nhost: x\r\n\r\n",
     "no path": b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
     "an authority": b"CONNECT evil.example:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "HTTP/0.9": b"GET / HTTP/0.9\r\nhost: x\r\n\r\n",
+    "HTTP/2.0": b"GET / HTTP/2.0\r\nhost: x\r\n\r\n",
     "space before the colon": HEAD + b"content-length : 4\r\n\r\nabcd",
 }
 

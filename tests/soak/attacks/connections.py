@@ -144,9 +144,8 @@ def smuggling(at: Attacker) -> None:
         status = found.split(b" ", 2)[1:2]
         at.count(status[0].decode() if status else "closed")
         at.expect(answers <= 1, f"{answers} answers to {data[:120]!r}")
-        at.expect(
-            not found or status[0] in (b"400", b"401", b"431"), f"{found[:60]!r}: {data[:120]!r}"
-        )
+        refused = not found or status[0] in (b"400", b"401", b"431")
+        at.expect(refused, f"{found[:60]!r}: {data[:120]!r}")
 
 
 def leaving(at: Attacker) -> None:

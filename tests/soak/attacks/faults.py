@@ -115,11 +115,10 @@ def full_disk(at: Attacker) -> None:
     for remount in (None, "remount,ro"):
         if remount is None:
             fill = dumps / "full"
-            with fill.open("wb") as file:
+            with fill.open("wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(bytes(4096))
-                        file.flush()
                 except OSError:
                     at.count("full")
         elif os.path.ismount(dumps):
