@@ -16,7 +16,7 @@ from spark_engine.runtime.doctor.gpu import Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
-# Of a 27B in NVFP4, and room beside them; README says their sum.
+# Of a 27B in NVFP4, and some free space; README has their sum.
 DISK_OF_CHECKPOINT, DISK_OF_ENGINE = 28 * GIB, 22 * GIB
 HIDDEN = 8 * GIB  # bytes that the kernel has and CUDA does not see, from which there is a limit
 SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
