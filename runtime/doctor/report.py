@@ -45,8 +45,8 @@ class Report:
         return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes, bytes a second, MHz. docs/operate/capacity.md has the values of
-        `gpu_state`; `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine of a GPU opens here."""
+        """For programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the values of
+        `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU opens."""
         return {
             "served": self.served,
             "host": asdict(self.host),
