@@ -1,5 +1,5 @@
 # Two commands, each from nothing: `make run` and `make test`. Neither needs a GPU. `make mutants`
-# breaks the sources by hand-made bugs and holds the tests to seeing them (docs/testing.md).
+# breaks the sources by hand-made bugs and holds the tests to seeing them (docs/extend/testing.md).
 # Set-up happens once and again whenever pyproject.toml changes.
 #   PYTHON=python3.12       another interpreter, 3.11 or later
 #   ORACLE_PIP_ARGS=...     arguments for installing torch, for instance, where the package index
@@ -107,13 +107,13 @@ page: $(VENV)/.test
 	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
 
 # Real clients (openai, anthropic, langchain, lm-eval, …), each in an environment of its own, against
-# the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/clients.md.
+# the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/use/clients.md.
 clients: $(VENV)/.test
 	$(BIN)/python -m tests.clients.run
 
 # Six coding agents (Codex, Claude Code, opencode, Qwen Code, pi, Cline) from npm, each with a call of
 # its shell and of an image, against the embedded model built for 100,000 tokens: 1.4 GB of packages,
-# Linux on x86-64; nine minutes of a core's time; writes their table of docs/clients.md.
+# Linux on x86-64; nine minutes of a core's time; writes their table of docs/use/clients.md.
 agents: $(VENV)/.test
 	$(BIN)/python -m tests.clients.agents
 

@@ -1,4 +1,4 @@
-"""Every figure of docs/performance.md and docs/scaling.md, by one command that may be cut off.
+"""Every figure of docs/performance.md and docs/results/, by one command that may be cut off.
 
 `python -m benchmarks.everything --out DIR` runs the stages of `benchmarks/stages/table.toml` that
 this machine can run: those without a result first, then those of the oldest. Engines are built when

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and of the README, made from results/ and baselines/.
+"""The tables of docs/performance.md, docs/results/ and the README, from results/ and baselines/.
 
 `python -m benchmarks.performance` writes each table between its markers (`<!-- NAME -->` and
 `<!-- end NAME -->`); nothing else of the pages is touched, and no figure is written by hand.
@@ -8,7 +8,6 @@ Knows the rows that `bench_decode` saves; measures nothing.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,12 @@ from benchmarks.predicted_tables import table
 from benchmarks.rehearsal_tables import rehearsed
 
 HERE = Path(__file__).parent
-PAGES = (HERE.parent / "docs" / "performance.md", HERE.parent / "README.md")
+DOCS = HERE.parent / "docs"
+PAGES = (
+    HERE.parent / "README.md",
+    DOCS / "performance.md",
+    *sorted((DOCS / "results").glob("*.md")),
+)
 DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
 DRAFTS = HERE / "results" / "drafts_h200.json"  # rounds of drafts of chosen acceptances
 FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
@@ -54,7 +58,7 @@ def floor_of(row: Row) -> float:
 
 
 def decode() -> str:
-    """Milliseconds of a decode step by sequences, beside floor, aim and vLLM; by model."""
+    """Milliseconds of a decode step by sequences, with floor, aim and vLLM; by model."""
     ours, theirs = rows_of(DEFAULT), baselines()
     parts = []
     for model in NAMES:
@@ -164,7 +168,7 @@ _BUILT = (("build_s", "{:.0f} s"), ("gpu_memory_gib", "{:.1f} GiB"))
 
 
 def split() -> str:
-    """Where a step's milliseconds go, each part beside its byte floor; by model."""
+    """Where a step's milliseconds go, each part with its byte floor; by model."""
     ours = rows_of(FITTED)
     parts = []
     for model, title in NAMES.items():
@@ -191,43 +195,34 @@ def _floors(row: Row) -> dict[str, float]:
 
 
 def short() -> str:
-    """The README's: a row for each model and engine."""
-    everyone = {"Spark": rows_of(DEFAULT), **_named(baselines())}
-    cells = []
+    """The README's: a row for each model with ours, ours with drafts, and vLLM's newest."""
+    ours, cells = rows_of(DEFAULT), []
     for model, name in NAMES.items():
-        for who, rows in everyone.items():
-            found = [rows.get((model, npl)) for npl in BATCHES]
-            if any(found):
-                steps = " / ".join(_cell(row, "step_ms", "{:.1f}") for row in found)
-                last = next(row for row in reversed(found) if row)
-                prefill = _cell(last, "prefill_tok_s", "{:,.0f}")
-                ready = _cell(last, "start_to_ready_s", "{:.1f} s")
-                cells.append([f"{name}, {who}", steps, prefill, ready])
-            if who == "Spark" and (kept := _with_drafts(model)):
-                cells.append([f"{name}, Spark, drafts kept {_rates(TYPICAL)}", kept, "", ""])
-    steps, prefill = f"ms a decode step at {_join(BATCHES)}", f"prefill tokens/s at {BATCHES[-1]}"
-    return table(["", steps, prefill, "start to ready"], cells)
+        theirs = {version: rows for version, rows in baselines().items() if (model, 1) in rows}
+        version, newest = list(theirs.items())[-1]
+        cells.append(_short(f"{name}, Spark", model, ours))
+        if kept := _with_drafts(model):
+            cells.append([f"{name}, Spark with drafts", *kept, "", ""])
+        cells.append(_short(f"{name}, vLLM {version}", model, newest))
+    return table(["", *map(str, BATCHES), f"prefill tokens/s at {BATCHES[-1]}", "start"], cells)
 
 
-def _with_drafts(model: str) -> str:
-    """Milliseconds a kept token at the typical acceptance; "" where none was measured.
+def _short(name: str, model: str, rows: Mapping[tuple[str, int], Row]) -> list[object]:
+    found = [rows.get((model, npl)) for npl in BATCHES]
+    last = next(row for row in reversed(found) if row)
+    ends = (_cell(last, "prefill_tok_s", "{:,.0f}"), _cell(last, "start_to_ready_s", "{:.1f} s"))
+    return [name, *(_cell(row, "step_ms", "{:.1f}") for row in found), *ends]
 
-    By the tokens that this acceptance is expected to keep: few rounds keep some more or fewer.
-    """
+
+def _with_drafts(model: str) -> list[str]:
+    """Milliseconds a kept token at the typical acceptance, at BATCHES; [] where not measured."""
     by_key = {
         (row["npl"], row["k"]): row
         for row in _draft_rows()
         if row["model"] == model and tuple(row["acceptance"]) == TYPICAL
     }
-    found = [by_key.get((npl, AUTO)) or by_key.get((npl, 3)) for npl in BATCHES]
-    return (
-        " / ".join(f"{_expected(row):.1f}" if row else "–" for row in found) if any(found) else ""
-    )
-
-
-def _expected(row: Row) -> float:
-    k = row.get("chosen", row["k"])
-    return float(row["mean_ms"]) / (1 + sum(math.prod(TYPICAL[: i + 1]) for i in range(k)))
+    found = [by_key.get((npl, AUTO)) for npl in BATCHES]
+    return [_cell(row, "ms_per_token", "{:.1f}") for row in found] if any(found) else []
 
 
 def _rates(acceptance: Iterable[float]) -> str:
@@ -247,10 +242,6 @@ def _cell(row: Row | None, key: str, form: str) -> str:
     return form.format(row[key]) if row and key in row else "–"
 
 
-def _join(batches: Iterable[int]) -> str:
-    return " / ".join(map(str, batches))
-
-
 def seeds() -> str:
     """The checklist's rows on serving."""
     return table(["row", "asked for", "H200", "command"], checklist_rows())
@@ -261,6 +252,41 @@ def predicted() -> str:
     return predicted_tables.predicted(NAMES)
 
 
+def gb10() -> str:
+    """Tokens a second that a GB10 should reach, without drafts and with, by sequences."""
+    return predicted_tables.rates(NAMES, TYPICAL)
+
+
+def kept() -> str:
+    """Milliseconds of a kept token as the engine chooses k, at each acceptance; of both models."""
+    rows = [row for row in _draft_rows() if row["k"] in (0, AUTO)]
+    sets = sorted({tuple(row["acceptance"]) for row in rows} - {()})
+    by_key = {(r["model"], r["npl"], r["k"], tuple(r["acceptance"])): r for r in rows}
+
+    def cell(model: str, npl: int, k: int | str, asked: tuple[float, ...]) -> str:
+        return _cell(by_key.get((model, npl, k, asked)), "ms_per_token", "{:.2f}")
+
+    cells = [
+        [name, npl, cell(model, npl, 0, ()), *(cell(model, npl, AUTO, asked) for asked in sets)]
+        for model, name in NAMES.items()
+        for npl in BATCHES
+    ]
+    return table(["", "sequences", "no drafts", *map(_rates, sets)], cells)
+
+
+def machines() -> str:
+    """The README's: tokens a second of each model on each machine, and where the figure is from."""
+    ours = rows_of(DEFAULT)
+    cells = []
+    for model, name in reversed(NAMES.items()):
+        checkpoint = f"`nvidia/{name}-NVFP4`"
+        cells.append(["DGX Spark", checkpoint, *predicted_tables.first(model), "predicted"])
+        rates = [_cell(ours.get((model, npl)), "decode_tok_s", "{:,.0f}") for npl in (1, 8)]
+        cells.append(["H200", checkpoint, *rates, "measured"])
+    cells.sort(key=lambda cell: cell[0])
+    return table(["machine", "checkpoint", "1 user", "8 users", "figures"], cells)
+
+
 TABLES = {
     "decode": decode,
     "drafts": drafts,
@@ -269,6 +295,9 @@ TABLES = {
     "short": short,
     "seeds": seeds,
     "predicted": predicted,
+    "gb10": gb10,
+    "kept": kept,
+    "machines": machines,
     "rehearsed": rehearsed,
 }
 

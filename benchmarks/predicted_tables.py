@@ -63,7 +63,7 @@ def held(whole: Row, names: Mapping[str, str]) -> str:
     ]
     columns = ["", "rows or tokens", "measured", "predicted"]
     columns += ["fitted without any launch of as many rows"]
-    said = "Predicted beside measured, ms, on the machine that kernel costs were fitted on"
+    said = "Predicted and measured, ms, on the machine that kernel costs were fitted on"
     said += f" ({whole['machine']}):"
     return f"{said}\n\n{table(columns, cells)}"
 
@@ -160,6 +160,36 @@ def prefill(rows: Sequence[Row]) -> str:
     columns = ["tokens", "floor, ms", "predicted, ms (without overlap)", "tokens/s"]
     columns += ["slowest part, ms (floor)"]
     return table(columns, cells)
+
+
+def rates(names: Mapping[str, str], typical: tuple[float, ...]) -> str:
+    """Tokens a second by sequences, without drafts and with, of every model; the short table."""
+    rows = json.loads(PREDICTED.read_text())["rows"]
+    steps = _steps(rows)
+    drafted = {
+        (r["model"], r["rows"]): _number(r["tok_s"][str(r["k"])])
+        for r in rows
+        if r["family"] == "rounds" and tuple(r["acceptance"]) == typical
+    }
+    cells = [
+        [n, *(found.get((model, n), "–") for model in names for found in (steps, drafted))]
+        for n in dict.fromkeys(n for _, n in steps)
+    ]
+    asked = " / ".join(f"{share:.0%}" for share in typical)
+    columns = (form for name in names.values() for form in (name, f"{name}, drafts kept {asked}"))
+    return table(["sequences", *columns], cells)
+
+
+def first(model: str, sequences: Sequence[int] = (1, 8)) -> list[str]:
+    """Tokens a second of so many sequences, without drafts."""
+    steps = _steps(json.loads(PREDICTED.read_text())["rows"])
+    return [steps[model, n] for n in sequences]
+
+
+def _steps(rows: Iterable[Row]) -> dict[tuple[str, int], str]:
+    """Tokens a second of a decode step by (model, sequences)."""
+    found = (r for r in rows if r["family"] == "decode" and r["state"] == "f32")
+    return {(r["model"], r["rows"]): rate(r["rows"], r["ms"]) for r in found}
 
 
 def rate(tokens: int, ms: float) -> str:

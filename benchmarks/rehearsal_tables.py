@@ -1,4 +1,4 @@
-"""The tables of the rehearsal in docs/performance.md, from what `benchmarks.rehearsal` kept.
+"""The tables of docs/results/rehearsed_gb10.md, from what `benchmarks.rehearsal` kept.
 
 Knows the rows that its parts tell; measures nothing. A part whose file is not there was not run,
 and is said to be so.
@@ -21,7 +21,7 @@ PARTS = {
     "tests": "the other tests that need a GPU",
     "check": "whole engines: spark-check and the trial of batches",
     "layers": "the published shapes, node by node",
-    "steps": "steps beside another process",
+    "steps": "steps next to another process",
     "memcheck": "the ops' cases under compute-sanitizer's memcheck, a share a row",
     "racecheck": "the same under racecheck",
 }
@@ -149,10 +149,10 @@ def _layers(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _prefill(run: Row) -> str:
-    """A prompt's prefill beside its floor, those kinds first that are furthest from theirs."""
+    """A prompt's prefill and its floor, those kinds first that are furthest from theirs."""
     known = run["machine"]
     head = (
-        f"{run['model']}, prefill of {run['tokens']:,} tokens beside the floor of "
+        f"{run['model']}, prefill of {run['tokens']:,} tokens and the floor of "
         f"{known['sms']} multiprocessors ({known['card']}, {known['part']}; "
         f"{known['read'] / 1e12:.2f} TB/s read, {known['mma'] / 1e12:.0f} TFLOP/s of mma.sync with "
         f"bf16 or f16 factors, both measured there): {run['ms']:.1f} ms, "

@@ -70,7 +70,7 @@ def main() -> None:
     """Several engines behind one address.
 
     `run` starts them, on this machine or in a Ray cluster, and the front before them; `front` alone
-    stands before servers that run already. docs/scaling.md says what to use when.
+    stands before servers that run already. docs/operate/scaling.md says what to use when.
     """
 
 

@@ -1,6 +1,6 @@
 """Options of other servers' command lines, and what does the same here.
 
-Knows names of options only. `docs/other_servers.md` shows the same table.
+Knows names of options only. `docs/start/other_servers.md` shows the same table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--ctx-size": _CONTEXT,
         "--tensor-parallel-size": _RANKS,
         "--tp-size": _RANKS,
-        "--data-parallel-size": "spark-replicas places several servers: docs/scaling.md",
+        "--data-parallel-size": "spark-replicas places several servers: docs/operate/scaling.md",
         "--kv-cache-dtype": "spark-build --kv-dtype",
         "--dtype": _TYPE,
         "--quantization": _TYPE,
@@ -63,7 +63,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "--served-model-name": "spark-run --served-model-name",
         "--alias": "spark-run --served-model-name",
         "--trust-remote-code": "no code of a checkpoint is run",
-        "--api-server-count": "spark-replicas places several servers: docs/scaling.md",
+        "--api-server-count": "spark-replicas places several servers: docs/operate/scaling.md",
         "--allowed-origins": "spark-run --cors-origin",
         "--ssl-certfile": "spark-run --tls-cert",
         "--ssl-keyfile": "spark-run --tls-key",

@@ -232,7 +232,7 @@ def test_the_composition_is_whole() -> None:
         assert grace > FLAGS["--drain-timeout"].default + 2 * FORCE_S  # type: ignore[union-attr]
     used = {row["source"] for one in services.values() for row in one.get("configs", ())}
     assert used == named.keys()
-    assert (FOLDER / named["board"]["file"]).resolve() == ROOT / "docs" / "grafana.json"
+    assert (FOLDER / named["board"]["file"]).resolve() == FOLDER / "grafana.json"
     for row in named.values():
         yaml.safe_load(row.get("content", ""))
     (job,) = yaml.safe_load(named["prometheus"]["content"])["scrape_configs"]
@@ -335,7 +335,7 @@ def test_an_alert_fires_for_what_it_names_alone(rule: dict[str, Any]) -> None:
 def test_each_alert_has_a_section_that_says_what_to_do() -> None:
     assert 8 <= len(ALERTS) <= 10
     names = [rule["alert"] for rule in ALERTS]
-    text = (ROOT / "docs" / "operation.md").read_text()
+    text = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
     assert re.findall(r"^### (Spark\w+)$", text, re.M) == names, "in the same order"
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("critical", "warning")

@@ -103,13 +103,13 @@ class Ran:
 
 
 def test_the_page_has_every_step_in_its_order() -> None:
-    """An owner reads it beside the archive: docs/spark_path.md."""
+    """An owner reads it beside the archive: docs/trust/first_run.md."""
     named = re.findall(
         r"^ *(?:if (?:! )?)?(?:step|fact) \"?([a-z_0-9$]+)", SCRIPT.read_text(), re.M
     )
     bench = [f"bench_{clients}" for clients in (1, 8, 32)]
     steps = [one for name in named for one in (bench if name == "bench_$clients" else [name])]
-    page = (ROOT / "docs" / "spark_path.md").read_text()
+    page = (ROOT / "docs" / "trust" / "first_run.md").read_text()
     table = page.partition("| steps, in their order |")[2].partition("\n\n")[0]
     cells = (line.split("|")[1] for line in table.splitlines()[2:])
     assert [name for cell in cells for name in re.findall("`(.*?)`", cell)] == steps

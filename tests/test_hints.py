@@ -101,6 +101,6 @@ def test_another_servers_option_is_explained(command: click.Command) -> None:
 
 
 def test_the_page_about_other_servers_has_the_same_options() -> None:
-    page = (ROOT / "docs/other_servers.md").read_text()
+    page = (ROOT / "docs/start/other_servers.md").read_text()
     rows = [f"| `{name}` | {words} |" for name, words in FOREIGN.items()]
     assert [line for line in page.splitlines() if line.startswith("| `--")] == rows

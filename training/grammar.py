@@ -48,7 +48,7 @@ class Plot:
 
 @dataclass
 class Scene:
-    """The slots of one story while it is being told."""
+    """The slots of one story."""
 
     rng: random.Random
     slots: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def is_question(sentence: str) -> bool:
     return False
 
 
-def mend_speech(match: re.Match[str]) -> str:
+def mark_speech(match: re.Match[str]) -> str:
     """Give each sentence inside quotation marks the mark it needs: a question mark or not."""
     speech, after = match.group(1), match.group(2)
 
@@ -116,7 +116,7 @@ def expand(pattern: str, scene: Scene) -> str:
     text = re.sub(r"  +", " ", fill(pattern, scene))
     text = re.sub(r" +([.,!?])", r"\1", text).strip()
     text = re.sub(r'([a-z])"\.', r'\1."', text)
-    text = re.sub(r'"([^"]*)"( .|$|\n|)', mend_speech, text)
+    text = re.sub(r'"([^"]*)"( .|$|\n|)', mark_speech, text)
     text = re.sub(r'((?:^|[.!?,:]"? )")([a-z])', lambda m: m[1] + m[2].upper(), text)
     return re.sub(r"(^|[.!?] )([a-z])", lambda m: m[1] + m[2].upper(), text)
 

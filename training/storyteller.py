@@ -1,23 +1,15 @@
 """Tell one story: draw a plot, a cast and a setting, expand the beats, keep the facts for
 questions.
 
-Knows the plot table and the lexicon; knows nothing about chat, tokens or files.
+Reads the plots (stories/*.json) and the lexicon; knows nothing about chat or tokens.
 """
 
+import json
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
-from training import (
-    plots_animals,
-    plots_courage,
-    plots_friends,
-    plots_home,
-    plots_learning,
-    plots_nature,
-    plots_wonder,
-    plots_work,
-)
 from training.grammar import Plot, Scene, expand
 from training.lexicon import (
     ANIMALS,
@@ -39,16 +31,28 @@ from training.lexicon import (
     WEATHER,
 )
 
-PLOTS: tuple[Plot, ...] = (
-    plots_friends.PLOTS
-    + plots_home.PLOTS
-    + plots_nature.PLOTS
-    + plots_courage.PLOTS
-    + plots_work.PLOTS
-    + plots_learning.PLOTS
-    + plots_animals.PLOTS
-    + plots_wonder.PLOTS
-)
+STORIES = Path(__file__).parent / "stories"
+THEMES = ("friends", "home", "nature", "courage", "work", "learning", "animals", "wonder")
+
+
+def read_plots(name: str) -> tuple[Plot, ...]:
+    """The plots of stories/NAME.json; its keys are the fields of Plot."""
+    rows = json.loads((STORIES / f"{name}.json").read_text(encoding="utf-8"))
+    return tuple(
+        Plot(
+            name=row["name"],
+            theme=row["theme"],
+            cast=row["cast"],
+            slots={slot: tuple(options) for slot, options in row["slots"].items()},
+            beats=tuple(row["beats"]),
+            asks=tuple(row["asks"]),
+            summary=row["summary"],
+        )
+        for row in rows
+    )
+
+
+PLOTS = tuple(plot for name in THEMES for plot in read_plots(name))  # a seed depends on the order
 GENDERS = MappingProxyType(
     {"f": ("she", "her", "her", "herself"), "m": ("he", "his", "him", "himself")}
 )

@@ -16,7 +16,7 @@ from spark_engine.runtime.doctor.gpu import Diagnosis, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
-# Of a 27B in NVFP4, and room beside them; README says their sum.
+# Of a 27B in NVFP4, and some free space; README has their sum.
 DISK_OF_CHECKPOINT, DISK_OF_ENGINE = 28 * GIB, 22 * GIB
 HIDDEN = 8 * GIB  # bytes that the kernel has and CUDA does not see, from which there is a limit
 SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
@@ -45,8 +45,8 @@ class Report:
         return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes, bytes a second, MHz. README says what `gpu_state` may be;
-        `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine of a GPU opens here."""
+        """For programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the values of
+        `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU opens."""
         return {
             "served": self.served,
             "host": asdict(self.host),

@@ -252,7 +252,7 @@ def read_keys(path: Path) -> list[Key]:
     try:
         keys = msgspec.toml.decode(data, type=_File).key
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        form = '[[key]] with name = "ann" and key = "…" (docs/operation.md)'
+        form = '[[key]] with name = "ann" and key = "…" (docs/operate/security.md)'
         raise OptionError(f"{given}: {error}; it must hold {form}") from None
     if not keys:
         raise OptionError(f"{given} holds no key, so no client could use the server")

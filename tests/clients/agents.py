@@ -1,4 +1,4 @@
-"""Runs coding agents against the embedded model, and writes their table in docs/clients.md.
+"""Runs coding agents against the embedded model, and writes their table in docs/use/clients.md.
 
     python -m tests.clients.agents [--url URL] [--keep FOLDER] [--write-fixtures] [NAME ...]
 

@@ -1,4 +1,4 @@
-"""Tries every client against the embedded model, served by `spark-run`, and writes docs/clients.md.
+"""Tries every client against the served embedded model, and writes docs/use/clients.md.
 
     python -m tests.clients.run [--url URL] [NAME ...]
 
@@ -30,7 +30,7 @@ from tests.repository import ROOT
 
 HERE = ROOT / "tests" / "clients"
 VENVS = ROOT / ".venv-clients"
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "use" / "clients.md"
 PACKAGES = HERE / "packages.toml"
 MARK = "<!-- from here: python -m tests.clients.{} -->\n"
 LATEST = "verdicts.json"  # in a client's environment

@@ -1,6 +1,6 @@
 """The list of mutants: `tests/mutants/*.toml`, read and held against the working tree.
 
-Knows the form of an entry (docs/testing.md) and Python's syntax tree; runs nothing.
+Knows the form of an entry (docs/extend/testing.md) and Python's syntax tree; runs nothing.
 """
 
 from __future__ import annotations

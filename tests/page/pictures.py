@@ -1,6 +1,6 @@
-"""Pictures of the page for docs/, taken while a real server of the embedded model works.
+"""Pictures of the page for docs/pictures/, taken while a real server of the embedded model works.
 
-    python -m tests.page.pictures [URL]        docs/page_*.png
+    python -m tests.page.pictures [URL]        docs/pictures/page_*.png
 
 Without a URL it starts `spark-run --serve`. Needs what `make page` needs. All that is seen was
 measured by that server on this machine.
@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.page.conftest import FOUND, ask
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "pictures"
 START_S = 300  # the first start builds the embedded engine
 LOAD_S = 62  # of what the plots show
 CLIENTS = 6
@@ -134,7 +134,7 @@ def client(url: str, number: int, done: threading.Event) -> None:
 
 
 def shoot(page: Any, name: str, height: int | None = None) -> None:
-    """docs/page_NAME.png; smaller than LARGEST, or it is said."""
+    """docs/pictures/page_NAME.png; smaller than LARGEST, or it is said."""
     if height is not None:
         page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
     page.wait_for_timeout(400)

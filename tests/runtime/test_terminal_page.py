@@ -1,4 +1,4 @@
-"""docs/terminal.md says what there is: every /command, and a file of options that is read."""
+"""The pages of the terminal and of the configuration: every /command, and a file that is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from spark_engine.runtime.options import OF_FILE
 from spark_engine.runtime.terminal_commands import COMMANDS
 from tests.repository import ROOT
 
-PAGE = (ROOT / "docs" / "terminal.md").read_text()
+TERMINAL = (ROOT / "docs" / "use" / "terminal.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "operate" / "configuration.md").read_text()
 
 
 def test_the_table_of_commands_is_the_commands() -> None:
-    table = PAGE.partition("<!-- commands -->\n")[2].partition("<!-- end commands -->")[0]
+    table = TERMINAL.partition("<!-- commands -->\n")[2].partition("<!-- end commands -->")[0]
     rows = ["| typed | does |", "| --- | --- |"]
     for row in COMMANDS:
         typed = f"/{row.name} {row.takes}".rstrip().replace("|", "\\|")
@@ -23,7 +24,7 @@ def test_the_table_of_commands_is_the_commands() -> None:
 
 
 def test_the_example_of_a_file_is_read(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```\n(engine = .*?)```", PAGE, re.DOTALL)
+    (example,) = re.findall(r"```\n(engine = .*?)```", CONFIGURATION, re.DOTALL)
     (tmp_path / "spark.toml").write_text(example)
     read = config_file.read(tmp_path / "spark.toml", OF_FILE)
     assert read["serve"] is True and read["served_model_name"] == ("27b", "default")

@@ -16,7 +16,7 @@ from tests.runtime import small_tokenizer
 from tests.runtime.server.promql import Panels, Scrape
 from tests.runtime.server.test_server import _server
 
-BOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana.json").read_text())
+BOARD = json.loads((Path(__file__).parents[3] / "docs" / "deploy" / "grafana.json").read_text())
 KEYS = '[[key]]\nname = "ann"\nkey = "a"\nrequests_per_minute = 5\n'
 SPAN = 2.0  # seconds that the two scrapes are taken to be apart
 
@@ -120,8 +120,7 @@ def test_the_first_scrape_has_the_labels_of_later_ones(panels: Panels) -> None:
 
 
 def test_every_series_stands_on_a_page(panels: Panels) -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    pages = "".join((docs / name).read_text() for name in ("operation.md", "server.md"))
+    pages = (Path(__file__).parents[3] / "docs" / "operate" / "monitoring.md").read_text()
     for name, kind in panels.after.kinds.items():
         plain = re.sub(r"^(spark|vllm):|_(total|bucket|sum|count|created|info)$", "", name)
         plain = re.sub(r"_(bucket|sum|count|created|total)$", "", plain)

@@ -1,4 +1,4 @@
-"""What goes wrong in a server, and the one thing that then happens: docs/faults.md has the table.
+"""What a server does when something fails; docs/operate/failures.md has the table.
 
 A real engine process and the real loop, over executors without a model; the HTTP face without a
 socket.
