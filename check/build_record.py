@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from spark_engine.check.compare import Verdict
-from spark_engine.check.engines import folder_of, has_graph
-from spark_engine.check.report import Finding, Level
+from spark_engine.check.engines.open_engines import folder_of, has_graph
+from spark_engine.check.verdicts.compare import Verdict
+from spark_engine.check.verdicts.report import Finding, Level
 from spark_engine.runtime.engine.build_record import greedy, machine
 from spark_engine.runtime.engine.load import Loaded, load
 

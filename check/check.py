@@ -28,7 +28,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from spark_engine.check.build_record import NO_RECORD, check_record
-from spark_engine.check.engines import (
+from spark_engine.check.engines.open_engines import (
     GRAPH,
     build_twin,
     by_reference,
@@ -36,18 +36,18 @@ from spark_engine.check.engines import (
     has_graph,
     is_engine,
     is_fused,
-    marked,
     open_by_reference,
     open_engine,
+    with_exposed_layers,
 )
+from spark_engine.check.engines.prompts import Session, greedy_session, sessions
 from spark_engine.check.levels import check_ops, compare_runs
-from spark_engine.check.node_recorder import Recorder
-from spark_engine.check.prompts import Session, greedy_session, sessions
-from spark_engine.check.reference_process import texts_beside
-from spark_engine.check.repeat import Repeated, repeat
-from spark_engine.check.report import Level, Report
-from spark_engine.check.text import compare_texts, decode_rows
-from spark_engine.check.thresholds import node_limits, thresholds_for
+from spark_engine.check.nodes.node_recorder import Recorder
+from spark_engine.check.texts.reference_process import texts_beside
+from spark_engine.check.texts.repeat import Repeated, repeat
+from spark_engine.check.texts.text import compare_texts, decode_rows
+from spark_engine.check.verdicts.report import Level, Report
+from spark_engine.check.verdicts.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
@@ -178,7 +178,7 @@ def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
     if not has_graph(candidate):
         return [(name, candidate) for name in ("layer", "model") if name in levels][:1]
     runs = [("model", candidate)] if "model" in levels else []
-    return runs + ([("layer", marked(candidate))] if "layer" in levels else [])
+    return runs + ([("layer", with_exposed_layers(candidate))] if "layer" in levels else [])
 
 
 def _refuse(candidate: Loaded, against: Path) -> None:
@@ -208,7 +208,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
     elif is_engine(against):
         _refuse(candidate, against)
         alone = by_reference(candidate) if has_graph(candidate) else None
-        yield Other(str(against), marked(open_engine(against)), alone)
+        yield Other(str(against), with_exposed_layers(open_engine(against)), alone)
     elif not has_graph(candidate):
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:

@@ -20,9 +20,9 @@ from rich.console import Console
 # five times longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from spark_engine.check.report import show
+from spark_engine.check.verdicts.report import show
 from spark_engine.command import DIVERGED, OK, command
-from spark_engine.device_choice import HELP, choose
+from spark_engine.device.choice import HELP, choose
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.progress import Progress
@@ -73,7 +73,7 @@ def main(
         choose(os.environ, device)
         try:  # polygraphy is an extra, and --help must work without it
             from spark_engine.check.check import LEVELS, run_check, run_repeat
-            from spark_engine.check.repeat import show_repeated
+            from spark_engine.check.texts.repeat import show_repeated
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "polygraphy":
                 raise

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from spark_engine.builder.native.launches import launches
-from spark_engine.check.compare import Compare, Verdict
-from spark_engine.check.engines import folder_of, has_graph, own_executor
-from spark_engine.check.judge import Recorded, judge, module_of
-from spark_engine.check.native_nodes import NativeNodes
-from spark_engine.check.node_recorder import RecordedLaunch, Recorder
-from spark_engine.check.observe import layer_of, place
-from spark_engine.check.operators import Bodies
-from spark_engine.check.prompts import Session
-from spark_engine.check.reference import Step, graphs_of
-from spark_engine.check.report import Finding, Level
-from spark_engine.check.runner import SessionRunner, feeds
-from spark_engine.check.thresholds import NodeLimits, Thresholds
+from spark_engine.check.engines.open_engines import folder_of, has_graph, own_executor
+from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.reference import Step, graphs_of
+from spark_engine.check.engines.runner import SessionRunner, feeds
+from spark_engine.check.nodes.compare_node import Recorded, compare_node, module_of
+from spark_engine.check.nodes.native_nodes import NativeNodes
+from spark_engine.check.nodes.node_recorder import RecordedLaunch, Recorder
+from spark_engine.check.nodes.operators import Bodies
+from spark_engine.check.verdicts.compare import Compare, Verdict
+from spark_engine.check.verdicts.defined_values import layer_of, place
+from spark_engine.check.verdicts.report import Finding, Level
+from spark_engine.check.verdicts.thresholds import NodeLimits, Thresholds
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.weights_file import map_weights
@@ -131,7 +131,7 @@ def _finding(
     module = module_of(recorded, launch.weights)
     whose = f" of rank {launch.rank}" if launch.rank else ""
     finding = Finding(f"{family} {step.name}{whose}", f"{family} {step.kind}", module=module)
-    for verdict in judge(recorded, results, launch.masks, limits):
+    for verdict in compare_node(recorded, results, launch.masks, limits):
         finding.add(verdict, f"{step.kind}, output {verdict.name}")
     return finding
 

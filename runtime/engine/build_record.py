@@ -59,7 +59,7 @@ def name_of(key: BucketKey) -> str:
 def machine(loaded: Loaded) -> str:
     """What rounding may depend on beside the engine: the GPU, or the processor and the library."""
     if loaded.folder is not None and loaded.folder.manifest.executor == NATIVE:
-        from spark_engine.device import name_and_driver  # needs the extra `cuda`
+        from spark_engine.device.gpu import name_and_driver  # needs the extra `cuda`
 
         return name_and_driver()[0]
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
