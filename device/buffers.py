@@ -1,6 +1,6 @@
-"""Where a native bucket's inputs and outputs lie in device memory, and the bytes that they take.
+"""The layout of a native bucket's inputs and outputs in device memory, in bytes.
 
-The builder plans by it and the runtime allocates by it. Knows specs; knows no device.
+The builder plans with it, the runtime allocates with it. Knows specs; knows no device.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from spark_engine.engine_file import EngineHeader
 from spark_engine.tensors import Array, Bytes, TensorSpec
 
-ALIGNMENT = 256  # bytes: what a CUDA allocation starts on
+ALIGNMENT = 256  # bytes: alignment of a CUDA allocation
 WIDE = 4096  # bytes of an output's row: logits, layers
 
 
 @dataclass(frozen=True)
 class Field:
-    """A tensor inside a packed stretch of memory."""
+    """A tensor inside a packed range of memory."""
 
     spec: TensorSpec
     offset: int
@@ -30,14 +30,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors one after the other."""
+    """Tensors in consecutive memory."""
 
     fields: tuple[Field, ...]
     nbytes: int
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec]) -> Block:
-        """The tensors in the order given, each on a boundary of ALIGNMENT."""
+        """The tensors in the given order, each aligned to ALIGNMENT."""
         fields, at = [], 0
         for spec in specs:
             fields.append(Field(spec, at))
@@ -47,13 +47,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A bucket's three stretches.
+    """A bucket's three ranges of memory.
 
     Attributes:
-        steps: what the host writes for every step; the bucket's own.
-        outputs: what the host reads after every step; the bucket's own.
-        wide: outputs that only `run` reads; all buckets lie in one stretch, since they run one
-            after the other.
+        steps: what the host writes for every step; one range per bucket.
+        outputs: what the host reads after every step; one range per bucket.
+        wide: outputs that only `run` reads; buckets share one range, since they run one after
+            the other.
     """
 
     steps: Block
@@ -62,7 +62,7 @@ class Buffers:
 
     @classmethod
     def of(cls, header: EngineHeader, tables: Iterable[str]) -> Buffers:
-        """Those of the header; `tables` are inputs that the engine keeps."""
+        """The ranges for a header; `tables` are inputs that the engine keeps."""
         kept = set(tables)
         wide = [s for s in header.outputs if unit_bytes(s) > WIDE]
         return cls(
@@ -73,12 +73,12 @@ class Buffers:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes that no other bucket uses."""
+        """Bytes that this bucket does not share."""
         return self.steps.nbytes + self.outputs.nbytes
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes`, filled up to ALIGNMENT."""
+    """`nbytes`, rounded up to a multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,7 +1,7 @@
 """Which GPU of a host a command uses: `--device N`, counted as nvidia-smi counts.
 
-Knows CUDA's environment variables, and takes the environment from the command that asks. The choice
-holds for the processes that the command starts; the driver must not have been asked before.
+Knows CUDA's environment variables; the calling command passes its environment. The choice also
+holds for processes that the command starts. Call it before the driver is initialised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NODES = Path("/dev")
 
 
 def visible(environ: Mapping[str, str]) -> list[str] | None:
-    """What names each GPU that CUDA may see, in the order of its numbers; None: all may be seen."""
+    """The names of the GPUs that CUDA may see, in CUDA's order; None: all are visible."""
     given = environ.get(VISIBLE)
     return None if given is None else [word for word in given.replace(" ", "").split(",") if word]
 
@@ -26,11 +26,10 @@ def visible(environ: Mapping[str, str]) -> list[str] | None:
 def choose(
     environ: MutableMapping[str, str], number: int | None, nodes: Path = _NODES
 ) -> str | None:
-    """Lets CUDA see GPU `number` alone; returns what nvidia-smi knows it by.
+    """Makes only GPU `number` visible to CUDA; returns its name for nvidia-smi.
 
-    None chooses nothing, and returns the first GPU of those that may be seen, or None where the
-    environment names none. `nodes` is the folder of the devices' nodes. Raises OptionError for a
-    GPU that there is not.
+    None changes nothing, and returns the first visible GPU, or None if the environment names
+    none. `nodes` is the folder of the device nodes. Raises OptionError if there is no such GPU.
     """
     seen = visible(environ)
     if number is None:
@@ -42,7 +41,7 @@ def choose(
         found = seen[number]
     else:
         count = sum(bool(re.fullmatch(r"nvidia\d+", node.name)) for node in nodes.iterdir())
-        if 0 < count <= number:  # where the driver makes no nodes, it is left to say so
+        if 0 < count <= number:  # without device nodes the driver reports the error
             words = "this host has one GPU" if count == 1 else f"this host has {count} GPUs"
             raise OptionError(f"--device is {number}; {words}: {_below(count)}")
         found = str(number)

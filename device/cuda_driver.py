@@ -1,8 +1,7 @@
-"""What both halves ask of the CUDA driver's binding: checked calls, kernels ready to be queued,
-and what a device has room for.
+"""The CUDA driver's binding as builder and runtime use it: checked calls, launches, free memory.
 
-Knows the launch attributes and the words for what goes wrong; knows neither engines nor timing.
-Importing it needs the extra `cuda`, not a driver.
+Knows the launch attributes and the remedies of driver errors; knows neither engines nor timing.
+Importing this module needs the extra `cuda`, not a driver.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cuda.bindings import driver as driver  # `device` calls it too
+from cuda.bindings import driver as driver  # gpu.py calls it too
 
 from spark_engine.device.host_memory import available_memory, free_memory
 from spark_engine.errors import CapacityError, ExecutorError
@@ -40,7 +39,7 @@ _FOREIGN = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ER
 def queueing(
     stream: Any, function: Any, shape: Shape, args: Sequence[int | float]
 ) -> Callable[[], None]:
-    """What puts the kernel on the stream whenever it is called.
+    """A function that queues the kernel on the stream on every call.
 
     `args` are addresses and numbers in the order of `shape.kinds`.
     """
@@ -54,8 +53,10 @@ def queueing(
 
 
 def copy_all(stream: Any, copies: Sequence[tuple[int, int, int]]) -> None:
-    """Queues copies within the device, (to, from, bytes), none of which reads what another writes,
-    as one call: a snapshot is hundreds of copies."""
+    """Queues copies within the device, (to, from, bytes), as one call: a snapshot has hundreds.
+
+    No copy may read what another one writes.
+    """
     if not copies:
         return
     to = [driver.CUdeviceptr(copy[0]) for copy in copies]
@@ -67,7 +68,7 @@ def copy_all(stream: Any, copies: Sequence[tuple[int, int, int]]) -> None:
 
 
 def resident_blocks(stream: Any, multiprocessors: int, function: Any, shape: Shape) -> int:
-    """Blocks of such a launch that so many empty multiprocessors, the stream's, run at once."""
+    """Blocks of such a launch that the stream's multiprocessors run at once when they are idle."""
     if shape.cluster != (1, 1, 1):
         clusters = value(driver.cuOccupancyMaxActiveClusters(function, _config(stream, shape)))
         return int(clusters) * math.prod(shape.cluster)
@@ -77,23 +78,23 @@ def resident_blocks(stream: Any, multiprocessors: int, function: Any, shape: Sha
 
 
 def static_shared(function: Any) -> int:
-    """Bytes of shared memory that the kernel declares itself."""
+    """Bytes of static shared memory of the kernel."""
     name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
     return int(value(driver.cuFuncGetAttribute(name, function)))
 
 
 def free_bytes(device: Any) -> int:
-    """Memory that may be taken on the device, which is current.
+    """Bytes that may be allocated on the device, which is current.
 
-    Where host and device share one memory the driver counts the page cache as taken, which is
-    given up on demand: there the host's word is asked.
+    If host and device share one memory, the driver counts the page cache as used, although Linux
+    frees it on demand: then Linux's figure is returned.
     """
     shared = available_memory() if attribute(device, "INTEGRATED") else None
     return driver_free_bytes() if shared is None else shared
 
 
 def driver_free_bytes() -> int:
-    """Memory of the current device that the driver reports as free."""
+    """Bytes of the current device's memory that the driver reports as free."""
     return int(values(driver.cuMemGetInfo())[0])
 
 
@@ -130,14 +131,16 @@ def _attributes(shape: Shape) -> list[Any]:
 
 
 def value(result: tuple[Any, ...], asked: int | None = None) -> Any:
-    """The driver call's value; `asked`: bytes of a call that takes some. Raises ExecutorError or
-    CapacityError naming the error."""
+    """The value that a driver call returned; `asked`: bytes that the call allocates.
+
+    Raises ExecutorError or CapacityError with the name of the driver's error.
+    """
     found = values(result, asked)
     return found[0] if found else None
 
 
 def values(result: tuple[Any, ...], asked: int | None = None) -> tuple[Any, ...]:
-    """All that the driver call returned."""
+    """All values that a driver call returned."""
     if result[0] != driver.CUresult.CUDA_SUCCESS:
         raise _failure(result[0].name, result[0].value, asked)
     return result[1:]
@@ -160,13 +163,13 @@ def _failure(name: str, value: int, asked: int | None) -> Exception:
 
 
 def _out_of_memory(says: str) -> CapacityError:
-    """Where the memory is the host's, the page cache may lie in what is available."""
+    """In a memory shared with the host, the page cache may use what counts as available."""
     less = "rebuild with a smaller --max-context, --max-seqs or --kv-tokens"
     if not _integrated():
         return CapacityError(f"{says}: stop other programs on the GPU, or {less}")
     known = (("available", available_memory()), ("free", free_memory()))
-    told = " and ".join(f"{n / GIB:.2f} are {word}" for word, n in known if n is not None)
-    where = f", where of the host's memory, which is the GPU's, {told}" if told else ""
+    figures = " and ".join(f"{n / GIB:.2f} are {word}" for word, n in known if n is not None)
+    where = f", where of the host's memory, which is the GPU's, {figures}" if figures else ""
     return CapacityError(
         f"{says}{where}: empty the page cache (`sync; echo 3 | sudo tee /proc/sys/vm/drop_caches`),"
         f" then start again; if it comes back, stop other programs, or {less}"
@@ -174,7 +177,7 @@ def _out_of_memory(says: str) -> CapacityError:
 
 
 def _integrated() -> bool:
-    """Whether the current device has the host's memory; no where nothing tells."""
+    """Whether the current device shares the host's memory; False if that is not known."""
     try:
         return bool(attribute(value(driver.cuCtxGetDevice()), "INTEGRATED"))
     except Exception:  # a missing libcuda raises RuntimeError, no context ExecutorError

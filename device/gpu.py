@@ -1,8 +1,8 @@
 """One GPU: memory, cubins, launches and graphs, over the CUDA driver.
 
-Knows the driver's API and no engine. Everything here raises ExecutorError with the driver's name
-for what went wrong and what to do about it, or CapacityError when device memory is used up.
-Importing it needs no driver; making a `Gpu` does.
+Knows the driver's API and no engine. Everything here raises ExecutorError with the driver's error
+name and a remedy, or CapacityError if device memory is exhausted. Importing this module needs no
+driver; creating a `Gpu` does.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from spark_engine.device.cuda_driver import (
 )
 from spark_engine.device.occupancy import SharedMemoryScale
 from spark_engine.device.rehearsal import requested_rehearsal
-from spark_engine.device.sm_partition import part, whole
+from spark_engine.device.sm_partition import partition, whole
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Shape, Target, rehearsal, target_of
 from spark_engine.tensors import Array
 
-OURS = 7 / 8  # of memory that the GPU shares with the host
+OURS = 7 / 8  # part of a memory shared with the host that a plan may use
 Module = Any  # a CUmodule
 Function = Any  # a CUfunction
 Graph = Any  # a CUgraphExec
@@ -46,8 +46,8 @@ Event = Any  # a CUevent
 def present() -> Target | None:
     """The first GPU; None without a driver, a GPU or an architecture for it.
 
-    In a rehearsal it is the part of it that stands for another (`kernel.rehearsal`). Raises
-    OptionError for one that this GPU does not give.
+    In a rehearsal it is the partition that represents another GPU (`kernel.rehearsal`). Raises
+    OptionError if this GPU cannot represent it.
     """
     rehearsed, found = requested_rehearsal(), _present()
     return rehearsal(rehearsed.target, found) if rehearsed and found else found
@@ -66,13 +66,13 @@ def _present() -> Target | None:
 
 
 def architecture() -> str | None:
-    """The target name of the first GPU; None where there is none."""
+    """The target name of the first GPU; None without one."""
     found = present()
     return found.name if found else None
 
 
 def count() -> int:
-    """GPUs that this process may use; 0 where there is none, or no driver."""
+    """The number of GPUs that this process may use; 0 without a driver."""
     try:
         value(driver.cuInit(0))
         return int(value(driver.cuDeviceGetCount()))
@@ -81,7 +81,7 @@ def count() -> int:
 
 
 def capability() -> tuple[int, int] | None:
-    """The first GPU's compute capability, whatever it is; None where there is none."""
+    """The compute capability of the first GPU, known target or not; None without a GPU."""
     try:
         return _capability(_first())
     except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
@@ -89,7 +89,7 @@ def capability() -> tuple[int, int] | None:
 
 
 def shared_bytes() -> int | None:
-    """Memory that the first GPU shares with the host; None where it has its own, or is none."""
+    """Bytes of memory that the first GPU shares with the host; None if it shares none."""
     try:
         device = _first()
         shares = attribute(device, "INTEGRATED")
@@ -99,16 +99,16 @@ def shared_bytes() -> int | None:
 
 
 def name_and_driver() -> tuple[str, str]:
-    """The first GPU's name, and the CUDA version of its driver. Raises ExecutorError without."""
+    """The first GPU's name and its driver's CUDA version. Raises ExecutorError without a GPU."""
     return _name(_first()), str(value(driver.cuDriverGetVersion()))
 
 
 class Gpu:
-    """The first GPU's primary context and one stream, made current in this thread.
+    """The first GPU's primary context, current in this thread, and one stream.
 
-    Another thread calls `use` before anything else. In a rehearsal (`SPARK_REHEARSE`) it is a part
-    of the GPU's multiprocessors. `kind` says which: "whole", "green context" or "occupied"; there
-    `smem_scale` gives blocks as much more shared memory as a multiprocessor has more of it.
+    Another thread calls `use` first. In a rehearsal (`SPARK_REHEARSE`) it is a partition of the
+    GPU's multiprocessors; `kind` is "whole", "green context" or "occupied". In a rehearsal
+    `smem_scale` scales the shared memory of blocks by the ratio of the multiprocessors' sizes.
     """
 
     def __init__(self) -> None:
@@ -122,9 +122,11 @@ class Gpu:
             rehearsed = requested_rehearsal()
             if rehearsed is None:
                 mine = whole(self._device, context, undo)
-            else:  # the end of a green context leaves the thread with one that is destroyed
+            else:  # after a green context ends, the thread's current context is destroyed
                 undo.callback(lambda: value(driver.cuCtxSetCurrent(before)))
-                mine = part(self._device, context, rehearsed.target.sms, rehearsed.occupy, undo)
+                mine = partition(
+                    self._device, context, rehearsed.target.sms, rehearsed.occupy, undo
+                )
             self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
             self.smem_scale = _smem_scale(self._device, rehearsed.target) if rehearsed else None
@@ -137,37 +139,37 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that may be taken for the device (see `cuda_driver.free_bytes`)."""
+        """Bytes that may be allocated on the device (see `cuda_driver.free_bytes`)."""
         self.use()
         return free_bytes(self._device)
 
     @property
     def driver_free_bytes(self) -> int:
-        """Memory that the driver reports as free; it counts the page cache as taken."""
+        """Bytes that the driver reports as free; it counts the page cache as used."""
         self.use()
         return driver_free_bytes()
 
     @property
     def total_bytes(self) -> int:
-        """Memory that there is."""
+        """Bytes of device memory."""
         return int(value(driver.cuDeviceTotalMem(self._device)))
 
     @property
     def integrated(self) -> bool:
-        """Is its memory the host's as well?"""
+        """Whether the GPU and the host share one memory."""
         return bool(attribute(self._device, "INTEGRATED"))
 
     @property
     def shared_by_mps(self) -> bool:
-        """Do other processes run in this context at the same time (NVIDIA MPS)?"""
+        """Whether other processes run in this context at the same time (NVIDIA MPS)."""
         try:
             return bool(attribute(self._device, "MPS_ENABLED"))
-        except ExecutorError:  # a driver that does not know the attribute
+        except ExecutorError:  # the driver does not know the attribute
             return False
 
     @property
     def most_mhz(self) -> float | None:
-        """The highest clock of its multiprocessors; None where the driver tells none."""
+        """The highest clock of the multiprocessors; None if the driver reports none."""
         try:
             return attribute(self._device, "CLOCK_RATE") / 1000 or None
         except ExecutorError:
@@ -175,33 +177,33 @@ class Gpu:
 
     @property
     def l2_bytes(self) -> int:
-        """The L2 cache."""
+        """Bytes of the L2 cache."""
         return attribute(self._device, "L2_CACHE_SIZE")
 
     def allocate(self, nbytes: int) -> int:
-        """Address of fresh device memory, on a 256-byte boundary."""
+        """Allocates device memory; returns its address, on a 256-byte boundary."""
         with self._alone():
             return int(value(driver.cuMemAlloc(max(nbytes, 1)), nbytes))
 
     def free(self, address: int) -> None:
-        """Gives `allocate`d memory back."""
+        """Frees memory of `allocate`."""
         with self._alone():
             value(driver.cuMemFree(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
+        """Allocates page-locked host memory, for copies that overlap; valid until `unpin`."""
         with self._alone():
             address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0), nbytes))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.ctypeslib.as_array(raw)
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
-        """Gives `pinned` memory back."""
+        """Frees memory of `pinned`."""
         with self._alone():
             value(driver.cuMemFreeHost(memory.ctypes.data))
 
     def upload(self, address: int, array: Array) -> None:
-        """Queues a copy to the device; `array` is C-contiguous and stays untouched until then."""
+        """Queues a copy to the device; `array` is C-contiguous and must not change before."""
         value(driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self.stream))
 
     def download(self, array: Array, address: int) -> None:
@@ -217,15 +219,15 @@ class Gpu:
         copy_all(self.stream, copies)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Queues setting every byte."""
+        """Queues setting `nbytes` bytes to `byte`."""
         value(driver.cuMemsetD8Async(address, byte, nbytes, self.stream))
 
     def wait(self) -> None:
-        """Blocks until everything queued is done."""
+        """Blocks until all queued work is done."""
         value(driver.cuStreamSynchronize(self.stream))
 
     def load(self, cubin: bytes, symbols: Sequence[str], shared: int = 0) -> dict[str, Function]:
-        """The entries of a cubin, each allowed `shared` bytes of dynamic shared memory."""
+        """The functions of a cubin, each allowed `shared` bytes of dynamic shared memory."""
         module = self.module(cubin)
         found = {symbol: self.function(module, symbol) for symbol in symbols}
         for function in found.values():
@@ -233,35 +235,35 @@ class Gpu:
         return found
 
     def module(self, cubin: bytes) -> Module:
-        """A loaded cubin; unloaded by `unload`, or by `close`."""
+        """Loads a cubin; `unload` or `close` unloads it."""
         with self._alone():
             self._modules.append(value(driver.cuModuleLoadData(cubin)))
         return self._modules[-1]
 
     def unload(self, module: Module) -> None:
-        """Gives a loaded cubin back."""
+        """Unloads a cubin."""
         self._modules.remove(module)
         with self._alone():
             value(driver.cuModuleUnload(module))
 
     def _unload_all(self) -> None:
-        with ExitStack() as undo:  # all of them, even where one fails
+        with ExitStack() as undo:  # all of them, even if one fails
             for module in list(self._modules):
                 undo.callback(self.unload, module)
 
     def function(self, module: Module, symbol: str) -> Function:
-        """An entry of a loaded cubin."""
+        """A function of a loaded cubin."""
         return value(driver.cuModuleGetFunction(module, symbol.encode()))
 
     def allow_shared(self, function: Function, nbytes: int) -> None:
-        """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
+        """Allows launches this much dynamic shared memory; up to 48 KiB in all need no call."""
         if self.smem_scale is not None:
             nbytes = self.smem_scale.most - static_shared(function)
         if nbytes:
             value(driver.cuFuncSetAttribute(function, MAX_SHARED, nbytes))
 
     def resident_blocks(self, function: Function, shape: Shape) -> int:
-        """Blocks of such a launch that run at once when nothing else does."""
+        """Blocks of such a launch that run at the same time on an idle GPU."""
         own = self._crowded(function, shape)
         return resident_blocks(self.stream, self.multiprocessors, function, own)
 
@@ -272,11 +274,11 @@ class Gpu:
     def prepare(
         self, function: Function, shape: Shape, args: Sequence[int | float]
     ) -> Callable[[], None]:
-        """What queues this kernel whenever it is called, for launches that are repeated."""
+        """A function that queues this kernel on every call, for repeated launches."""
         return queueing(self.stream, function, self._crowded(function, shape), args)
 
     def _crowded(self, function: Function, shape: Shape) -> Shape:
-        """The launch whose blocks crowd a multiprocessor as those of the rehearsed GPU would."""
+        """The launch with the rehearsed GPU's number of blocks per multiprocessor."""
         if self.smem_scale is None:
             return shape
         shared = self.smem_scale.dynamic(shape.shared, static_shared(function))
@@ -284,22 +286,22 @@ class Gpu:
         return replace(shape, shared=shared)
 
     def begin_capture(self) -> None:
-        """From here on the stream records instead of running."""
+        """Starts recording: the stream records work instead of running it."""
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         value(driver.cuStreamBeginCapture(self.stream, mode))
 
     def end_capture(self) -> Graph:
-        """What was recorded, ready to replay."""
+        """Ends recording; returns the graph, ready to replay."""
         return self._instantiate(value(driver.cuStreamEndCapture(self.stream)))
 
     def end_counted_capture(self) -> tuple[Graph, int]:
-        """What was recorded, and how many launches in it may start before the one before ends."""
+        """The recorded graph, and how many of its launches may overlap with their predecessor."""
         graph = value(driver.cuStreamEndCapture(self.stream))
         edges = _overlapping_edges(graph)
         return self._instantiate(graph), edges
 
     def drop_capture(self) -> None:
-        """Ends a recording that went wrong, and forgets it."""
+        """Ends a recording that failed, and discards it."""
         with suppress(ExecutorError):
             value(driver.cuGraphDestroy(value(driver.cuStreamEndCapture(self.stream))))
 
@@ -310,21 +312,21 @@ class Gpu:
             value(driver.cuGraphDestroy(graph))
 
     def replay(self, graph: Graph) -> None:
-        """Queues a graph."""
+        """Queues a graph once."""
         value(driver.cuGraphLaunch(graph, self.stream))
 
     def destroy_graph(self, graph: Graph) -> None:
-        """Gives a graph back."""
+        """Destroys a graph."""
         value(driver.cuGraphExecDestroy(graph))
 
     def event(self, timed: bool = False) -> Event:
-        """A fresh event."""
+        """Creates an event."""
         flag = driver.CUevent_flags
         kind = flag.CU_EVENT_DEFAULT if timed else flag.CU_EVENT_DISABLE_TIMING
         return value(driver.cuEventCreate(kind.value))
 
     def destroy_event(self, event: Event) -> None:
-        """Gives an event back."""
+        """Destroys an event."""
         value(driver.cuEventDestroy(event))
 
     def record(self, event: Event) -> None:
@@ -332,27 +334,27 @@ class Gpu:
         value(driver.cuEventRecord(event, self.stream))
 
     def wait_for(self, event: Event) -> None:
-        """Blocks until the event has happened."""
+        """Blocks until the event is recorded on the GPU."""
         value(driver.cuEventSynchronize(event))
 
     def milliseconds(self, first: Event, last: Event) -> float:
-        """Time between two timed events that have happened."""
+        """Milliseconds between two timed events that have happened."""
         return float(value(driver.cuEventElapsedTime(first, last)))
 
     def close(self) -> None:
-        """Unloads cubins and lets the context go. May be called twice."""
+        """Unloads cubins and releases the context. May be called twice."""
         self._undo.close()
 
 
 def _smem_scale(device: Any, of: Target) -> SharedMemoryScale:
-    """With which the device's multiprocessors hold as many blocks as those of `of`."""
+    """The scale with which a multiprocessor holds as many blocks as one of `of`."""
     here = attribute(device, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
     most = attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
     return SharedMemoryScale(of.architecture.sm_shared_bytes, here, most)
 
 
 def _first() -> Any:
-    """The first GPU, as the driver knows it."""
+    """The driver's handle of the first GPU."""
     value(driver.cuInit(0))
     return value(driver.cuDeviceGet(0))
 
@@ -368,7 +370,7 @@ def _capability(device: Any) -> tuple[int, int]:
 
 
 def _overlapping_edges(graph: Any) -> int:
-    """Edges of a recorded graph that are programmatic."""
+    """The number of programmatic edges of a recorded graph."""
     count = int(values(driver.cuGraphGetEdges(graph, 0))[3])
     kinds = [e.type for e in values(driver.cuGraphGetEdges(graph, count))[2]] if count else []
     wanted = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC

@@ -1,6 +1,6 @@
 """Bytes of the host's memory that a program may take without swapping.
 
-Knows Linux's files; where they are absent, says so by None.
+Knows Linux's files; returns None if they are absent.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ MINE = Path("/proc/self/cgroup")
 def available_memory(
     meminfo: Path = MEMINFO, cgroup: Path = CGROUP, mine: Path = MINE
 ) -> int | None:
-    """Bytes that can be allocated without swapping, or None where that is not known.
+    """Bytes that can be allocated without swapping, or None if that is not known.
 
-    The kernel's MemAvailable, and no more than what the limits of this process's control group and
-    of those above it leave: a container's is the root that it sees, a systemd unit's lies below.
+    The kernel's MemAvailable, limited by what this process's control group and its parents leave:
+    a container sees its own group as the root, a systemd unit's group is below the root.
     """
     groups = [_from_cgroup(folder) for folder in _groups(cgroup, mine)]
     return min((b for b in (_from_meminfo(meminfo), *groups) if b is not None), default=None)
 
 
 def _groups(root: Path, mine: Path) -> list[Path]:
-    """The folders of this process's control group and of those above it, up to `root`."""
+    """The folders of this process's control group and of its parents, up to `root`."""
     try:
         lines = mine.read_text().splitlines()
     except OSError:
         return [root]
     name = next((line[3:] for line in lines if line.startswith("0::")), "/")
     own = root / name.lstrip("/")
-    below = [own, *own.parents] if ".." not in own.parts else []  # seen from another namespace
+    below = [own, *own.parents] if ".." not in own.parts else []  # the group of another namespace
     return [folder for folder in below if root in folder.parents] + [root]
 
 
 def free_memory(meminfo: Path = MEMINFO) -> int | None:
-    """Bytes that nothing lies in, not even the page cache (MemFree), or None."""
+    """Bytes that nothing uses, not even the page cache (MemFree), or None."""
     return _from_meminfo(meminfo, "MemFree")
 
 
@@ -51,7 +51,7 @@ def _from_meminfo(path: Path, name: str = "MemAvailable") -> int | None:
 
 
 def _from_cgroup(folder: Path) -> int | None:
-    """Limit less use; file pages count as used there but are given up on demand."""
+    """Limit minus use; Linux frees the file pages, which count as used, on demand."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())

@@ -1,22 +1,22 @@
-"""A rehearsal's occupancy: as many blocks a multiprocessor as on the GPU that is rehearsed.
+"""A rehearsal's occupancy: as many blocks per multiprocessor as on the rehearsed GPU.
 
-A Hopper's has 228 KiB of shared memory, a GB10's 100: a block that fills a GB10's multiprocessor
-would share a Hopper's with others. Knows sizes alone.
+A Hopper multiprocessor has 228 KiB of shared memory, a GB10 100 KiB: a block that fills one of a
+GB10 would share a Hopper's with others. Knows sizes only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-RESERVED = 1024  # bytes of each block that the system takes
-GRAIN = 128  # bytes in which shared memory is given
+RESERVED = 1024  # bytes per block that the system reserves
+GRAIN = 128  # bytes: unit of shared memory allocation
 
 
 @dataclass(frozen=True)
 class SharedMemoryScale:
-    """Shared memory of a multiprocessor, bytes: of the GPU that is rehearsed, and of this one.
+    """Bytes of shared memory per multiprocessor: of the rehearsed GPU, and of this one.
 
-    `most`: what one block may have here.
+    `most`: the limit of one block on this GPU.
     """
 
     theirs: int
@@ -24,7 +24,7 @@ class SharedMemoryScale:
     most: int
 
     def dynamic(self, dynamic: int, static: int) -> int:
-        """Bytes of dynamic shared memory with which a block has the same share of a multiprocessor
-        here as it has there with `dynamic`, beside `static` of its own."""
+        """Bytes of dynamic shared memory with which a block takes the same part of a multiprocessor
+        here as with `dynamic` on the rehearsed GPU; `static`: its static bytes."""
         whole = (dynamic + static + RESERVED) * self.here // self.theirs // GRAIN * GRAIN
         return max(dynamic, min(whole - RESERVED, self.most) - static)

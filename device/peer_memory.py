@@ -1,7 +1,7 @@
 """Device memory that the processes of several GPUs share: each rank's own region, and the others'.
 
-Knows the driver's handles; knows no engine and not how a handle gets to another process. Regions
-are of one size, so that an offset means the same in all of them.
+Knows the driver's handles; knows neither engines nor how a handle reaches another process. All
+regions have one size, so that an offset is valid in each of them.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from spark_engine.device.cuda_driver import driver, value
 from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError, ExecutorError
 
-GRANULE = 2 << 20  # a region of its own: a handle names all of an allocation
+GRANULE = 2 << 20  # bytes: a handle names a whole allocation, so a region is one
 HANDLE_BYTES = 64
-# A rank's handle -> those of all ranks, in their order.
+# A rank's handle -> the handles of all ranks, in rank order.
 Gather: TypeAlias = Callable[[bytes], Sequence[bytes]]
-Part: TypeAlias = Callable[[], None]  # returns when no rank has another's region open
+Barrier: TypeAlias = Callable[[], None]  # returns when no rank has another's region open
 
 
 class PeerMemory:
-    """This rank's region, zeroed, and where every rank's lies in this process.
+    """This rank's region, zeroed, and the addresses of all ranks' regions in this process.
 
-    `table` is the device address of u64[ranks]: the regions in the order of ranks. `gather` is
-    called once, by all ranks; `part` when this one has closed the others' regions, before it frees
-    its own: a region that is freed while another process has it open is undefined behaviour.
-    Raises EngineError where a GPU cannot read another's memory.
+    `table` is the device address of u64[ranks]: the regions in rank order. `gather` is called once,
+    by all ranks; `barrier` after this rank has closed the others' regions, before it frees its own:
+    to free a region while another process has it open is undefined behaviour. Raises EngineError if
+    a GPU cannot read another's memory.
     """
 
     def __init__(
-        self, resources: DeviceResources, nbytes: int, rank: int, gather: Gather, part: Part
+        self, resources: DeviceResources, nbytes: int, rank: int, gather: Gather, barrier: Barrier
     ) -> None:
         gpu = resources.gpu
         gpu.use()
         self.own = resources.zeros(-(-max(nbytes, 1) // GRANULE) * GRANULE)
-        resources.finally_(part)
-        gpu.wait()  # zeros before anybody may read them
+        resources.finally_(barrier)
+        gpu.wait()  # zeros are written before another rank may read them
         handles = gather(_handle(self.own))
         addresses = []
         for other, handle in enumerate(handles):

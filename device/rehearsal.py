@@ -1,8 +1,8 @@
 """A rehearsal: a process that uses this GPU as if it were another, smaller one.
 
-Knows the environment variable that asks for it and no driver. It is an environment variable, as
-CUDA_VISIBLE_DEVICES is, since builds, servers, checks, tests and benchmarks must all see the
-same GPU, whichever of them opens it.
+Knows the environment variable that requests it; knows no driver. It is an environment variable, as
+CUDA_VISIBLE_DEVICES is, because builds, servers, checks, tests and benchmarks must all see the same
+GPU.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ OCCUPY = "occupy"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the environment asks for.
+    """The requested rehearsal.
 
     Attributes:
-        target: whose multiprocessors and limits this process has.
-        occupy: the others are occupied by blocks of ours, also where the driver could divide them.
+        target: its multiprocessors and limits apply to this process.
+        occupy: blocks occupy the other multiprocessors, even if the driver could split them off.
     """
 
     target: Target
@@ -33,7 +33,7 @@ class Rehearsal:
 
 
 def requested_rehearsal(environment: Mapping[str, str] | None = None) -> Rehearsal | None:
-    """The rehearsal that is asked for; None without one. Raises OptionError for any other value."""
+    """The requested rehearsal; None without one. Raises OptionError for an unknown value."""
     given = (os.environ if environment is None else environment).get(VARIABLE, "")
     if not given:
         return None
@@ -43,5 +43,5 @@ def requested_rehearsal(environment: Mapping[str, str] | None = None) -> Rehears
         near = hints.near(name, (*TARGETS,))
         raise OptionError(f"{VARIABLE}={given}: {name!r} is no GPU target{near} ({known})")
     if how not in ("", OCCUPY):
-        raise OptionError(f"{VARIABLE}={given}: behind the colon stands {OCCUPY}, or nothing")
+        raise OptionError(f"{VARIABLE}={given}: the only suffix is ':{OCCUPY}'")
     return Rehearsal(TARGETS[name], how == OCCUPY)

@@ -1,6 +1,6 @@
-"""What one owner has of a GPU, so that all of it is given back, wherever its making failed.
+"""The GPU resources of one owner, all of which `close` releases, also if construction failed.
 
-Knows the device's calls in pairs; knows no engine.
+Knows pairs of acquiring and releasing calls; knows no engine.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from spark_engine.tensors import Bytes
 
 
 class DeviceResources:
-    """Memory, pinned memory, events and graphs of one owner, newest first given back by `close`."""
+    """Memory, pinned memory, events and graphs of one owner; `close` releases the newest first."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self._undo = ExitStack()
 
     def memory(self, nbytes: int) -> int:
-        """Address of fresh device memory, on a 256-byte boundary."""
+        """Allocates device memory; returns its address, on a 256-byte boundary."""
         address = self.gpu.allocate(nbytes)
         self._undo.callback(self.gpu.free, address)
         return address
 
     def zeros(self, nbytes: int) -> int:
-        """Address of fresh memory that holds zeros once the queue has come so far."""
+        """Allocates device memory and queues filling it with zeros; returns its address."""
         address = self.memory(nbytes)
         self.gpu.fill(address, 0, max(nbytes, 1))
         return address
 
     def pinned(self, nbytes: int) -> Bytes:
-        """Page-locked host memory."""
+        """Allocates page-locked host memory."""
         memory = self.gpu.pinned(nbytes)
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
     def event(self, timed: bool = False) -> Event:
-        """A fresh event."""
+        """Creates an event."""
         event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event
 
     def finally_(self, undo: Callable[[], None]) -> None:
-        """Calls this too, in its turn."""
+        """Registers a call that `close` makes in its order."""
         self._undo.callback(undo)
 
     def graph(self, record: Callable[[], None]) -> Graph:
-        """What `record` puts on the stream, as a graph."""
+        """Records as a graph what `record` queues on the stream."""
         self.gpu.begin_capture()
         try:
             record()
@@ -60,7 +60,7 @@ class DeviceResources:
         return graph
 
     def close(self) -> None:
-        """Waits for what is queued and gives everything back, all of it even where a part fails."""
+        """Waits for queued work and releases everything, also if one release fails."""
         undo = self._undo.pop_all()
         undo.callback(self.gpu.wait)
         self.gpu.use()

@@ -1,22 +1,22 @@
-"""What a host's programs may take where its first GPU has no memory but the host's (a DGX Spark).
+"""How much memory an engine may use if the GPU shares the host's memory (a DGX Spark).
 
-Knows that memory's size by the driver, which it asks without opening the GPU; without the extra
-`cuda`, a driver or a GPU nothing is shared.
+Reads the size of that memory from the driver without opening the GPU; without the extra `cuda`, a
+driver or a GPU nothing is shared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Bytes that the host keeps of a memory that it shares: its services and desktop, the server's own
-# processes, the files being read. A host without them does not fail a call, it stops answering.
-KEPT, LEAST_KEPT = 10 << 30, 10  # and no more than a tenth, of a small memory
+# Bytes of a shared memory that are reserved for the host: its services and desktop, the server's
+# processes, the files being read. Without them no call fails, but the host stops responding.
+KEPT, LEAST_KEPT = 10 << 30, 10  # at most a tenth of a small memory
 
 
 @dataclass(frozen=True)
 class HostRoom:
-    """Bytes of the host: `usable` ones, None where Linux does not tell, beside those that are
-    `kept` for the host itself. `shared`: they are the GPU's as well."""
+    """Bytes of host memory: `usable` by engines (None if Linux does not report it), and `kept` for
+    the host itself. `shared`: the GPU uses the same memory."""
 
     usable: int | None
     kept: int
@@ -24,13 +24,13 @@ class HostRoom:
 
 
 def kept_of(total: int, asked: int | None = None) -> int:
-    """Bytes that the host keeps of a memory of so many that it shares; `asked`: those that the user
-    wants it to keep, None for the default."""
+    """Bytes reserved for the host of a shared memory of `total` bytes; `asked`: the user's figure,
+    None for the default."""
     return min(KEPT, total // LEAST_KEPT) if asked is None else asked
 
 
 def host_room(available: int | None, asked: int | None = None) -> HostRoom:
-    """Of the bytes that are `available` (host_memory.py) those that may be taken; `asked` as for
+    """The part of the `available` bytes (host_memory.py) that may be allocated; `asked` as for
     `kept_of`."""
     total = _shared_bytes()
     kept = 0 if total is None else kept_of(total, asked)

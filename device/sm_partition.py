@@ -1,9 +1,9 @@
-"""The part of a GPU's multiprocessors that a process works on: all of them, or a rehearsal's.
+"""The multiprocessors (SMs) that a process uses: all of them, or a partition for a rehearsal.
 
-A part is a green context: what is queued on its stream, and graphs recorded there, stay on its
-multiprocessors. Where the driver refuses one, blocks of ours occupy the others for as long as the
-device is open. Memory, cubins and events are those of the whole GPU. Knows the driver; knows no
-kernel of an op.
+A partition is a green context: work queued on its stream, and graphs recorded there, run on its
+multiprocessors only. If the driver refuses to create one, blocks occupy the other multiprocessors
+while the device is open. Memory, cubins and events belong to the whole GPU. Knows the driver; knows
+no kernel of an op.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Shape
 
 ARRIVAL = 10.0  # seconds until the occupying blocks must run
-# One block takes all shared memory of its multiprocessor, so that no other finds room beside it.
+# One block takes all shared memory of its multiprocessor, so that no other block fits on it.
 OCCUPY = b"""
 .version 7.8
 .target sm_80
@@ -51,15 +51,15 @@ again:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a process works on.
+class SmPartition:
+    """The multiprocessors that a process uses.
 
     Attributes:
-        context: to make current in every thread.
-        stream: where everything is queued.
-        multiprocessors: that launches run on.
+        context: current in every thread that uses the GPU.
+        stream: all work is queued on it.
+        multiprocessors: how many run the launches.
         kind: "whole", "green context" or "occupied".
-        alone: around calls that wait for all that the device does.
+        alone: context manager around calls that wait for all work of the device.
     """
 
     context: Any
@@ -69,22 +69,22 @@ class Part:
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def whole(device: Any, context: Any, undo: ExitStack) -> Part:
-    """All multiprocessors, in the current context; `undo` gives the stream back."""
+def whole(device: Any, context: Any, undo: ExitStack) -> SmPartition:
+    """All multiprocessors, in the current context; `undo` destroys the stream."""
     stream = _stream(undo)
-    return Part(context, stream, attribute(device, "MULTIPROCESSOR_COUNT"), "whole")
+    return SmPartition(context, stream, attribute(device, "MULTIPROCESSOR_COUNT"), "whole")
 
 
-def part(device: Any, context: Any, count: int, occupy: bool, undo: ExitStack) -> Part:
-    """`count` multiprocessors, of which the part's context is current afterwards.
+def partition(device: Any, context: Any, count: int, occupy: bool, undo: ExitStack) -> SmPartition:
+    """`count` multiprocessors; makes the context of the partition current.
 
-    A green context, or with `occupy`, and where the driver makes none, occupying blocks; `undo`
-    gives everything back. Raises ExecutorError where the GPU has fewer.
+    Creates a green context. With `occupy`, or if the driver creates none, blocks occupy the other
+    multiprocessors. `undo` releases everything. Raises ExecutorError if the GPU has fewer.
     """
     there = attribute(device, "MULTIPROCESSOR_COUNT")
     if count > there:
         raise ExecutorError(
-            f"a part of {count} multiprocessors is asked for, and this GPU has {there}: unset "
+            f"a partition of {count} multiprocessors is requested, and this GPU has {there}: unset "
             "SPARK_REHEARSE, or take a larger GPU"
         )
     if not occupy:
@@ -93,7 +93,7 @@ def part(device: Any, context: Any, count: int, occupy: bool, undo: ExitStack) -
                 made = _green(device, count, own)
                 undo.push(own.pop_all())
             return made
-        except (ExecutorError, AttributeError):  # refused, or a driver that does not know it
+        except (ExecutorError, AttributeError):  # refused, or the driver does not know the call
             value(cuda_driver.driver.cuCtxSetCurrent(context))
     return _occupied(device, context, count, there, undo)
 
@@ -108,13 +108,13 @@ def _stream(undo: ExitStack) -> Any:
     return stream
 
 
-def _green(device: Any, count: int, undo: ExitStack) -> Part:
+def _green(device: Any, count: int, undo: ExitStack) -> SmPartition:
     kind = cuda_driver.driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
     all_ = value(cuda_driver.driver.cuDeviceGetDevResource(device, kind))
     groups = values(cuda_driver.driver.cuDevSmResourceSplitByCount(1, all_, 0, count))[0]
     found = int(groups[0].sm.smCount)
-    if found != count:  # a driver divides by eights
-        raise ExecutorError(f"the driver divides off {found} multiprocessors, not {count}")
+    if found != count:  # some drivers split in groups of eight
+        raise ExecutorError(f"the driver splits off {found} multiprocessors, not {count}")
     description = value(cuda_driver.driver.cuDevResourceGenerateDesc([groups[0]], 1))
     flags = cuda_driver.driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM.value
     green = value(cuda_driver.driver.cuGreenCtxCreate(description, device, flags))
@@ -124,22 +124,22 @@ def _green(device: Any, count: int, undo: ExitStack) -> Part:
     flag = cuda_driver.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
     stream = value(cuda_driver.driver.cuGreenCtxStreamCreate(green, flag, 0))
     undo.callback(lambda: value(cuda_driver.driver.cuStreamDestroy(stream)))
-    return Part(context, stream, count, "green context")
+    return SmPartition(context, stream, count, "green context")
 
 
-def _occupied(device: Any, context: Any, count: int, there: int, undo: ExitStack) -> Part:
+def _occupied(device: Any, context: Any, count: int, there: int, undo: ExitStack) -> SmPartition:
     stream = _stream(undo)
     blocks = _Blocks(device, there - count, stream, undo)
     blocks.begin()
     undo.callback(blocks.end)
-    return Part(context, stream, count, "occupied", blocks.away)
+    return SmPartition(context, stream, count, "occupied", blocks.away)
 
 
 class _Blocks:
-    """`count` blocks that keep all of a multiprocessor each, until they are told to leave."""
+    """`count` blocks, each of which occupies one multiprocessor until `end`."""
 
-    def __init__(self, device: Any, count: int, beside: Any, undo: ExitStack) -> None:
-        self._beside, self._stream = beside, _stream(undo)
+    def __init__(self, device: Any, count: int, other: Any, undo: ExitStack) -> None:
+        self._other, self._stream = other, _stream(undo)
         module = value(cuda_driver.driver.cuModuleLoadData(OCCUPY))
         undo.callback(lambda: value(cuda_driver.driver.cuModuleUnload(module)))
         kernel = value(cuda_driver.driver.cuModuleGetFunction(module, b"occupy"))
@@ -149,12 +149,12 @@ class _Blocks:
         address = int(value(cuda_driver.driver.cuMemHostAlloc(nbytes, 0)))
         undo.callback(lambda: value(cuda_driver.driver.cuMemFreeHost(address)))
         words = (ctypes.c_uint32 * (count + 1)).from_address(address)
-        self._words = np.ctypeslib.as_array(words)  # a word of each block, then "leave"
+        self._words = np.ctypeslib.as_array(words)  # one word per block, then the word "leave"
         shape = Shape((count, 1, 1), (32, 1, 1), ("address", "address"), shared)
         self._queue = queueing(self._stream, kernel, shape, (address, address + 4 * count))
 
     def begin(self) -> None:
-        """Queues them, and returns when all of them run."""
+        """Launches the blocks; returns when all of them run."""
         self._words[:] = 0
         self._queue()
         late = time.monotonic() + ARRIVAL
@@ -169,14 +169,14 @@ class _Blocks:
             time.sleep(1e-4)
 
     def end(self) -> None:
-        """Lets them leave, and waits until they have."""
+        """Ends the blocks, and waits until they have ended."""
         self._words[-1] = 1
         value(cuda_driver.driver.cuStreamSynchronize(self._stream))
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """They are gone meanwhile; what is queued beside them is over before."""
-        value(cuda_driver.driver.cuStreamSynchronize(self._beside))
+        """Ends the blocks and starts them again afterwards; waits for the other stream first."""
+        value(cuda_driver.driver.cuStreamSynchronize(self._other))
         self.end()
         try:
             yield

@@ -1,6 +1,6 @@
-"""What both halves of the `trt` executor ask of TensorRT-RTX itself: its version, and its words.
+"""TensorRT-RTX for both halves of the `trt` executor: its version and its error messages.
 
-Knows the library's version and loggers; imports nothing of it, but is given its module.
+Knows the library's version and loggers; does not import it: the caller passes its module.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 
 from spark_engine.hints import extra
 
-LEAST, BELOW = (1, 7), (2,)  # as the extra `trt` asks for
-_SHORT = ("memory", "bad_alloc")  # in the words of what TensorRT could not allocate
-MOST = 600  # characters of its words that are passed on
+LEAST, BELOW = (1, 7), (2,)  # versions, as in the extra `trt`
+_SHORT = ("memory", "bad_alloc")  # words in messages about failed allocations
+MOST = 600  # characters of its messages that are passed on
 
 
 def missing(error: Exception) -> str:
-    """What to say where the library cannot be imported."""
+    """The error if the library cannot be imported."""
     return f"needs TensorRT-RTX ({error}): {extra('trt')}"
 
 
 def wrong_version(trt: ModuleType) -> str:
-    """What to say of a version that this is not written for; empty of others."""
+    """The error for an unsupported version; empty for a supported one."""
     numbers = tuple(int(n) for n in trt.__version__.split(".") if n.isdigit())
     if LEAST <= numbers < BELOW:
         return ""
@@ -31,8 +31,7 @@ def wrong_version(trt: ModuleType) -> str:
 
 
 def logger(trt: ModuleType, errors: list[str]) -> Any:
-    """A logger that keeps errors in `errors` and passes nothing on; it must live as long as what it
-    is given to."""
+    """A logger that stores errors in `errors` and prints nothing; it must outlive its users."""
 
     class Log(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -46,10 +45,10 @@ def logger(trt: ModuleType, errors: list[str]) -> Any:
 
 
 def says(errors: Sequence[str]) -> str:
-    """The words that were kept, for the end of a message."""
+    """The stored messages, for the end of an error."""
     return f"; TensorRT says: {'; '.join(errors)[:MOST]}" if errors else ""
 
 
 def out_of_memory(errors: Sequence[str]) -> bool:
-    """Whether they speak of memory that was not to be had."""
+    """Whether they report a failed allocation."""
     return any(word in said.lower() for said in errors for word in _SHORT)

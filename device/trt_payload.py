@@ -1,6 +1,6 @@
-"""The bytes of a bucket for the `trt` executor, which the builder writes and the runtime reads.
+"""The bytes of a bucket for the `trt` executor: the builder writes them, the runtime reads them.
 
-8 bytes little-endian length, a JSON head of that length, then the two parts that it measures.
+8 bytes little-endian length, a JSON header of that length, then the two parts that it lists.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class TrtPayload:
     """One bucket.
 
     Attributes:
-        engine: TensorRT-RTX's, of the network up to the logits.
-        behind: an ONNX model, of what runs behind it on the host.
-        outputs: names of what the engine makes; an updated state's ends with `.out`.
-        version: of the TensorRT-RTX that made the engine; empty where that is not told.
+        engine: TensorRT-RTX's engine of the network up to the logits.
+        behind: an ONNX model of what runs on the host after it.
+        outputs: names of the engine's outputs; that of an updated state ends with `.out`.
+        version: of the TensorRT-RTX that built the engine; empty if unknown.
     """
 
     engine: bytes
@@ -28,7 +28,7 @@ class TrtPayload:
     version: str = ""
 
     def encode(self) -> bytes:
-        """The bytes that `decode` takes."""
+        """The bytes that `decode` reads."""
         sizes = {"engine": len(self.engine), "behind": len(self.behind)}
         known = {**sizes, "outputs": self.outputs, "version": self.version}
         head = json.dumps(known, sort_keys=True).encode()
@@ -36,7 +36,7 @@ class TrtPayload:
 
     @classmethod
     def decode(cls, data: bytes) -> TrtPayload:
-        """Raises EngineError for bytes of another form."""
+        """Raises EngineError for malformed bytes."""
         start = 8 + int.from_bytes(data[:8], "little")
         try:
             head = json.loads(data[8:start])

@@ -59,7 +59,7 @@ def test_another_process_is_waited_for_and_said(maps: Path) -> None:
     with holder(maps, 1.0), startup_lock(True, said.append, maps=maps):
         pass
     first, last = said
-    assert "waiting for it" in first and last.startswith("went on after ")
+    assert "waiting for it" in first and last.startswith("continued after ")
 
 
 def test_what_is_not_shared_waits_for_nobody(maps: Path, tmp_path: Path) -> None:
