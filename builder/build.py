@@ -16,7 +16,6 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
-from spark_engine.builder.build_record import recorded
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import (
@@ -44,6 +43,7 @@ from spark_engine.builder.plan.options import (
     gpu_of,
     resolve,
 )
+from spark_engine.builder.record_process import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from spark_engine.check.build_record import NO_RECORD, check_record
 from spark_engine.check.engines.open_engines import (
     GRAPH,
     build_twin,
@@ -41,7 +40,7 @@ from spark_engine.check.engines.open_engines import (
     with_exposed_layers,
 )
 from spark_engine.check.engines.prompts import Session, greedy_session, sessions
-from spark_engine.check.levels import check_ops, compare_runs
+from spark_engine.check.levels import NO_RECORD, check_ops, check_record, compare_runs
 from spark_engine.check.nodes.node_recorder import Recorder
 from spark_engine.check.texts.reference_process import texts_beside
 from spark_engine.check.texts.repeat import Repeated, repeat

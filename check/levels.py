@@ -1,4 +1,4 @@
-"""The three levels of a check: whole model, layer by layer, op by op.
+"""The levels of a check: whole model, layer by layer, op by op, and the build's record.
 
 Each takes opened engines and returns a `Level`. Builds nothing.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from spark_engine.builder.native.launches import launches
+from spark_engine.check.build_record import greedy, machine
 from spark_engine.check.engines.open_engines import folder_of, has_graph, own_executor
 from spark_engine.check.engines.prompts import Session
 from spark_engine.check.engines.reference import Step, graphs_of
@@ -27,8 +28,10 @@ from spark_engine.check.verdicts.defined_values import layer_of, place
 from spark_engine.check.verdicts.report import Finding, Level
 from spark_engine.check.verdicts.thresholds import NodeLimits, Thresholds
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.weights_file import map_weights
+
+NO_RECORD = "the build did not run this engine (spark-build --record does, where it can)"
 
 
 def compare_runs(
@@ -155,3 +158,32 @@ def _any_layer(name: str) -> str:
 def _where(finding: Finding) -> str:
     layer = layer_of(finding.name)
     return finding.name if layer is None else f"layers.{layer} ({finding.name})"
+
+
+def check_record(loaded: Loaded) -> Level | str:
+    """Whether every bucket still generates the tokens of the record; or why that is not checked.
+
+    On another machine than the build's a near tie may have another result, which is no error.
+    """
+    folder = folder_of(loaded)
+    kept, here = folder.manifest.greedy, machine(loaded)
+    if not kept.md5:
+        return NO_RECORD
+    if kept.machine != here:
+        return f"the record was made on {kept.machine}, and this is {here}"
+    level = Level("record", f"its build's, on {kept.machine}", {})
+    level.launches = len(kept.md5)
+    if has_graph(loaded):  # with the threads and buckets of the build
+        least = len(kept.md5) < len(folder.manifest.buckets)
+        with closing(load(folder.path, threads=1, cache_bytes=0, least=least)) as alike:
+            found = greedy(alike).md5
+    else:
+        found = greedy(loaded).md5
+    for name, wanted in kept.md5.items():
+        same = found.get(name) == wanted
+        finding = Finding(name, "greedy text")
+        words = "other tokens than when it was built"
+        finding.add(Verdict(name, same, "" if same else words, hard=not same), found.get(name, ""))
+        level.findings.append(finding)
+    level.settle(lambda f: f.name, 0)
+    return level

@@ -108,6 +108,7 @@ ONE_FILE = {
     "nccl": {"runtime/executors/nccl.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
+    "safetensors": {"models/checkpoint/files.py"},
 }
 SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
 

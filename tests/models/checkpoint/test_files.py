@@ -74,25 +74,32 @@ def _write(content: bytes) -> Callable[[Path], None]:
 
 
 _ONE = {"a": _row("F32", [2], 0, 8)}
+_A = json.dumps(_ONE["a"]).encode()
+_FAULT = "no whole safetensors file"
 FILE_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (_cut, "tensor b ends at byte .* cut short"),
-    "cut in header": (_cut_in_header, "cut short"),
-    "empty": (_write(b""), "0 bytes"),
-    "long header": (_write(struct.pack("<Q", 1 << 40) + b"{}"), "claims 1099511627776"),
-    "garbage": (_write(_raw(b"\xff\xfe{]", b"")), "not a safetensors header"),
-    "list": (_write(_raw([], b"")), "not a safetensors header"),
-    "twice": (_write(_raw(b'{"a": 1, "a": 2}', b"")), "a appears twice"),
-    "no shape": (_write(_raw({"a": {"dtype": "F32"}}, b"")), "tensor a .*malformed"),
-    "no entry": (_write(_raw({"a": 3}, b"")), "tensor a .*malformed"),
-    "negative": (_write(_raw({"a": _row("F32", [-2], 0, 8)}, b"")), "tensor a .*malformed"),
-    "true": (_write(_raw({"a": _row("U8", [True], 0, 1)}, b"1")), "tensor a .*malformed"),
+    "cut": (_cut, "its .* bytes .*file not fully covered.*cut short"),
+    "cut in header": (_cut_in_header, "20 bytes .*invalid header length.*cut short"),
+    "empty": (_write(b""), f"its 0 bytes are {_FAULT}"),
+    "long header": (_write(struct.pack("<Q", 1 << 40) + b"{}"), "header too large"),
+    "garbage": (_write(_raw(b"\xff\xfe{]", b"")), f"{_FAULT} .invalid UTF-8 in header"),
+    "deep": (_write(_raw(b'{"a":' + b"[" * 100_000, b"")), "recursion limit"),
+    "list": (_write(_raw([], b"")), f"{_FAULT} .invalid JSON in header"),
+    "twice": (_write(_raw(b'{"a": %s, "a": %s}' % (_A, _A), bytes(8))), "a appears twice"),
+    "no shape": (_write(_raw({"a": {"dtype": "F32"}}, b"")), "missing field `shape`"),
+    "no entry": (_write(_raw({"a": 3}, b"")), "invalid type: integer `3`"),
+    "negative": (_write(_raw({"a": _row("F32", [-2], 0, 8)}, b"")), "integer `-2`"),
+    "true": (_write(_raw({"a": _row("U8", [True], 0, 1)}, b"1")), "boolean `true`"),
+    "unknown dtype": (_write(_raw({"a": _row("F9", [8], 0, 8)}, bytes(8))), "variant `F9`"),
     "dtype": (_write(_raw({"a": _row("I8", [8], 0, 8)}, bytes(8))), "tensor a has dtype 'I8'"),
-    "unhashable": (_write(_raw({"a": _row([], [8], 0, 8)}, bytes(8))), "tensor a"),  # type: ignore[arg-type]
-    "size": (_write(_raw({"a": _row("F32", [3], 0, 8)}, bytes(8))), r"tensor a has 8 bytes.*12"),
-    "beyond": (_write(_raw(_ONE, bytes(7))), "tensor a ends at byte"),
+    "unhashable": (_write(_raw({"a": _row([], [8], 0, 8)}, bytes(8))), _FAULT),  # type: ignore[arg-type]
+    "size": (_write(_raw({"a": _row("F32", [3], 0, 8)}, bytes(8))), "invalid shape"),
+    "overflow": (_write(_raw({"a": _row("F32", [1 << 40] * 2, 0, 8)}, bytes(8))), "overflow"),
+    "beyond": (_write(_raw(_ONE, bytes(7))), "its .* bytes .*file not fully covered"),
+    "behind": (_write(_raw(_ONE, bytes(9))), "its .* bytes .*file not fully covered"),
+    "gap": (_write(_raw(_ONE | {"b": _row("U8", [4], 9, 13)}, bytes(13))), "offset for tensor `b`"),
     "overlap": (
         _write(_raw(_ONE | {"b": _row("U8", [4], 4, 8)}, bytes(8))),
-        "tensors a and b overlap",
+        "offset for tensor `b`",
     ),
 }
 
@@ -125,7 +132,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut shard": (
         lambda p: _shard(p, 1).write_bytes(_shard(p, 1).read_bytes()[:-4]),
-        "00001-of-00002.safetensors: tensor a ends at byte",
+        "00001-of-00002.safetensors: its .* bytes .*cut short",
     ),
     "duplicate": (lambda p: write_safetensors(_shard(p, 2), A), "tensor a is also in .*00001"),
     "other file": (
