@@ -11,7 +11,7 @@ import lm_eval
 from verdicts import MODEL, V1, Trial, holds, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny" / "checkpoint"  # for its tokenizer
+CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 WORDS = [
     {"text": "Once upon a", "choices": [" seventeen", " time"], "answer": 1},
     {"text": "Once upon a time, a little fox named Bramble lived in a", "answer": 0,

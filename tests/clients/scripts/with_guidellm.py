@@ -11,7 +11,7 @@ from pathlib import Path
 from verdicts import MODEL, URL, Trial, holds, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny" / "checkpoint"  # for its tokenizer
+CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 
 
 @trial("benchmark")

@@ -12,7 +12,7 @@ from pathlib import Path
 from verdicts import MODEL, URL, Trial, holds, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny" / "checkpoint"  # for its tokenizer
+CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 # a folder is no name of the hub, and is not found as one where the hub is switched off
 ENV = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from verdicts import MODEL, V1, Trial, holds, same
 
 trial = Trial()
-CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny" / "checkpoint"  # for its tokenizer
+CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny" / "checkpoint"  # for its tokenizer
 MOST = 20_000  # tokens a second that no two cores prefill of this model
 
 
