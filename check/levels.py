@@ -41,10 +41,10 @@ def compare_runs(
     thresholds: Thresholds,
     shown: Progress,
 ) -> list[Level]:
-    """Runs all over all sessions, launch by launch; a level per candidate, which names it.
+    """Runs all engines over all sessions, launch by launch; returns a named level per candidate.
 
-    Everything that a candidate and the reference both show is compared, but for states that one
-    side has in other parts than the other: those of one rank, beside those of two.
+    Compares everything that a candidate and the reference both have, except states that the two
+    sides divide differently among ranks.
     """
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
@@ -54,7 +54,7 @@ def compare_runs(
     names = ", ".join(name for name, _ in candidates)
     with ExitStack() as active, shown.track(f"{names} level, launches", len(labels)) as step:
         *tried, truth = [active.enter_context(runner) for runner in runners]
-        # Not by Polygraphy's Comparator: it imports every framework it finds, for seconds.
+        # Not Polygraphy's Comparator: it imports every framework that it finds, for seconds.
         for label, feed in zip(labels, feeds(sessions), strict=True):
             want = truth.launch(feed)
             for level, runner in zip(levels, tried, strict=True):
@@ -69,7 +69,7 @@ def compare_runs(
 
 
 def _cut(one: Loaded, other: Loaded) -> set[str]:
-    """States that are not of one shape, because other ranks have the rest of one."""
+    """States whose shapes differ because another rank has the rest."""
     shapes = {info.spec.name: info.spec.shape[1:] for info in other.states}
     return {
         info.spec.name
@@ -79,13 +79,13 @@ def _cut(one: Loaded, other: Loaded) -> set[str]:
 
 
 def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
-    """Every node of one decode and one prefill bucket of `loaded` alone.
+    """Checks every node of one decode and one prefill bucket of `loaded` alone.
 
-    Operands and results are what `recorder` has of the same graph with weights beyond doubt,
-    computed by reference. Raises OptionError when the engine's nodes are not those.
+    Operands and expected results are those that `recorder` has of the same graph, computed by
+    reference. Raises OptionError if the engine's nodes differ from the recorded ones.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    # Of a native engine this process has rank 0's part alone.
+    # Of a native engine this process has rank 0's part only.
     recorded_launches = [one for one in recorder.launches if has_graph(loaded) or not one.rank]
     with shown.track("op level, nodes", sum(len(one.nodes) for one in recorded_launches)) as step:
         for one in recorded_launches:
@@ -106,10 +106,10 @@ class _Alone(Protocol):
 
 
 def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
-    """What runs single nodes of a bucket, by the engine's executor, and which it can run.
+    """What runs single nodes of a bucket, by the engine's executor, and the nodes that it can run.
 
-    Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
-    the twin's of that name: these are left out.
+    In an engine of several GPUs some nodes wait for the other ranks and have another op than the
+    twin's node of that name: these are left out.
     """
     folder = folder_of(loaded)
     bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == launch.key)
@@ -132,8 +132,8 @@ def _finding(
 ) -> Finding:
     step, family = recorded.step, launch.key[0]
     module = module_of(recorded, launch.weights)
-    whose = f" of rank {launch.rank}" if launch.rank else ""
-    finding = Finding(f"{family} {step.name}{whose}", f"{family} {step.kind}", module=module)
+    of_rank = f" of rank {launch.rank}" if launch.rank else ""
+    finding = Finding(f"{family} {step.name}{of_rank}", f"{family} {step.kind}", module=module)
     for verdict in compare_node(recorded, results, launch.masks, limits):
         finding.add(verdict, f"{step.kind}, output {verdict.name}")
     return finding

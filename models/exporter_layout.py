@@ -1,6 +1,6 @@
-"""The tensors that a checkpoint's JSON files stand for, in the layout that exporters use.
+"""The tensors that a checkpoint's JSON files imply, in the layout that exporters use.
 
-What `describe` and drawn checkpoints have in place of a file's own tensors. Opens nothing.
+`describe` and drawn checkpoints use them in place of a file's own tensors. Opens nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from spark_engine.models.families.registry import family_of
 
 @dataclass(frozen=True)
 class ExporterLayout:
-    """What a checkpoint of a configuration usually is.
+    """The tensors of a configuration as exporters write them.
 
     Attributes:
-        rows: the list of the text network and of what is left out.
-        expected: all of it, and the draft head's.
+        rows: the tensors of the text network and the unused ones.
+        expected: all tensors, those of the draft head included.
         draft_note: why there is no draft head, or "".
     """
 
@@ -48,7 +48,7 @@ class ExporterLayout:
 def exporter_layout(
     config: ModelConfig, config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
 ) -> ExporterLayout:
-    """Raises CheckpointError for what the JSON files alone can tell."""
+    """The layout for these JSON files. Raises CheckpointError if they contradict each other."""
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, config_json, hf_quant)

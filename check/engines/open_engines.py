@@ -1,6 +1,6 @@
 """Opens what is compared: an engine, one with exposed layers, its reference, its checkpoint.
 
-Knows folders and the builder's and the runtime's front doors; compares nothing.
+Knows folders and the entry points of builder and runtime; compares nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by re
 
 
 def is_engine(path: Path) -> bool:
-    """An engine folder, as opposed to a checkpoint. Raises OptionError when it is neither."""
+    """Whether it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
     if (path / MANIFEST).is_file():
         return True
     if (path / "config.json").is_file():
@@ -46,8 +46,10 @@ def is_engine(path: Path) -> bool:
 
 
 def open_engine(path: Path) -> Loaded:
-    """The engine as it is served; of several ranks on a CPU all, in threads of this process. Where
-    GPUs have them, the states are rank 0's. Raises EngineError or CapacityError."""
+    """Opens the engine as it is served; all ranks of a CPU engine in threads of this process.
+
+    For ranks on GPUs the states are rank 0's. Raises EngineError or CapacityError.
+    """
     manifest = read_manifest(path)
     if manifest.ranks == 1:
         return load(path, cache_bytes=0)
@@ -61,15 +63,15 @@ def open_engine(path: Path) -> Loaded:
 
 
 def has_graph(loaded: Loaded) -> bool:
-    """Whether the engine can be taken apart into nodes; a native one is launches and cubins."""
+    """Whether the engine has a graph of nodes; a native one has launches and cubins."""
     return folder_of(loaded).manifest.executor == GRAPH
 
 
 def with_exposed_layers(loaded: Loaded) -> Loaded:
-    """The same engine on the same executor, showing its residual stream where it can.
+    """The same engine on the same executor, with its residual stream as outputs if possible.
 
-    A native engine is returned as it is: it shows the stream if it was built with `--debug`, and
-    in any case its states, which every layer has.
+    A native engine is returned unchanged: it has these outputs if it was built with `--debug`, and
+    it always shows its states, which every layer has.
     """
     if not has_graph(loaded):
         return loaded
@@ -77,12 +79,12 @@ def with_exposed_layers(loaded: Loaded) -> Loaded:
 
 
 def by_reference(loaded: Loaded) -> Loaded:
-    """The same engine, showing its residual stream, computed by the ops' float64 references."""
+    """The same engine with exposed layers, computed by the ops' float64 references."""
     return _reopened(loaded, ReferenceExecutor, ReferenceExecutor)
 
 
 def open_by_reference(path: Path) -> Loaded:
-    """`by_reference` of a folder whose own executor may have no code for its dtypes.
+    """`by_reference` for a folder whose own executor may not support its dtypes.
 
     Raises EngineError.
     """
@@ -100,10 +102,10 @@ def is_fused(manifest: Manifest) -> bool:
 def build_twin(
     checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bool, ranks: int = 1
 ) -> Path:
-    """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
+    """Builds the checkpoint into `where` with the engine's options, fused or not; returns the twin.
 
-    The twin has `ranks` ranks. It is always the CPU's, which has a graph; values between its nodes,
-    KV pages and states have the engine's dtypes. `where` lies in the temporary folder. Raises
+    The twin has `ranks` ranks. It is a CPU engine, which has a graph; values between its nodes, KV
+    pages and states have the engine's dtypes. `where` is in the temporary folder. Raises
     CheckpointError or OptionError.
     """
     manifest = folder_of(engine).manifest
@@ -146,14 +148,14 @@ def _draft_dtype(manifest: Manifest) -> str:
 
 
 def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
-    """The ids that may be drafted, where they are not all."""
+    """The ids that may be drafted, if not all."""
     ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
     return None if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager
 def _named_by_tmpdir(where: Path) -> Iterator[None]:
-    """Who runs out of space did not choose `where`: says what does."""
+    """Adds to an error about disk space that TMPDIR chooses `where`."""
     remedy = "TMPDIR in the environment chooses another folder"
     try:
         yield
@@ -170,13 +172,13 @@ def _named_by_tmpdir(where: Path) -> Iterator[None]:
 
 
 def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
-    """A bucket's executor on this process's device: rank 0's where other processes have others."""
+    """A bucket's executor on this process's device: rank 0's if other processes have others."""
     found = loaded.executors[key]
     return found.inner if isinstance(found, LeadExecutor) else found
 
 
 def folder_of(loaded: Loaded) -> EngineFolder:
-    """The folder behind an engine."""
+    """The folder of an engine."""
     if loaded.folder is None:
         raise InternalError("only an engine that was opened from a folder can be taken apart")
     return loaded.folder
@@ -185,7 +187,9 @@ def folder_of(loaded: Loaded) -> EngineFolder:
 def _reopened(
     loaded: Loaded, open_alone: OpenExecutor, open_rank: Callable[..., Executor]
 ) -> Loaded:
-    """`open_alone` opens a bucket of an engine of one rank, `open_rank` one rank's of another."""
+    """Opens the buckets again: `open_alone` for an engine of one rank, `open_rank` for a rank of
+    several.
+    """
     folder = folder_of(loaded)
     ranks = folder.manifest.ranks
 

@@ -1,7 +1,7 @@
-"""All ranks of a CPU engine in this process, a thread for each, so that each can be looked into.
+"""All ranks of a CPU engine in this process, one thread each, so that each rank can be inspected.
 
 Knows executors that take a communicator, and the states of ranks; compares nothing. Names of other
-ranks' states say whose they are: `layers.0.rank1.gdn_state`.
+ranks' states contain the rank: `layers.0.rank1.gdn_state`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
 
 LIMIT_S = 600.0  # a thread computes a step by reference while the others wait
-MOST_MERGED = 4  # sets of buffers remembered; a runner has one
+MOST_MERGED = 4  # sets of buffers that are remembered; a runner has one
 Buffers = Mapping[str, Array]
 
 
 class Rendezvous:
-    """Where the threads of the ranks give each other arrays."""
+    """Where the threads of the ranks exchange arrays."""
 
     def __init__(self, ranks: int) -> None:
         self._left: list[Any] = [None] * ranks
@@ -39,7 +39,7 @@ class Rendezvous:
         self.comms = tuple(ThreadCommunicator(self, rank, ranks) for rank in range(ranks))
 
     def exchange(self, rank: int, given: Any) -> list[Any]:
-        """What all ranks gave, in their order. Raises ExecutorError where one has failed."""
+        """The arrays of all ranks, in rank order. Raises ExecutorError if a rank failed."""
         self._left[rank] = given
         try:
             self._barrier.wait(LIMIT_S)
@@ -50,7 +50,7 @@ class Rendezvous:
         return found
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """One piece of work for each rank, at once; raises what the first that failed did."""
+        """Runs one function per rank, at once; raises the error of the first that failed."""
 
         def guarded(work: Callable[[], None]) -> None:
             try:
@@ -67,12 +67,12 @@ class Rendezvous:
             raise min(errors, key=lambda error: isinstance(error, _PeerFailed))
 
     def abort(self) -> None:
-        """Ends the calls that wait."""
+        """Ends all waiting calls."""
         self._barrier.abort()
 
 
 class _PeerFailed(ExecutorError):
-    """A rank that waited for one that has failed."""
+    """A rank that waited for a failed one."""
 
 
 class ThreadCommunicator:
@@ -86,20 +86,20 @@ class ThreadCommunicator:
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """This rank."""
         return self._rank
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._ranks
 
     def parts(self, array: Array) -> list[Array]:
-        """Those of all ranks, in their order."""
+        """The arrays of all ranks, in rank order."""
         return self._rendezvous.exchange(self._rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
-        """The sum, in the order of ranks."""
+        """The sum, in rank order."""
         return sum_of(self.parts(array))
 
     def all_gather(self, array: Array) -> Array:
@@ -107,25 +107,25 @@ class ThreadCommunicator:
         return np.stack(self.parts(array))
 
     def barrier(self) -> None:
-        """Returns when all ranks have come."""
+        """Returns when all ranks have called it."""
         self._rendezvous.exchange(self._rank, None)
 
     def abort(self, why: str) -> None:
-        """Ends the calls that wait."""
+        """Ends all waiting calls."""
         self._rendezvous.abort()
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Nothing but these calls waits here."""
+        """Does nothing: no other calls wait."""
 
     def at_wait(self, work: Callable[[], None]) -> None:
-        """Nobody asks how far these calls are."""
+        """Does nothing: no one observes these calls."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 class RankStates:
-    """The states of all ranks, of which those of a layer are shown by rank (`States`)."""
+    """The states of all ranks; those of a layer are shown per rank (`States`)."""
 
     arrays: Mapping[str, Array] = {}  # the executors' own
 
@@ -138,7 +138,7 @@ class RankStates:
 
     @property
     def shown(self) -> tuple[StateInfo, ...]:
-        """What a snapshot holds, by the names that it has there."""
+        """The contents of a snapshot, by name."""
         return self._infos + tuple(
             replace(info, spec=replace(info.spec, name=name_of(info.spec.name, rank)))
             for rank in range(1, len(self.of))
@@ -158,23 +158,23 @@ class RankStates:
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts`."""
-        told = list(ids), list(generated)
+        counts = list(ids), list(generated)
         for states in self.of:
-            states.set_counts(slot, *told)
+            states.set_counts(slot, *counts)
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, of a layer's those of all ranks."""
+        """Copies one sequence's slot rows and pages, for a layer those of all ranks."""
         rows: dict[str, Array] = {}
         paged: dict[str, Array] = {}
         where = list(pages)
-        for rank, states in reversed([*enumerate(self.of)]):  # rank 0's of what all have alike
+        for rank, states in reversed([*enumerate(self.of)]):  # rank 0's copy of what all ranks have
             found = states.save(slot, where)
             rows |= {name_of(name, rank): array for name, array in found.rows.items()}
             paged |= {name_of(name, rank): array for name, array in found.pages.items()}
         return Snapshot(rows, paged)
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot, into every rank its own."""
+        """Writes a snapshot back, into every rank its part."""
         where = list(pages)
         for rank, states in enumerate(self.of):
             mine = [(info.spec.name, name_of(info.spec.name, rank)) for info in self._infos]
@@ -186,7 +186,8 @@ class RankStates:
 class RanksExecutor(SynchronousExecutor):
     """One bucket of all ranks (runtime/executors/executor.py).
 
-    Its outputs are rank 0's; logits are those of all `vocab` ids, where each rank has its own.
+    Its outputs are rank 0's; its logits are those of all `vocab` ids, of which each rank has a
+    part.
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class RanksExecutor(SynchronousExecutor):
 
     @property
     def specs(self) -> Specs:
-        """A rank's, which are all alike, but for the logits."""
+        """The specs of a rank: all ranks have the same, except for the logits."""
         return self._specs
 
     def run(self, buffers: Buffers) -> None:
-        """One step of all ranks over the states of each. Raises what one of them does."""
+        """One step of all ranks over their states. Raises the error of a failed rank."""
         works = zip(self.parts, self.of(buffers), strict=True)
         self._rendezvous.run([partial(part.run, own) for part, own in works])
         for name in self._cut:
@@ -235,7 +236,7 @@ class RanksExecutor(SynchronousExecutor):
         return lambda: None
 
     def close(self) -> None:
-        """Closes every rank's."""
+        """Closes the executors of all ranks."""
         for part in self.parts:
             part.close()
 
@@ -254,11 +255,11 @@ def together(
 
 
 def name_of(name: str, rank: int) -> str:
-    """A state of a layer by its rank; what has no layer is alike on all."""
+    """The name of a layer's state by rank; a state outside the layers is the same on all ranks."""
     layer, dot, last = name.rpartition(".")
     return f"{layer}.rank{rank}.{last}" if rank and dot else name
 
 
 def threads_of(ranks: int) -> int:
-    """For each rank, so that none waits for another's."""
+    """Threads for each rank, so that no rank waits for another's."""
     return max(1, (os.cpu_count() or 1) // ranks)

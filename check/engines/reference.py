@@ -1,8 +1,8 @@
 """An executor that computes with the ops' float64 references: independent of onnxruntime.
 
 Reads the model that the `ort` executor would run, and calls `Op.reference` in place of each
-function. Between nodes values have the graph's dtypes, as in every executor. Slow, and meant to
-be read.
+function. Between nodes values have the graph's dtypes, as in every executor. It is slow and written
+to be read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Arrays = tuple[NDArray[Any], ...]
 Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
-NEAR = 1  # how far beside a watched launch's rows and pages others are shown, too
+NEAR = 1  # rows and pages within this distance of a watched launch's are shown too
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node: an op of ours with its attributes, or a standard operator (`op` is None)."""
+    """One node: an op of the package with its attributes, or a standard operator (`op` is None)."""
 
     name: str
     kind: str
@@ -51,27 +51,27 @@ class Step:
 
 
 def read_steps(payload: bytes) -> list[Step]:
-    """The nodes of an `ort` payload in their order.
+    """The nodes of an `ort` payload in order.
 
-    Raises EngineError when a node does not say what it was made from.
+    Raises EngineError if a node does not name its op.
     """
     model = onnx.load_from_string(payload)
     return [_step(node) for node in model.graph.node]
 
 
 def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
-    """The ONNX models of an `ort` payload in order: one, or what lies between collectives."""
+    """The ONNX models of an `ort` payload in order: one, or the segments between collectives."""
     if ranks == 1:
         return [payload]
     return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
 
 
 class ReferenceExecutor(SynchronousExecutor):
-    """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
+    """An executor (runtime/executors/executor.py). `watch`, if set, is called with every node.
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed over what it reaches alone (`live_rows`), and so `watch` is shown it.
+    A launch is computed only over the rows that it uses (`live_rows`); `watch` gets these rows.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ReferenceExecutor(SynchronousExecutor):
         for spec in self._specs.outputs:
             live.put_output(buffers[spec.name], _checked(values[spec.name], spec))
         for spec in self._specs.states:
-            if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be only read
+            if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be read-only
                 live.put(spec.name, buffers[spec.name], value)
 
     def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
@@ -126,11 +126,12 @@ class ReferenceExecutor(SynchronousExecutor):
         return lambda: None
 
     def close(self) -> None:
-        """Frees nothing: weights are mapped."""
+        """Does nothing: weights are mapped."""
 
     def _combine(self, step: Collective, values: Values) -> None:
-        """What the ranks make together: their sum, or their parts side by side, of all rows or of
-        those that the step's `rows` name. What the others hold is undefined."""
+        """The collective result of the ranks: their sum, or their parts concatenated, for all rows
+        or for those that the step's `rows` name. Other rows are undefined.
+        """
         assert self._comm is not None
         given, rows = values[step.input], asdict(step).get("rows")
         if step.op == "all_reduce":
@@ -151,7 +152,7 @@ def _step(node: onnx.NodeProto) -> Step:
     origin = {p.key: p.value for p in node.metadata_props}.get(ORIGIN)
     if origin is None:
         raise EngineError(
-            f"node {node.name} does not say which op it is: rebuild the engine with spark-build"
+            f"node {node.name} does not name its op: rebuild the engine with spark-build"
         )
     row = json.loads(origin)
     return Step(node.name, row["op"], get(row["op"]), row["attrs"], *names)

@@ -1,8 +1,8 @@
-"""Polygraphy runners over any executor: the one place that knows both.
+"""Polygraphy runners over any executor: the only file that knows both.
 
-`EngineRunner` is pure: states go in and come out as named tensors, so that an iteration depends
-on nothing before it. `SessionRunner` keeps the states from launch to launch, as a server does,
-and returns the `defined_values`. Both choose the bucket by the shapes that they are given.
+`EngineRunner` is pure: states are named inputs and outputs, so that an iteration depends on nothing
+before it. `SessionRunner` keeps the states from launch to launch, as a server does, and returns the
+`defined_values`. Both choose the bucket by the shapes of the input.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from spark_engine.runtime.executors.memory import (
 from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]
-SESSION = "session"  # i32 [1]: another number than before starts on empty states
-SHOW = "show_states"  # i32 [1]: 0 leaves the states out of what is returned
+SESSION = "session"  # i32 [1]: a new number starts on empty states
+SHOW = "show_states"  # i32 [1]: 0 leaves the states out of the result
 
 
 class EngineRunner(BaseRunner):  # type: ignore[misc]
-    """Steps, tables and states in; outputs and `<state>.out` out. Owns its buffers.
+    """Steps, tables and states are inputs; outputs and `<state>.out` are outputs. Has its own
+    buffers.
 
-    Arrays of types that numpy lacks (bf16) travel as their bits, u16.
+    Arrays of types that numpy lacks (bf16) are passed as their bits, u16.
     """
 
     def __init__(self, name: str, engine: Loaded) -> None:
@@ -58,7 +59,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         self._memory = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """Names, types and shapes; rows and tokens are left open."""
+        """Names, types and shapes; the numbers of rows and tokens are open."""
         metadata = TensorMetadata()
         for spec in self._wanted():
             shape = [d if isinstance(d, int) else None for d in spec.shape]
@@ -66,7 +67,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         return metadata
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
-        """One launch. Raises InternalError when the engine has no bucket of these shapes."""
+        """One launch. Raises InternalError if the engine has no bucket of these shapes."""
         key = self._key(feed_dict)
         buffers = self._run(key, feed_dict)
         results = [s.name for s in self._engine.executors[key].specs.outputs]
@@ -109,11 +110,11 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 
 
 class SessionRunner(EngineRunner):
-    """Keeps the states between launches; a feed brings steps, tables and two numbers.
+    """Keeps the states between launches; a feed has steps, tables and two numbers.
 
-    A new session begins on poisoned states: a launch that reads what it must not shows NaN. Where
-    the states lie on a device, only the slots and pages of live sequences are copied, and only
-    when they are shown; two runners must not share such an engine.
+    A new session starts on poisoned states: a launch that reads what it must not read returns NaN.
+    If the states are in device memory, only the slots and pages of live sequences are copied, and
+    only when they are shown; two runners must not share such an engine.
     """
 
     def __init__(self, name: str, engine: Loaded) -> None:
@@ -137,7 +138,7 @@ class SessionRunner(EngineRunner):
         self._session = None
 
     def launch(self, feed: Feed) -> dict[str, NDArray[Any]]:
-        """`infer` of what `feeds` makes, without Polygraphy's look at every input."""
+        """`infer` of an entry of `feeds`, without Polygraphy's checks of every input."""
         shown: dict[str, NDArray[Any]] = self.infer(feed, check_inputs=False)
         return shown
 
@@ -157,13 +158,14 @@ class SessionRunner(EngineRunner):
         return dict(defined_values({**self._states, **buffers}, outputs, states, self._paired))
 
     def _pair(self, buffers: Feed) -> None:
-        """Notes the token that the draft head's keys and values at each position were made with:
-        the next one of its row, else the one that was sampled."""
+        """Records the token with which the draft head's keys and values at each position were made:
+        the next token of its row, or the sampled one.
+        """
         counts, after = buffers["counts"], ends(buffers)
         sampled, by_row = buffers["next_tokens"], buffers["token_ids"].reshape(len(counts), -1)
         for row in np.flatnonzero(counts > 0).tolist():
             slot, start = (int(buffers[name][row]) for name in ("slots", "starts"))
-            if start < 0:  # the states know it
+            if start < 0:  # the states contain it
                 continue
             room = np.full(self._engine.limits.max_context + 1, -1, np.int32)
             mine = self._paired.setdefault(slot, room)
@@ -182,13 +184,13 @@ class SessionRunner(EngineRunner):
         yield from self._engine.tables
 
     def _poison(self, page_table: NDArray[Any]) -> None:
-        """NaN into the slots and pages that the session owns, and the scratch ones."""
+        """Writes NaN into the session's slots and pages, and into the scratch ones."""
         pages = np.append(np.unique(page_table[page_table >= 0]), self._engine.limits.pages)
         owners = np.flatnonzero((page_table >= 0).any(axis=1))
         slots = np.append(owners, self._engine.limits.max_seqs)
         for info in self._engine.states:
             state = self._states[info.spec.name]
-            scratch = len(state) - 1  # behind the snapshots, where a state has any
+            scratch = len(state) - 1  # after the snapshots, if a state has any
             state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
         store = self._engine.store
         for slot in slots.tolist() if store is not None else ():
@@ -209,7 +211,7 @@ class SessionRunner(EngineRunner):
         return Snapshot(rows, paged)
 
     def _fetch(self, store: States, feed: Feed) -> None:
-        """Brings the live sequences' slots and pages to the host's copy."""
+        """Copies the live sequences' slots and pages to the host's copy."""
         table = feed["page_table"]
         for slot in np.unique(feed["slots"][feed["counts"] > 0]).tolist():
             pages = table[slot][table[slot] >= 0]
@@ -221,9 +223,9 @@ class SessionRunner(EngineRunner):
 
 
 def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:
-    """What `SessionRunner` reads, launch after launch: a Polygraphy data loader.
+    """The input of `SessionRunner`, launch after launch: a Polygraphy data loader.
 
-    States are shown after the last launch of each family: what goes wrong in a state stays in it.
+    States are shown after the last launch of each family: an error in a state stays in it.
     """
     for number, session in enumerate(sessions):
         families = [launch.family for launch in session.launches]

@@ -1,8 +1,8 @@
-"""Every node of a native bucket alone: its launches on the GPU over operands that were recorded.
+"""Runs every node of a native bucket alone: its launches on the GPU, on recorded operands.
 
-The twin of the engine (the same graph, `engines.build_twin`) says which tensors a node reads and
-writes; the payload's `places` say where they lie. Weights stay the engine's own, packed as they
-are. Knows places and copies; knows no op and judges nothing.
+The twin of the engine (the same graph, `open_engines.build_twin`) has the tensors that a node reads
+and writes; the payload's `places` has their addresses. Weights are the engine's own, packed. Knows
+addresses and copies; knows no op and decides nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Queue = Callable[[], None]
 class NativeNodes:
     """Runs single nodes of one open bucket; `weights` are the names that are no activations.
 
-    The engine's states, tables and step inputs hold what the last node read, afterwards.
+    Afterwards the engine's states, tables and step inputs hold what the last node read.
     """
 
     def __init__(self, executor: Executor, payload: bytes, weights: Collection[str]) -> None:
-        # Not by its class: the module behind it needs the extra `cuda`.
+        # Not by its class: that module needs the extra `cuda`.
         opened: Any = executor
         self._executor, self._gpu = opened, opened.gpu
         self._program = Program.read(payload)
@@ -48,7 +48,7 @@ class NativeNodes:
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
         """The node's outputs for the recorded operands and the engine's own weights.
 
-        Raises OptionError when the engine has no such node, ExecutorError when the GPU fails.
+        Raises OptionError if the engine has no such node, ExecutorError if the GPU fails.
         """
         step = recorded.step
         if step.name not in self._queues:
@@ -81,7 +81,7 @@ class NativeNodes:
     def _copies(
         self, name: str, array: NDArray[Any], states: Mapping[str, StateValue]
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """(address, part) of the tensor: all at once, or unit by unit of a state."""
+        """(address, part) of the tensor: whole, or by unit for a state."""
         held = states.get(name)
         address = self._address(name, array, held)
         if held is None:
@@ -92,18 +92,18 @@ class NativeNodes:
             yield address + unit * part.nbytes, part
 
     def _address(self, name: str, array: NDArray[Any], held: StateValue | None = None) -> int:
-        """Where the tensor lies, in all its length, or the state that it is."""
+        """The address of the whole tensor, or of the state that it is."""
         if held is not None:
             return int(self._executor.address(MemoryOperand("state", held.name)))
         place = self._program.places.get(name) or self._own.get(name)
         if place is None:
             raise OptionError(
-                f"the engine does not say where {name} lies: it was built by another version; "
+                f"the engine does not contain the address of {name}: another version built it; "
                 "rebuild it, or use --level layer"
             )
         if place.kind == "arena" and place.nbytes < array.nbytes:
             raise EngineError(
-                f"{name} is said to lie in {place.nbytes} bytes and has {array.nbytes}: rebuild "
+                f"{name} has a place of {place.nbytes} bytes, but {array.nbytes} bytes: rebuild "
                 "the engine with spark-build"
             )
         return int(self._executor.address(place))

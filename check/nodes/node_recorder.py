@@ -1,7 +1,7 @@
 """Records what every node of two launches reads and writes, while references compute a session.
 
-The two are the launches whose sequences reach furthest, one of each family. Knows sessions and the
-reference executor; judges nothing.
+The two launches are those with the longest sequences, one per family. Knows sessions and the
+reference executor; decides nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Buffers = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch, node by node; `weights` are the names of operands that never change. `rank`:
-    whose nodes they are."""
+    """One launch, node by node; `weights` are the names of constant operands; `rank` has these
+    nodes.
+    """
 
     key: BucketKey
     nodes: list[Recorded]
@@ -45,7 +46,7 @@ class RecordedLaunch:
 class Recorder:
     """Opens `loaded`, an engine of reference executors, so that two of its launches are recorded.
 
-    `recording` is to run the launches of all sessions in their order, each once.
+    `recording` runs the launches of all sessions in order, each once.
     """
 
     def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
@@ -63,7 +64,7 @@ class Recorder:
         self.recording = replace(loaded, executors=executors)
 
     def run(self, shown: Progress) -> None:
-        """Runs as many launches as are needed, for the nodes alone."""
+        """Runs as many launches as the recording needs."""
         needed = max(self._wanted) + 1
         with (
             SessionRunner("reference", self.recording) as runner,
@@ -74,7 +75,7 @@ class Recorder:
                 step()
 
     def launch(self, key: BucketKey, executor: Executor, buffers: Buffers) -> None:
-        """Runs the next launch, and keeps its nodes if they are wanted, rank by rank."""
+        """Runs the next launch, and stores its nodes rank by rank if they are needed."""
         parts, of = _parts(executor), [buffers]
         if isinstance(executor, RanksExecutor):
             of = executor.of(buffers)
@@ -101,8 +102,10 @@ def _parts(executor: Executor) -> list[ReferenceExecutor]:
 
 
 class _Keeper:
-    """Keeps the nodes of one launch. Of states, the rows and pages that it reaches and their
-    neighbours: they are much larger, and a write beside is seen all the same."""
+    """Stores the nodes of one launch. For states it stores the rows and pages that the launch uses
+    and their neighbours: states are much larger, and a write next to the right place is still
+    found.
+    """
 
     def __init__(
         self, inputs: Buffers, states: Sequence[StateInfo], weights: Collection[str] = ()
@@ -114,8 +117,9 @@ class _Keeper:
         self._held: dict[str, StateValue] = {}
 
     def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
-        """One node, as one of the whole bucket. Its step inputs and tables are kept as the launch
-        has them, whose rows are numbered by the engine."""
+        """Stores one node, extended to the whole bucket. Step inputs and tables are stored as the
+        launch has them: the engine numbers their rows.
+        """
         if not self._held:
             for name, count in self._counts.items():
                 self._held[name] = StateValue(name, live.numbers(name), count)
@@ -143,7 +147,7 @@ class _Keeper:
 
 
 class _RecordingExecutor(SynchronousExecutor):
-    """The protocol of `runtime/executors/executor.py`, told to the recorder."""
+    """An `Executor` (runtime/executors/executor.py) that reports to the recorder."""
 
     def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
         self._key, self._inner, self._recorder = key, inner, recorder
@@ -164,7 +168,9 @@ class _RecordingExecutor(SynchronousExecutor):
 
 
 def _longest(sessions: Sequence[Session], family: str) -> int:
-    """The launch, counted over all sessions, whose sequences reach furthest; the first of them."""
+    """The number of the launch, over all sessions, with the longest sequences; the first of
+    equals.
+    """
     launches = [launch for session in sessions for launch in session.launches]
     reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]
     best = max(reach, default=-1)

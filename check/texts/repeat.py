@@ -1,10 +1,10 @@
-"""How often an engine parts from itself: the same requests again, in other company.
+"""How often an engine's texts differ from themselves: the same requests again, in other batches.
 
-The requests run together, as they are served and with the prefix cache as it is served, and then
-again and again: in the first of the other runs as before, in the rest in another order and
-arriving at other times, so that each meets other buckets, neighbours, chunks and hits. An engine
-that was built to be invariant must not part; of any other this is the noise that a comparison of
-two engines has to rise above. Knows the runtime's front door; compares token ids.
+The requests run together, as they are served and with the prefix cache, and then again: the first
+repetition in the same order, the others in another order and with other arrival times, so that each
+request meets other buckets, neighbours, chunks and hits. The texts of an invariant engine must not
+differ; for any other engine this is the noise with which a comparison of two engines has to be
+compared. Knows the runtime's entry points; compares token ids.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from spark_engine.runtime.engine.request import Request, SamplingParams, capacit
 
 TEXTS, SAID = 16, 64  # requests, and the tokens that each generates
 LENGTHS = (1, 17, 63, 64, 65, 127, 130, 200, 257, 300, 384, 500)  # of prompts, as far as they fit
-SHARED = 130  # tokens with which every second prompt begins, as far as they fit
-LATEST = 24  # steps after which the last request arrives, in runs that are staggered
+SHARED = 130  # common first tokens of every second prompt, as far as they fit
+LATEST = 24  # steps after which the last request arrives, in staggered runs
 Texts = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run beside the first: `same` texts of all; the mean part of a text before it parted;
-    and the prompt and token where one parted earliest (-1: none did)."""
+    """One repetition: `same` texts of all; the mean part of a text before it differs; and the
+    prompt and token where a text differs earliest (-1: none does).
+    """
 
     arriving: str
     same: int
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Repeated:
-    """All runs. `invariant`: the engine was built never to part from itself."""
+    """All runs. `invariant`: the engine was built so that its texts never differ."""
 
     engine: str
     invariant: bool
@@ -53,11 +54,11 @@ class Repeated:
 
     @property
     def passed(self) -> bool:
-        """Nothing parted that must not."""
+        """Nothing differs that must not."""
         return not self.invariant or all(run.same == self.texts for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """Everything as JSON values."""
         return {**asdict(self), "passed": self.passed}
 
 
@@ -69,7 +70,9 @@ def repeat(
     shown: Progress,
     seed: int = 0,
 ) -> Repeated:
-    """Runs the requests once and `count` times more. `recorded`: prompts beside the random ones."""
+    """Runs the requests once and `count` times more. `recorded`: prompts besides the random
+    ones.
+    """
     rng = random.Random(seed)
     requests = _requests(loaded, recorded, rng)
     engine = Engine(loaded, EngineOptions())
@@ -86,7 +89,7 @@ def repeat(
 
 
 def show_repeated(found: Repeated, console: Console) -> None:
-    """A row for each run, and the sum of them in one line."""
+    """A row for each run, and a one-line summary."""
     table = Table(title=f"{found.texts} greedy texts, {found.tokens} tokens, beside the first run")
     for column in ("run", "arriving", "same texts", "agreement", "first difference at"):
         table.add_column(column, justify="left" if column == "arriving" else "right")
@@ -119,7 +122,7 @@ def _requests(
 
 
 def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) -> Texts:
-    """What each request says, where it arrives `late` steps after the beginning."""
+    """The text of each request; a request arrives `late` steps after the start."""
     said: dict[int, list[int]] = {}
     number: dict[int, int] = {}
     waiting = sorted(range(len(requests)), key=lambda i: (late[i], i))
@@ -137,7 +140,7 @@ def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) 
 
 
 def _compared(arriving: str, first: Texts, other: Texts) -> Run:
-    """A request that was given up has a shorter text, which parts where it ends."""
+    """A request that was given up has a shorter text, which differs where it ends."""
     before = [_common(a, b) for a, b in zip(first, other, strict=True)]
     parted = [(n, i) for i, n in enumerate(before) if n < max(len(first[i]), len(other[i]))]
     shares = [n / max(len(a), len(b), 1) for n, a, b in zip(before, first, other, strict=True)]

@@ -1,11 +1,11 @@
-"""Greedy text: where a candidate would say another token than the reference, token by token.
+"""Greedy text: where a candidate would choose another token than the reference, token by token.
 
-Both are fed what the reference says, so that every position is judged, also after the first that
-differs; a candidate left to itself says the same text exactly when no position differs. Knows
-sessions and runners; knows no engine.
+Both are fed the reference's tokens, so that every position is compared, also after the first
+difference; a candidate alone generates the same text exactly if no position differs. Knows sessions
+and runners; knows no engine.
 
-What the reference says depends on nothing that the candidate does: it may be read elsewhere, and
-before (`reference_process.py`).
+The reference's text does not depend on the candidate: it may be read before and in another process
+(`reference_process.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from spark_engine.tensors import Array
 
 
 def decode_rows(common: Sequence[BucketKey], session: Session) -> int:
-    """The bucket to decode in: the smallest of both sides that all texts fit in, or the largest."""
+    """The decode bucket: the smallest of both sides in which all texts fit, or the largest."""
     decode = sorted(rows for family, rows in common if family == DECODE)
     return next((rows for rows in decode if rows >= len(session.texts)), decode[-1])
 
 
 def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array]:
-    """The reference's logits [emitting rows, V] of each launch, decoding greedily what it says."""
+    """The reference's logits [emitting rows, V] of each launch, while it decodes greedily."""
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     with SessionRunner("reference", reference) as runner:
         for launch in _launches(session, said, rows):
@@ -54,11 +54,11 @@ def compare_texts(
     thresholds: Thresholds,
     shown: Progress,
 ) -> Level:
-    """Decodes a greedy session to its room; one finding, over all tokens of all texts.
+    """Decodes a greedy session to its end; one finding, over all tokens of all texts.
 
-    `reference`: its name, and what `read_texts` has of it for the same session and rows. It fails
-    when the candidate chooses a token that the reference held to be worse than its own by more than
-    a near tie (`thresholds.tie`), or in a bucket that verifies another than it decoded.
+    `reference`: its name, and the result of `read_texts` for the same session and rows. It fails if
+    the candidate chooses a token whose reference logit is below the greatest by more than a near
+    tie (`thresholds.tie`), or if a verify bucket samples another token than the candidate decoded.
     """
     name, truths = reference
     level = Level("text", name, asdict(thresholds))
@@ -73,7 +73,7 @@ def compare_texts(
     ):
         for launch, truth in zip(_launches(session, said, rows), truths, strict=True):
             logits, sampled = _logits(one, _feed(session, launch))
-            apart = logits.shape[1] < truth.shape[1]  # of GPUs rank 0's ids are shown
+            apart = logits.shape[1] < truth.shape[1]  # several GPUs show rank 0's ids
             chosen = sampled if apart else logits.argmax(axis=1)
             logits = truth if apart else logits
             level.launches += 1
@@ -109,7 +109,7 @@ def compare_texts(
 
 
 def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterator[Launch]:
-    """The prefills, then decode steps over what was said meanwhile, until no text has room."""
+    """The prefills, then decode steps over the tokens generated so far, until no text has room."""
     yield from session.launches
     while True:
         step = list(next_launches(session, said, rows))
@@ -119,7 +119,7 @@ def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterat
 
 
 def _saying(launch: Launch) -> list[int]:
-    """The slots of its rows that say a token, in order."""
+    """The slots of its rows that generate a token, in order."""
     slots: list[int] = launch.slots[launch.emit == 1].tolist()
     return slots
 

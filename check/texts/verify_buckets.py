@@ -1,9 +1,9 @@
-"""Rounds of drafts against decode: a bucket that verifies says what decoding says, token by token.
+"""Verify buckets against decode: a bucket that verifies drafts samples what decode samples.
 
-Texts that one bucket has decoded greedily run again in each bucket that verifies, with drafts that
-are right but for every third round's last. What is sampled behind every accepted token must be what
-was decoded there, and as many tokens must be accepted as the samples say. Where the round before
-said it, the next one begins from the states. Knows one engine; needs no reference.
+Texts that one bucket has decoded greedily run again in each verify bucket, with drafts that are
+correct except the last one of every third round. The sample after every accepted token must be the
+decoded one, and as many tokens must be accepted as the samples imply. If the previous round sampled
+it, the next round starts from the states. Knows one engine; needs no reference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.tensors import Array
 
-WRONG = 3  # every so many rounds the last draft is another token
+WRONG = 3  # in every third round the last draft is wrong
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What was decoded, by slot: the tokens said, and the logits [V] at each, in their order."""
+    """What was decoded, by slot: the tokens, and the logits [V] for each, in order."""
 
     said: Mapping[int, Sequence[int]]
     logits: Mapping[int, Sequence[Array]]
@@ -42,10 +42,10 @@ def check_verify_buckets(
     tie: float,
     shown: Progress,
 ) -> list[Finding]:
-    """A finding for each bucket of `keys`. `session` holds the texts and their prefills.
+    """A finding for each bucket of `keys`. `session` has the texts and their prefills.
 
-    A sample may be another token than was decoded only where the logits of decoding hold the two to
-    be as good, within `tie` of their range.
+    A sample may differ from the decoded token only if the decoded logits of both are within `tie`
+    of their range.
     """
     found = []
     with shown.track("text level, buckets that verify", len(keys)) as step:
@@ -66,17 +66,17 @@ class _Run:
     ) -> None:
         self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
         self._session = session
-        self._texts = {  # nothing was decoded behind the last token said
+        self._texts = {  # nothing was decoded after the last token
             text.slot: replace(text, ids=(*text.ids[: text.prompt], *decoded.said[text.slot][:-1]))
             for text in session.texts
         }
         self._at = {slot: text.prompt for slot, text in self._texts.items()}
-        self._known: set[int] = set()  # slots whose states say where they are, and rightly
+        self._known: set[int] = set()  # slots whose states hold their position correctly
         self.wrong: list[str] = []
         self._tokens = self._near = self._rounds = self._accepted = 0
 
     def go(self, k: int, rows: int) -> None:
-        """Prefills, then rounds until no text has a token left to be said."""
+        """Prefills, then runs rounds until every text has all its tokens."""
         for launch in self._session.launches:
             self._launch(launch)
         going = list(self._texts.values())
@@ -105,7 +105,7 @@ class _Run:
             at += n
 
     def _judge(self, text: Text, fed: Array, sampled: Array, accepted: int) -> None:
-        """One row: what it was fed, what it sampled behind each token, how many it accepted."""
+        """Compares one row: its tokens, its samples, and how many tokens it accepted."""
         slot, place = text.slot, self._at[text.slot] - text.prompt
         right = 1 + int(np.cumprod(fed[1:] == sampled[:-1]).sum())
         where = f"text in slot {slot}, token {place}"
@@ -123,7 +123,7 @@ class _Run:
                 self._near += 1
             else:
                 self.wrong.append(f"{where} and {1 + j}: {chosen} for {best}")
-        # A draft that is another token was accepted only by a near tie: the text ends there.
+        # A wrong draft can be accepted only in a near tie: the text ends there.
         followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
         self._accepted += accepted
         self._at[slot] += accepted if followed else len(text.ids)
@@ -131,7 +131,7 @@ class _Run:
         (self._known.add if followed and goes_on else self._known.discard)(slot)
 
     def verdict(self, name: str) -> Verdict:
-        """Over all rounds."""
+        """The verdict over all rounds."""
         figures = {
             "texts": float(len(self._texts)),
             "tokens": float(self._tokens),

@@ -25,10 +25,10 @@ PROBABILITIES = ("logprobs", "top_logprobs")  # compared as probabilities: a log
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one tensor of one launch is near enough. True in a boolean context if it is.
+    """Whether one tensor of one launch is close enough. True in a boolean context if it is.
 
-    `strays` of `rows` rows are too far off; a few may be forgiven over a whole run, where the
-    thresholds say so. What is `hard` is never forgiven.
+    `strays` of `rows` rows are beyond the limits; the thresholds may allow a few over a whole run.
+    A `hard` failure is never allowed.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Verdict:
 class Compare:
     """A compare function: (candidate's result, reference's result) -> verdict by name.
 
-    Tensors that only one side has (a debug build's marks) are left out.
+    Tensors that only one side has (outputs of a debug build) are left out.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -64,11 +64,11 @@ class Compare:
         if name == "drafts":
             return self._drafts(a, b)
         if name.startswith(HEAD) and PAIRED in candidate and PAIRED in reference:
-            # Another token that was as good made other keys: `next_tokens` decides it.
+            # Another token of a near tie has other keys: `next_tokens` decides.
             same = candidate[PAIRED] == reference[PAIRED]
             a, b = a[same], b[same]
         if name in LOGITS:
-            b = b[:, : a.shape[1]]  # of GPUs rank 0's ids are shown
+            b = b[:, : a.shape[1]]  # several GPUs show rank 0's ids
         if a.shape != b.shape:
             return Verdict(name, False, f"shape {a.shape}, reference {b.shape}", hard=True)
         if not np.isfinite(a).all() or not np.isfinite(b).all():
@@ -85,7 +85,7 @@ class Compare:
         return self._floats(name, a, b)
 
     def _tokens(self, name: str, a: Floats, b: Floats, reference: Named) -> Verdict:
-        """Another token is allowed where the reference holds both to be as good."""
+        """Another token is allowed if the reference's logits for both are within a near tie."""
         differ = a != b
         if not differ.any():
             return Verdict(name, True, rows=len(a))
@@ -97,7 +97,7 @@ class Compare:
         return Verdict(name, wrong == 0, reason, figures, len(a), wrong)
 
     def _drafts(self, a: Floats, b: Floats) -> Verdict:
-        """Guesses: a near tie in one moves all behind it, and no token depends on them."""
+        """Drafts are guesses: a near tie changes all later ones, and no token depends on them."""
         places = min(a.shape[1], b.shape[1])
         strays = int((a[:, :places] != b[:, :places]).any(axis=1).sum())
         part = strays / max(len(a), 1)

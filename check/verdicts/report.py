@@ -27,7 +27,7 @@ FIGURES = (
     "differ",
 )
 _WORST_IS_LEAST = ("cosine", "same")
-# What each figure says of the worst row (a token, a slot), in the order of FIGURES.
+# The meaning of each figure for the worst row (a token, a slot), in the order of FIGURES.
 LEGEND = {
     "rel_l2": "length of the difference, as a part of the reference's length",
     "scale": "part by which neighbouring columns are too large or too small beyond rounding",
@@ -41,7 +41,7 @@ LEGEND = {
     "near_ties": "flips where the reference holds both tokens equally likely, within `tie`",
     "differ": "values that differ",
 }
-# What is a limit from below, and what from above.
+# Lower limits and upper limits.
 _AT_LEAST = ("cosine",)
 LIMITS = {
     "tie": "part of a row's range of logits within which two tokens are a near tie",
@@ -59,19 +59,19 @@ class Finding:
     """One tensor or node over all launches: the worst figures, the first failure."""
 
     name: str
-    kind: str = ""  # what it is summed up under
+    kind: str = ""  # the kind in the summary
     launches: int = 0
     passed: bool = True
     reason: str = ""
     where: str = ""
     figures: dict[str, float] = field(default_factory=dict)
-    module: str = ""  # of the checkpoint, where the finding is a node's
+    module: str = ""  # of the checkpoint, if the finding is a node
 
     rows: int = 0
     strays: int = 0
 
     def add(self, verdict: Verdict, where: str) -> None:
-        """Takes in one launch's verdict; `settle` judges when all are in."""
+        """Adds one launch's verdict; `settle` decides when all are in."""
         self.launches += 1
         self.rows += verdict.rows
         self.strays += verdict.strays
@@ -82,7 +82,7 @@ class Finding:
             self.reason, self.where = verdict.reason, where
 
     def settle(self, stray: float) -> None:
-        """Fails when more than this part of the rows strayed."""
+        """Fails if more than this part of the rows strayed."""
         if self.strays > stray * self.rows:
             self.passed = False
             self.reason += f"; {self.strays} of {self.rows} rows"
@@ -90,7 +90,7 @@ class Finding:
             self.reason = self.where = ""
 
     def merge(self, other: Finding) -> None:
-        """Takes over the worst figures of another that passed."""
+        """Takes the worst figures of another finding that passed."""
         self._keep_worst(other.figures)
         self.rows += other.rows
         self.strays += other.strays
@@ -105,7 +105,7 @@ class Finding:
 
 @dataclass
 class Level:
-    """One level of a check. `first` names where the first failure stands, empty if none."""
+    """One level of a check. `first` is the name of the first failure, empty if there is none."""
 
     name: str
     reference: str
@@ -115,14 +115,14 @@ class Level:
     first: str = ""
 
     def settle(self, name: Callable[[Finding], str], stray: float) -> None:
-        """Judges every finding; `first` becomes the name of the first that failed."""
+        """Decides every finding; `first` becomes the name of the first that failed."""
         for finding in self.findings:
             finding.settle(stray)
         self.first = next((name(f) for f in self.findings if not f.passed), "")
 
     @property
     def passed(self) -> bool:
-        """Nothing in it failed."""
+        """Nothing in the level failed."""
         return all(f.passed for f in self.findings)
 
 
@@ -141,9 +141,9 @@ class Report:
 
     @property
     def first(self) -> str:
-        """Where the first divergence stands, by the level that tells it best; empty if none.
+        """The first divergence, by the level that locates it best; empty if none.
 
-        A node by itself is wrong by itself: what stands behind it in a run only suffers from it.
+        A node that fails alone is wrong; later nodes of a run only inherit its error.
         """
         found = {level.name: level.first for level in self.levels if level.first}
         names = ("op", "layer", "model", "text", "record")
@@ -160,14 +160,14 @@ class Report:
         return list(said.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """Everything as JSON values."""
         levels = [{**asdict(level), "passed": level.passed} for level in self.levels]
         top = {"engine": self.engine, "against": self.against, "passed": self.passed}
         return {**top, "first_divergence": self.first, "modules": self.headlines, "levels": levels}
 
 
 def show(report: Report, console: Console) -> None:
-    """The modules that differ by themselves, tables of all levels, and a verdict in one line."""
+    """The modules that differ by themselves, tables of all levels, and a one-line verdict."""
     for line in report.headlines[:MOST_FAILURES]:
         console.print(f"[red]{line}")
     seen: set[str] = set()
@@ -178,7 +178,7 @@ def show(report: Report, console: Console) -> None:
         table = Table(title=title, title_justify="left", caption=_limits(level))
         table.caption_justify = "left"
         table.add_column("tensor or node", no_wrap=True)
-        # the run that shows its layers shows all that the other run has shown
+        # the run with exposed layers shows all that the other run shows
         rows = _summary(f for f in level.findings if not (f.passed and f.name in seen))
         seen |= {f.name for f in level.findings} if level.name in ("model", "layer") else set()
         columns = [key for key in FIGURES if any(key in finding.figures for _, finding in rows)]
@@ -209,7 +209,7 @@ def _limits(level: Level) -> str:
 
 
 def _show_legend(console: Console, figures: Iterable[str], limits: Iterable[str]) -> None:
-    """What the columns and limits mean that were shown."""
+    """Explains the columns and limits of the shown tables."""
     console.print("Figures are those of the worst row:")
     for key in figures:
         console.print(f"  {key:<10} {LEGEND[key]}", highlight=False, soft_wrap=True)
@@ -219,7 +219,7 @@ def _show_legend(console: Console, figures: Iterable[str], limits: Iterable[str]
 
 
 def _summary(findings: Iterable[Finding]) -> list[tuple[str, Finding]]:
-    """Failures by name; the rest by kind, with the worst figures of its kind."""
+    """Failures by name; the rest by kind, with the worst figures of the kind."""
     rows: list[tuple[str, Finding]] = []
     kinds: dict[str, list[Finding]] = {}
     for finding in findings:

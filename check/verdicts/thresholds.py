@@ -1,8 +1,8 @@
-"""How far apart is too far: the table in `thresholds.json`, and which row of it applies.
+"""How far is too far: the table in `thresholds.json`, and which row of it applies.
 
-A row is named after the activation dtype; `quantised` is added where activations or KV pages are
-rounded to a few bits, because one rounding that falls the other way then moves a whole step of
-the grid: such engines are alike, not equal.
+A row is named after the activation dtype; `quantised` is added if activations or KV pages are
+rounded to a few bits, because one different rounding then moves a value by a whole step of the
+grid: such engines are alike, not equal.
 """
 
 from __future__ import annotations

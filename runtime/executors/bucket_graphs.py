@@ -1,4 +1,4 @@
-"""A bucket's launches as CUDA graphs for a step: one, or two with the masks written in between.
+"""A bucket's launches as CUDA graphs: one graph, or two with the masks written in between.
 
 Knows the order of launches and CUDA graphs; knows no buffer.
 """
@@ -13,15 +13,15 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.runtime.executors.program import MemoryOperand
 
-MASKS = MemoryOperand("input", "allow")  # the ids that are allowed: an operand of `sample` alone
+MASKS = MemoryOperand("input", "allow")  # allowed token ids: an operand of `sample` only
 Queue: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class QueuedLaunch:
-    """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself.
+    """One launch of a bucket: its node and kernel; `queue` queues it on the stream.
 
-    `reads_masks`: it reads the ids that are allowed.
+    `reads_masks`: it reads the allowed token ids.
     """
 
     node: str
