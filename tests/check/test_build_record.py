@@ -1,4 +1,4 @@
-"""The record of an engine: what its buckets say is what the loop says, and a change is seen."""
+"""The build record: buckets generate the tokens of the loop, and a change is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spark-check --level record`: an engine is held to what it said when it was built."""
+"""`spark-check --level record`: an engine generates the tokens of its build."""
 
 from __future__ import annotations
 

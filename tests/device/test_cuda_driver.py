@@ -1,4 +1,4 @@
-"""What is asked of the driver, over one made up: memory, room for blocks, what is given back.
+"""Calls of the driver, with a fake driver: memory, resident blocks, release of resources.
 
 Items 4, 5 and 11 of the hazards.
 """
@@ -32,7 +32,7 @@ LITTLE, MUCH = 1 << 20, 1 << 36
 
 
 def use(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, available: int | None = MUCH) -> None:
-    """Puts the driver in its place, and so many bytes of the host beside it."""
+    """Installs the fake driver and this figure of available host memory."""
     for place in (cuda_driver, device):
         monkeypatch.setattr(place, "driver", driver)
     monkeypatch.setattr(cuda_driver, "available_memory", lambda: available)
@@ -58,7 +58,7 @@ def test_a_gpu_of_its_own_memory_has_what_the_driver_says(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc"])
 def test_out_of_memory_names_what_empties_it(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """On a memory that the host has too, most of what is available may be page cache."""
+    """In a memory shared with the host, most of the available bytes may be page cache."""
     for integrated in (0, 1):
         driver = FakeDriver(LITTLE, fails=(call,), INTEGRATED=integrated)
         driver.error = "OUT_OF_MEMORY"

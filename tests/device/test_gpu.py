@@ -1,4 +1,4 @@
-"""The device on a real GPU: overlapping launches in graphs, states there and back, errors."""
+"""A real GPU: overlapping launches in graphs, copies of states in both directions, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ on_gpu = [
 ]
 COUNT = 4096
 # `plain` knows nothing of overlapping and is slow; `early` lets the next start at once; both it
-# and `after` wait before they read. Each adds its number to what it finds and hands it on.
+# and `after` wait before they read. Each writes the sum of its number and what it read.
 SOURCE = """
 __device__ void spin(long long cycles) {
   for (long long end = clock64() + cycles; clock64() < end;) { }
@@ -173,7 +173,7 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
 @pytest.mark.gpu
 @on_gpu[1]
 def test_rows_pages_and_counts_are_copied_on_the_device(gpu: Any) -> None:
-    """Behind what is queued, many at once, and no other byte."""
+    """After queued work, many at once, and no other byte."""
     counts = StateInfo(TensorSpec("token_counts", DType.I32, (5, 1000)), "slot")
     layers = [
         StateInfo(TensorSpec(f"layers.{i}.gdn_state", DType.F32, (5, 300, 10 + i)), "sequence")
@@ -221,7 +221,7 @@ def test_too_much_memory_is_the_machines_limit_and_no_bug(gpu: Any) -> None:
 @pytest.mark.gpu
 @on_gpu[1]
 def test_a_kernel_that_leaves_its_memory_is_named_with_the_remedy(tmp_path: Path) -> None:
-    """In a process of its own: the context is lost."""
+    """In a separate process: the context is lost."""
     assert ARCHITECTURE is not None
     (tmp_path / "cubin").write_bytes(cubin(tmp_path, ARCHITECTURE))
     done = subprocess.run(

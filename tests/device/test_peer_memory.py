@@ -1,4 +1,4 @@
-"""Regions that ranks read of each other, on a driver that hands out numbers."""
+"""Regions that ranks read from each other, with a fake driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fake_driver import FakeDriver, real
 
 
 class Driver(FakeDriver):
-    """Its handles are the address eight times over; an opened one lies 1000 further."""
+    """A handle is the address eight times; an opened one has 1000 added."""
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name == "cuIpcGetMemHandle":
@@ -80,7 +80,7 @@ def test_every_ranks_region_is_known_and_closed_again(driver: Driver) -> None:
 
 
 class Comm:
-    """A communicator whose other rank comes to the first barrier and then never again."""
+    """A communicator in which the other rank reaches only the first barrier."""
 
     rank, limit_s = 0, 40.0
 

@@ -1,4 +1,4 @@
-"""A GPU taken for another: the target, the part of its multiprocessors, and the build."""
+"""A rehearsal on another GPU: the target, the partition of multiprocessors, and the build."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that share one memory take their parts in turn: processes, one that is killed, and two
-engines that start at once."""
+"""Programs that share one memory hold a lock in turn: processes, a killed one, and two engines that
+start at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def maps(tmp_path: Path) -> Path:
 
 @contextmanager
 def holder(maps: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Another process whose turn it is."""
+    """Another process, which holds the lock."""
     command = [sys.executable, "-c", HOLDER, str(maps), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -89,7 +89,7 @@ def test_one_that_never_ends_is_told_of(maps: Path) -> None:
 
 
 def test_a_long_wait_is_said_again_and_again(maps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that says nothing is taken for one that hangs."""
+    """A silent rank is taken for one that hangs."""
     at, said = [0.0], list[str]()
 
     def sleep(seconds: float) -> None:
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_locked_stops_nobody(maps: Path, tmp_path: Path) -
 def test_a_library_that_others_do_not_lock_is_told_of(
     tmp_path: Path, name: str, words: str
 ) -> None:
-    """And one whose name only begins alike is not the driver's."""
+    """A library with the same first letters is not the driver's."""
     library, maps, said = tmp_path / name.partition(" ")[0], tmp_path / "maps", list[str]()
     library.parent.mkdir(exist_ok=True)
     if "deleted" not in name:
@@ -189,7 +189,7 @@ def test_the_second_of_two_engines_sees_what_the_first_has_taken(
     need = read_manifest(tmp_path / "engine").memory.total
     memory = tmp_path / "memory"
     memory.write_text("")
-    total = kept_of(64 << 30) + need * 3 // 2  # room for one of them
+    total = kept_of(64 << 30) + need * 3 // 2  # enough for one of them
     words = [str(tmp_path / "engine"), str(maps), str(memory), str(total)]
     both = [
         subprocess.Popen(

@@ -48,7 +48,7 @@ WEIGHTS = 256 << 20  # bytes of an engine that is started under a limit
 
 
 class Card(FakeGpu):
-    """A numpy GPU of a Spark's memory, as the made-up driver tells it."""
+    """A numpy GPU with a Spark's memory, as the fake driver reports it."""
 
     def __init__(self) -> None:
         super().__init__(toy.KERNELS)
@@ -159,7 +159,7 @@ def test_an_engine_of_the_cpu_is_opened_in_its_turn(
 def test_the_refusal_says_what_would_help_here(
     monkeypatch: pytest.MonkeyPatch, of_cpu: Path, card: str, gpus: int, ranks: int
 ) -> None:
-    """Not what was done already, nor what needs GPUs that there are not."""
+    """Neither what is done already, nor what needs GPUs that are absent."""
     _spark(monkeypatch, 0).gpus = gpus
     native = {"executor": "native", "target": "sm_121a", "card": card, "ranks": ranks}
     with pytest.raises(CapacityError) as refused:
@@ -195,7 +195,7 @@ def test_a_user_says_what_stays_with_the_host(
 
 @pytest.mark.parametrize("gib", [0.5, 14, 19, 30, 60])
 def test_what_is_built_for_a_spark_leaves_the_host_its_part(gib: float) -> None:
-    """The default plan and the workspace, beside what a process may count on of the memory."""
+    """The default plan and the workspace fit into the memory that a process may use."""
     needs = budget.Needs(int(gib * GIB), 150 << 20, 2 << 20, 150 << 20)
     seqs = budget.sequences(GB10, needs)
     pages = budget.pages(GB10, needs, seqs)
@@ -240,7 +240,7 @@ def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyP
 def test_the_builders_timer_waits_for_an_engine_that_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It measures what is free and takes its operands in its turn, and times them outside it."""
+    """It holds the lock to measure free memory and allocate operands, and times without it."""
     inside = [False]
 
     @contextmanager
@@ -301,7 +301,7 @@ def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_an_engine_takes_is_counted_where_every_program_moves_what_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the tests that need a GPU count it, here on one made up."""
+    """As the tests that need a GPU count it, here with a fake GPU."""
     toy.write(tmp_path)
     plan = read_manifest(tmp_path).memory.total
     _spark(monkeypatch, 50 * GIB)
@@ -382,7 +382,7 @@ def test_loading_takes_little_beyond_the_plan(tmp_path: Path, limit: int) -> Non
 
 
 def test_starting_an_engine_takes_little_beyond_its_plan(tmp_path: Path) -> None:
-    """The whole of it, from the folder to graphs, in a process of its own, under a limit of memory
+    """The whole of it, from the folder to graphs, in a separate process, under a limit of memory
     that its weights held twice would break: a control group's, page cache included, where one can
     be made."""
     loading.write(tmp_path, WEIGHTS)
@@ -402,7 +402,7 @@ def _file(path: Path, size: int) -> Path:
 
 
 def _cached(path: Path, drop: bool = False) -> int:
-    """Pages of the file that lie in memory, after they were dropped if so told."""
+    """Pages of the file that are in memory, after dropping them if requested."""
     size = path.stat().st_size
     with path.open("r+b") as file:
         if drop:

@@ -62,7 +62,7 @@ def _unit(x: F64) -> F64:
 
 
 class Ring:
-    """What stands in one slot's state and ring [length, width] by the contract, step by step."""
+    """The contents of one slot's state and ring [length, width] by the contract, step by step."""
 
     def __init__(self, s: Sizes, length: int, history: History) -> None:
         self.s, self.length, self.history = s, length, history

@@ -5,7 +5,7 @@ own reading and its own dequantisation, so that it shares no mistake with the pa
 nothing of it. Every position is computed with full attention and the token-by-token recurrence;
 there are no pages, no chunks, no batches and no fusions.
 
-Quantised activations make a computation discontinuous: an activation that lies on the border of
+Quantised activations make a computation discontinuous: an activation on the border of
 two codes may fall on either side of it in float32. Decisions are therefore taken on float32
 values, as an engine takes them, and `Result.margin` says how close the nearest one was to its
 border, so that a test can choose inputs that have one right answer.
@@ -50,11 +50,11 @@ class Result:
 
     `margin` is the distance of the nearest rounding or routing decision from its border, as a
     part of the largest magnitude of the row that it was taken in. Decisions between codes that
-    lie closer than FINE of that magnitude do not count: taking them wrongly cannot be seen.
+    differ by less than FINE of that magnitude do not count: an error there cannot be seen.
     """
 
     logits: F64 = field(default_factory=lambda: np.zeros((0, 0)))  # [T, V]
-    hidden: F64 = field(default_factory=lambda: np.zeros((0, 0)))  # behind the final norm, [T, H]
+    hidden: F64 = field(default_factory=lambda: np.zeros((0, 0)))  # after the final norm, [T, H]
     layers: list[F64] = field(default_factory=list)  # residual stream after each, [T, H]
     conv: dict[int, F64] = field(default_factory=dict)  # layer -> [K-1, C], oldest first
     gdn: dict[int, F64] = field(default_factory=dict)  # layer -> [Hv, Dv, Dk]
@@ -269,7 +269,7 @@ class _Net:
         return self.result
 
     def head(self, x: F64) -> F64:
-        """Logits of what lies behind the final norm; a tied head is the embedding."""
+        """Logits of values after the final norm; a tied head is the embedding."""
         if any(n.startswith("lm_head.weight") for n in self.files.tensors):
             return self.linear(x, "lm_head")
         return np.asarray(x @ self.files.get(f"{self.files.prefix}embed_tokens.weight").T)

@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _transformers(written: Written, ids: list[int]) -> Any:
-    """(logits [T, V], cache) of the eager float32 model with the values the file stands for."""
+    """(logits [T, V], cache) of the eager float32 model with the values in the file."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     moe = "num_experts" in written.config

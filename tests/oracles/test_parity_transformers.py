@@ -127,7 +127,7 @@ class Made:
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Once for both tests, which begin with states of their own."""
+    """Once for both tests, which start with separate states."""
     folder = tmp_path_factory.mktemp("network") / "checkpoint"
     _write(NETWORKS[request.param], folder)
     build(folder, folder.with_name("engine"), OPTIONS, lambda text: None)

@@ -289,7 +289,7 @@ ALERTS = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rule
 
 
 def _scrape(metrics: Metrics) -> Scrape:
-    """As Prometheus stores it: with the labels of what it scraped, and `up`."""
+    """As Prometheus stores it: with the labels of the scraped server, and `up`."""
     found = Scrape.of(metrics.render().decode() + "# TYPE up gauge\nup 1\n")
     where = frozenset({("instance", "a:8000"), ("job", "spark-run")})
     samples = {

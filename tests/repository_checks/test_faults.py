@@ -1,4 +1,4 @@
-"""docs/faults.md names tests; this holds that they are there."""
+"""The tests that docs/faults.md names exist."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ FOLDERS = {
         "": {"verdicts", "engines", "nodes", "texts"},
     },
 }
-# Packages at the bottom say what they may use; the others what they must not.
+# Allowed third-party packages of the lowest packages; forbidden ones of the others.
 ONLY = {
     "spark_engine": {"numpy", "ml_dtypes"},
     "device": {"numpy"},
@@ -114,7 +114,7 @@ SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
 
 
 def _imports(path: Path) -> list[tuple[str, int]]:
-    """(dotted name, level) of every import in the file, wherever it stands."""
+    """(dotted name, level) of every import in the file, at any depth."""
     found: list[tuple[str, int]] = []
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):

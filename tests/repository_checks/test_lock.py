@@ -1,4 +1,4 @@
-"""requirements.lock holds what pyproject.toml asks for; `make lock` writes it."""
+"""requirements.lock has the packages that pyproject.toml requires; `make lock` writes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("bench", "check", "cuda", "hub", "oracle", "otel", "test")  # of `make lock`
-ELSEWHERE = {"torch", "spark-engine"}  # torch has a line of its own in the Makefile
+ELSEWHERE = {"torch", "spark-engine"}  # torch has its own line in the Makefile
 _ROW = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 

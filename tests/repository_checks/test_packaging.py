@@ -1,4 +1,4 @@
-"""The wheel holds what git tracks, and works where nothing else of the project is.
+"""The wheel has all tracked files, and works without the rest of the repository.
 
 Built from a clean copy of the tracked files, because setuptools reuses a stale `build/`.
 """
@@ -29,7 +29,7 @@ TOOLS = (
     "spark-check",
     "spark-inspect",
 )
-COMMIT = "c0ffee" * 6 + "c0ff"  # what the build is told
+COMMIT = "c0ffee" * 6 + "c0ff"  # passed to the build
 TRACKED = files(*PACKAGES, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine
@@ -67,7 +67,7 @@ EXTRAS = {"ray": "runtime/replicas/ray_serve.py", "nccl": "runtime/executors/ncc
 
 
 def _installed(path: Path) -> str:
-    """Where a tracked file of a package lies inside site-packages."""
+    """The path of a tracked file of a package inside site-packages."""
     return path.as_posix() if path.parts[0] == "spark_engine" else f"spark_engine/{path.as_posix()}"
 
 
@@ -84,7 +84,7 @@ def _modules() -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked files, as they stand in the working tree, in a folder of their own."""
+    """The tracked files, as in the working tree, in another folder."""
     target = tmp_path_factory.mktemp("clone")
     for path in files(tracked_only=True):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _install(venv: Path, *what: str | Path) -> None:
 
 
 def _works(venv: Path, away: Path) -> str:
-    """Runs every tool's help and imports every module; returns where the package lies."""
+    """Runs every tool's help and imports every module; returns the folder of the package."""
     for tool in TOOLS:
         assert "Usage" in _run(venv / "bin" / tool, "--help", cwd=str(away))
     script = IMPORT_ALL.format(packages=PACKAGES, modules=_modules())

@@ -112,7 +112,7 @@ def test_cuda_functions_fit_on_a_screen() -> None:
 
 @pytest.mark.parametrize("path", CUDA, ids=str)
 def test_a_cuda_file_says_first_what_it_is(path: Path) -> None:
-    """In a few lines: what was tried, and its figures, stand in benchmarks/log."""
+    """In a few lines: benchmarks/log has what was tried, and its figures."""
     lines = (ROOT / path).read_text().splitlines()
     header = next(i for i, line in enumerate(lines) if not line.startswith("//"))
     assert 0 < header <= HEADER, f"{path} begins with {header} lines of comment"

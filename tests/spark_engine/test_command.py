@@ -1,4 +1,4 @@
-"""How commands end: exit codes, one line, signals; and that nothing of ours phones anybody."""
+"""How commands end: exit codes, one line, signals; and no process sends telemetry."""
 
 from __future__ import annotations
 

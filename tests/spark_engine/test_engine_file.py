@@ -494,7 +494,7 @@ def places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, .
 
 
 def put(value: object, path: tuple[object, ...], new: object) -> None:
-    """Replaces or removes what lies at the path."""
+    """Replaces or removes the value at the path."""
     at: Any = value
     for key in path[:-1]:
         at = at[key]

@@ -1,4 +1,4 @@
-"""JSON values become frozen dataclasses, or are refused where they are not what the fields say."""
+"""JSON values become frozen dataclasses, or are refused if they do not fit the fields."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_live_blocks_never_overlap(spans: list[tuple[int, int, int]]) -> None:
 
 
 def test_a_small_block_inside_a_large_ones_place_hides_nothing_of_it() -> None:
-    """`d` meets all: `a` to byte 2560, and `c`, which ends before that but begins behind `a`."""
+    """`d` meets all: `a` to byte 2560, and `c`, which ends before that but starts after `a`."""
     spans = {"a": (10, 0, 1), "b": (3, 2, 2), "c": (2, 2, 2), "d": (1, 1, 2)}
     arena = place([Block(name, 256 * n, *span) for name, (n, *span) in spans.items()])
     assert [arena.offsets[name] // 256 for name in spans] == [0, 0, 3, 10]

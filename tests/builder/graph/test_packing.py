@@ -1,4 +1,4 @@
-"""Packed weights: one for each way that a weight is wanted, and none that nobody reads."""
+"""Packed weights: one for each layout of a weight that a node reads, and no others."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_counts_and_refusals() -> None:
 
 
 def test_what_is_done_in_a_later_sweep_is_no_refusal() -> None:
-    """The Add is refused as long as `double` stands before it."""
+    """The Add is refused as long as `double` is before it."""
 
     def find(context: RewriteContext, node: gs.Node) -> Match | None:
         return Match(node, {}) if node.op in ("double", "Add") else None
@@ -153,7 +153,7 @@ def test_a_rule_goes_on_until_nothing_is_found() -> None:
 
 
 def test_a_node_that_the_sweep_removed_is_passed() -> None:
-    """The rule takes the `double` away that stands later in the order."""
+    """The rule removes the later `double`."""
     context, seen = toy_scene(), []
 
     def find(context: RewriteContext, node: gs.Node) -> Match | None:

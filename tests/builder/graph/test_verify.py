@@ -284,7 +284,7 @@ def test_a_state_may_be_updated_in_a_chain() -> None:
 
 @pytest.mark.parametrize("name", ["positions", "total"])
 def test_few_states_may_rest(name: str) -> None:
-    """Prefill does not say where a sequence's next round begins; every other state goes on."""
+    """Prefill does not define where a sequence's next round starts; every other state continues."""
     graph = toy_graph()
     graph.inputs[2].name = name
     graph.nodes[2].op, graph.nodes[2].inputs = "double", graph.nodes[2].inputs[:1]

@@ -136,7 +136,7 @@ def test_every_launch_of_a_round_names_what_exists(folder: Path, target: str, fo
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_chain_of_updates_is_one_state(folder: Path) -> None:
-    """Every draft writes into the pages that the next one reads, and none lies in the arena."""
+    """Every draft writes into the pages that the next one reads, and none is in the arena."""
     engine = open_folder(built(folder, format="modelopt_mixed", **DRAFTING), "sm_90a")
     (bucket,) = [b for b in engine.manifest.buckets if b.file == "verify_b1_k3.engine"]
     body, _ = body_of(engine.engine(bucket).payload)

@@ -1,4 +1,4 @@
-"""Launches that begin while others run: which do, and that nothing young is read then."""
+"""Launches that start while others run: which do, and that they read nothing recent then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A native bucket's payload from tactics that are made up: places, sizes, launches."""
+"""A native bucket's payload from invented tactics: places, sizes, launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a made-up machine whose GPU shares the host's memory: an engine is built for it unasked, it
+"""On a fake machine with a GPU that shares the host's memory: an engine is built for it unasked, it
 starts where little is free and much available, and is refused where the host would starve."""
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def test_bits_that_hang_on_neighbours_are_no_choice() -> None:
 
 
 def test_an_order_is_as_fast_as_its_fastest_tactic() -> None:
-    """`a` has two tactics, the slow one last; `b` stands between them."""
+    """`a` has two tactics, the slow one last; `b` is between them."""
     same = {"bits": lambda rows: "a"}
     made = chooser(
         tactic("a fast", lambda rows: 1.0, **same),

@@ -55,7 +55,7 @@ def test_every_operand_is_finite_whatever_it_is_read_as(op) -> None:
         assert filling.nbytes % spec.dtype.itemsize == 0
         if spec.dtype not in (DType.I32, DType.I64):
             assert np.isfinite(whole(filling, spec).astype(np.float64)).all()
-        if spec.dtype in (DType.U8, DType.F8E4M3):  # packed: other numbers may lie in it
+        if spec.dtype in (DType.U8, DType.F8E4M3):  # packed: it may contain other numbers
             for inner in (ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16, np.float32):
                 size = filling.nbytes // 4 * 4
                 part = np.resize(filling.pattern, filling.nbytes)[:size].view(inner)

@@ -298,7 +298,7 @@ def test_states_that_do_not_fit_make_fewer_sequences() -> None:
 
 
 def test_rings_behind_recurrent_states() -> None:
-    """Eight records on a GPU, none on the CPU or where there is no recurrence, unless told."""
+    """Eight records on a GPU, none on the CPU or without a recurrence, by default."""
     facts = replace(DENSE, record_width=48 * 8256)
     rings = [resolve(Options(target=t), facts).limits.gdn_ring for t in ("cpu", "sm_90a")]
     assert rings == [0, 8]

@@ -27,7 +27,7 @@ def test_auto_drafts_where_there_is_a_head() -> None:
     assert (made.drafts, made.head, made.notes) == (3, DraftOptions("nvfp4"), ())
     cpu = decide(DraftRequest(), HEAD, IDS, gpu=False)
     assert cpu.drafts == 0 and "--drafts 3 builds with it" in cpu.notes[0]
-    assert decide(DraftRequest(dtype="fp8"), HEAD, IDS, gpu=False).drafts == 3  # somebody wants it
+    assert decide(DraftRequest(dtype="fp8"), HEAD, IDS, gpu=False).drafts == 3  # requested
     bare = decide(DraftRequest(), NONE, IDS, gpu=True)
     assert (bare.drafts, bare.head) == (0, None)
     assert bare.notes == ("there is no head: built without drafts",)

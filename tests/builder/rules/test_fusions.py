@@ -1,4 +1,4 @@
-"""Every fused op is what the rules make of the chain that it says it stands for."""
+"""The rules make every fused op of the chain that it declares in `fuses`."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_the_weights_of_ranks_are_parts_of_those_of_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate([r[rows] for r in ranks]), whole[rows])
     for all_have in ("embed_tokens.weight", "norm.weight"):
         assert all((r[all_have] == whole[all_have]).all() for r in ranks)
-    # q, k, v beside each other: 8 heads of 32 each, and 32 of values.
+    # q, k, v next to each other: 8 heads of 32 each, and 32 of values.
     name = "layers.0.linear_attn.conv1d.weight"
     ends = [(0, 256), (256, 512), (512, 1536)]
     for i, rank in enumerate(ranks):

@@ -30,7 +30,7 @@ STATES = (
 
 
 def launch() -> dict[str, Any]:
-    """Slot 3 begins from snapshot 5 and is saved to 4; slot 1 goes on; slot 0 is no part of it."""
+    """Slot 3 begins from snapshot 5 and is saved to 4; slot 1 continues; slot 0 is not part of it."""
     table = np.full((5, 3), -1, np.int32)
     table[0, 0], table[1, :2], table[3, :3] = 2, (8, 0), (5, 1 << 30, -1)
     table[4] = 1 << 30  # the scratch row holds anything
@@ -121,7 +121,7 @@ OPTIONS = Options("cpu", decode=(1, 4), prefill=(128,), max_context=140, max_seq
 
 @pytest.fixture(scope="module", params=[0, 2])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine without drafts and one with, whose states lie by position."""
+    """An engine without drafts and one with, which stores states by position."""
     folder = tmp_path_factory.mktemp("live")
     write_checkpoint(folder / "m", CONFIG)
     options = replace(OPTIONS, drafts=request.param)

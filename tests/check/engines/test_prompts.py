@@ -1,4 +1,4 @@
-"""The sessions keep the contract's rules and stand on both sides of every edge."""
+"""The sessions follow the contract's rules and have lengths on both sides of every edge."""
 
 from __future__ import annotations
 

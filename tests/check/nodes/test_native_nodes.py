@@ -136,7 +136,7 @@ def test_the_op_level_leads_and_the_others_follow(
 
 
 def test_what_a_node_does_not_write_is_poison(built: tuple[Path, Path, Fake], engine: Fake) -> None:
-    """A kernel that leaves its output alone must not pass on what lay there."""
+    """A kernel that does not write its output must not return the old contents."""
 
     def lazy(name: str, results: list[Any]) -> None:
         if name == "layers.0.linear_attn.out_proj.y":

@@ -1,4 +1,4 @@
-"""Texts of references, read by a process beside."""
+"""Texts of references, read by another process."""
 
 from __future__ import annotations
 

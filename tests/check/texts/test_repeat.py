@@ -1,4 +1,4 @@
-"""The same requests again and again: an engine that parts from itself is told, text by text."""
+"""The same requests again and again: an engine whose texts differ is reported, text by text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of drafts are held to what was decoded: by a runner of a script, and in whole checks."""
+"""Rounds of drafts are compared with decode: by a scripted runner, and in whole checks."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_twin_drafts_as_the_engine_does(built: Path, tmp_path: Path) -> None:
     build(built / "m", tmp_path / "e", replace(OPTIONS, draft_vocab=ids), lambda text: None)
     engine = open_engine(tmp_path / "e")
     twin = build_twin(built / "m", engine, tmp_path / "twin", lambda text: None, fuse=False)
-    assert read_manifest(twin).limits == replace(engine.limits, snapshots=0)  # nobody reads them
+    assert read_manifest(twin).limits == replace(engine.limits, snapshots=0)  # they are not read
     found = [folder_of(e).weights()["mtp.shortlist"] for e in (engine, open_engine(twin))]
     assert found[0].tolist() == found[1].tolist() and set(ids) <= set(found[0].tolist())
     keys = [{(b.family, b.rows) for b in read_manifest(p).buckets} for p in (tmp_path / "e", twin)]
@@ -223,7 +223,7 @@ def test_engines_of_other_limits_are_refused_still(built: Path, tmp_path: Path) 
 def test_a_native_engine_that_drafts_is_taken_apart(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU of numpy: where states lie on their way through a round, and what a round reads."""
+    """On a GPU of numpy: the places of states during a round, and what a round reads."""
     pytest.importorskip("cuda.core", reason="needs the extra `cuda`")
     from tests.check.fake_native import build_fake, open_fake
 

@@ -1,4 +1,4 @@
-"""What is told of a check: the worst figure, the first failure, and the row of the coarsest."""
+"""The report of a check: the worst figure, the first failure, and the row of the coarsest."""
 
 from __future__ import annotations
 

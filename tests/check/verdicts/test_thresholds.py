@@ -41,7 +41,7 @@ def test_limits_are_of_a_size_that_sees_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", NODES)
 def test_a_nodes_limits_see_two_percent(name: str) -> None:
-    """A scale off by 2 % stands out in every row; the other figures bound honest rounding."""
+    """A scale that is off by 2 % is found in every row; the other figures bound honest rounding."""
     row = json.loads(PATH.read_text())[name]
     assert row["scale"] <= 0.01 and row["exact"] <= row["rel_l2"] < 0.02
     assert row["noise"] <= row["rel_l2"] and row["coded_noise"] < row["coded"] <= 0.2

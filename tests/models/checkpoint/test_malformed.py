@@ -1,4 +1,4 @@
-"""Junk in the JSON files: whatever stands in whichever place, the answer is a CheckpointError."""
+"""Junk at any place in the JSON files raises a CheckpointError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands made of stored tensors stand for the values that were stored, in every format."""
+"""Operands made of stored tensors have the stored values, in every format."""
 
 from __future__ import annotations
 
