@@ -30,7 +30,7 @@ STATES = (
 
 
 def launch() -> dict[str, Any]:
-    """Slot 3 begins from snapshot 5 and is saved to 4; slot 1 continues; slot 0 is not part of it."""
+    """Slot 3 starts from snapshot 5 and is saved to 4; slot 1 continues; slot 0 is left out."""
     table = np.full((5, 3), -1, np.int32)
     table[0, 0], table[1, :2], table[3, :3] = 2, (8, 0), (5, 1 << 30, -1)
     table[4] = 1 << 30  # the scratch row holds anything

@@ -38,7 +38,7 @@ OPTIONS = Options(decode=(2,), prefill=(64,), max_context=67, max_seqs=2, kv_dty
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Of one rank and of two; this one was run at its build. The checkpoint is in the same folder."""
+    """Of one rank, and of two (with a build record). The checkpoint is in the same folder."""
     folder = tmp_path_factory.mktemp("ranks")
     write_checkpoint(folder / "checkpoint", SHALLOW, format="nvfp4", seed=4)
     for ranks in (1, 2):
