@@ -60,7 +60,7 @@ def test_only_a_larger_gpu_rehearses_a_smaller_one(of: Any, on: Any) -> None:
     ("given", "says"),
     [
         ("sm_121", r"'sm_121' is no GPU target.*sm_121a"),
-        ("sm_121a:green", "occupy, or nothing"),
+        ("sm_121a:green", "only suffix is ':occupy'"),
         ("cpu", "no GPU target"),
     ],
 )
@@ -221,7 +221,7 @@ def test_blocks_that_find_no_room_are_an_error(
 
 def test_a_gpu_with_fewer_multiprocessors_is_refused(driver: Divided) -> None:
     driver.attributes["MULTIPROCESSOR_COUNT"] = 36
-    with pytest.raises(ExecutorError, match=r"part of 48 .* has 36"):
+    with pytest.raises(ExecutorError, match=r"partition of 48 .* has 36"):
         device.Gpu()
     assert not +driver.held
 
