@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
-PACKAGES := bench builder check models plugins runtime
+PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
 .PHONY: lock ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
@@ -80,8 +80,8 @@ soak: $(VENV)/.test
 # Engines of several ranks in every format, dense and mixture of experts; their faults, a server of
 # them with forms of answers, drafts and swap, and what spark-check says of them: some minutes.
 ranks: $(VENV)/.test
-	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks \
-		tests/check/test_ranks.py tests/test_draft_rounds.py tests/plugins/test_emulated_sampling.py
+	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/oracles/test_parity_ranks.py tests/runtime/ranks \
+		tests/check/engines/test_ranks.py tests/test_draft_rounds.py tests/plugins/test_emulated_sampling.py
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test

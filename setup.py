@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-PACKAGES = ("bench", "builder", "check", "models", "plugins", "runtime")
+PACKAGES = ("bench", "builder", "check", "device", "models", "plugins", "runtime")
 FOUND = find_packages(
     include=[pattern for package in PACKAGES for pattern in (package, f"{package}.*")]
 )

@@ -28,7 +28,7 @@ from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import Ids, Shape, draw, span
 from spark_engine.bench.target import ask, started
 from spark_engine.command import check_writable, command
-from spark_engine.device_choice import choose, visible
+from spark_engine.device.choice import choose, visible
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra

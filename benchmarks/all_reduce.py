@@ -27,8 +27,8 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.rank_cards import RankCards
-from spark_engine import device
-from spark_engine.cuda_driver import driver, value
+from spark_engine.device.cuda_driver import driver, value
+from spark_engine.device.gpu import present
 from spark_engine.plugins.ranks import all_reduce
 from spark_engine.plugins.ranks.collectives_cuda import symmetric_bytes
 from spark_engine.tensors import DType, TensorSpec
@@ -49,7 +49,7 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     options = asked.parse_args()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    target = device.present()
+    target = present()
     if target is None:
         sys.exit("needs GPUs of a target")
     cache = Path(os.environ.get("TMPDIR", "/tmp")) / "spark-cubins"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import H200
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.attention import attention_decode

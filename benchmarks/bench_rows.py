@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import each_seconds, target_here
-from spark_engine import device
 from spark_engine.builder.native import nvrtc
+from spark_engine.device.gpu import Gpu
 from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
@@ -184,7 +184,7 @@ def main() -> None:
     """Prints one line a case: microseconds and the share of the bandwidth."""
     target = target_here()
     with tempfile.TemporaryDirectory() as folder:
-        bench = cuda_node.Bench(device.Gpu(), target, Path(folder))
+        bench = cuda_node.Bench(Gpu(), target, Path(folder))
         works = [w for op, case in cases() for w in cuda_node.planned(op, case, bench.target)]
         jobs = nvrtc.jobs_of((w.tactic.source, w.plan) for w in works)
         nvrtc.compile_all(jobs, bench.target, Path(folder), os.cpu_count() or 1)

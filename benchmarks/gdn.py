@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
 from spark_engine.plugins.gdn import (

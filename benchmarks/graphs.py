@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_engine import device
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Function, Gpu
+from spark_engine.device.gpu import Function, Gpu, present
 from spark_engine.kernel import Launch, Plan, Pointer, Target
 
 Places = Mapping[str, Sequence[int]]  # addresses by kind: input, output, scratch
@@ -20,7 +19,7 @@ Places = Mapping[str, Sequence[int]]  # addresses by kind: input, output, scratc
 
 def target_here() -> Target:
     """This machine's target. Raises SystemExit without a CUDA device."""
-    found = device.present()
+    found = present()
     if found is None:
         raise SystemExit("no CUDA device; run this where one is")
     return found

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from spark_engine.device import Gpu
+    from spark_engine.device.gpu import Gpu
+    from spark_engine.runtime.executors.bucket_graphs import QueuedLaunch
     from spark_engine.runtime.executors.native import NativeExecutor
-    from spark_engine.runtime.executors.queued import QueuedLaunch
 
 FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
 PARTS = {  # by the beginning of the kernel's name, the first that fits

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import graphs
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Pointer
 
 REPLAYS = 60

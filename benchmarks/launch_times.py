@@ -41,8 +41,8 @@ from benchmarks.stages.machine import ROOT, commit_here
 from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches
-from spark_engine.device import Gpu
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
 from spark_engine.kernel import Shape
 from spark_engine.manifest import Manifest

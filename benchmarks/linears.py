@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
-from spark_engine import device
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import GB10, Target
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import formats
@@ -267,7 +267,7 @@ def chain(
     return queue
 
 
-def timed(gpu: device.Gpu, queue: Callable[[], None], times: int = 7) -> float:
+def timed(gpu: Gpu, queue: Callable[[], None], times: int = 7) -> float:
     """The median seconds of a replayed graph of what `queue` queues."""
     gpu.wait()
     gpu.begin_capture()
@@ -333,7 +333,7 @@ def main() -> None:
     if "--reckon" in sys.argv:
         print("\n".join(reckoned(GB10, (*BATCHES, DRAFTED))))
         return
-    target, gpu = target_here(), device.Gpu()
+    target, gpu = target_here(), Gpu()
     bench = cuda_node.Bench(gpu, target, Path(tempfile.mkdtemp()))
     rows = []
     more = not target.wgmma

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Attrs, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda

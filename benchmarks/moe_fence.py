@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import graphs
 from benchmarks.moe import CACHE
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda

@@ -44,8 +44,8 @@ def stages(folder: Path) -> None:
 
 def upload(size: int, folder: Path) -> None:
     """Prints GB/s by threads and pieces."""
-    from spark_engine.device import Gpu
-    from spark_engine.device_resources import DeviceResources
+    from spark_engine.device.gpu import Gpu
+    from spark_engine.device.resources import DeviceResources
     from spark_engine.runtime.executors import upload as module
 
     path = folder / "upload_trial"

@@ -34,8 +34,8 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
 from spark_engine.builder.native.program import BucketTactics
 from spark_engine.builder.native.tactics import Choice, Work
-from spark_engine.device import Gpu
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import PREFILL
 from spark_engine.kernel import GB10, H200, Plan, Shape, Target, rehearsal
 from spark_engine.plugins.registry import REGISTRY, STANDARD

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from benchmarks.linears import FORMS, LAYERS, Layer, activations, weights
-from spark_engine import device
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Plan, Scratch, Target
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -133,7 +133,7 @@ class Measured:
 
 def main(models: Sequence[str], rows: Sequence[int]) -> None:
     """Prints a line for each projection, number of rows and way."""
-    target, gpu = target_here(), device.Gpu()
+    target, gpu = target_here(), Gpu()
     bench = cuda_node.Bench(gpu, target, Path(tempfile.mkdtemp()))
     for layer in LAYERS:
         if layer.name not in NAMES or layer.model not in models:

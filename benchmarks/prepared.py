@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.graphs import each_seconds
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import H200, Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.op import Attrs, Op
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spark_engine.builder.native.rank_gpus import Queue, RankGpus
-from spark_engine.cuda_driver import driver, value
+from spark_engine.device.cuda_driver import driver, value
 from spark_engine.kernel import Plan, Tactic
 from spark_engine.op import Attrs, Op
 from spark_engine.tensors import Array, DType, TensorSpec

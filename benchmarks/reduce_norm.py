@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.rank_cards import RankCards, specs_of
-from spark_engine import device
+from spark_engine.device.gpu import present
 from spark_engine.kernel import Tactic
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ranks import all_reduce, reduce_norm_quant
@@ -38,7 +38,7 @@ def main() -> None:
     asked.add_argument("--ranks", type=int, default=2)
     asked.add_argument("--out", type=Path)
     options = asked.parse_args()
-    target = device.present()
+    target = present()
     if target is None:
         sys.exit("needs GPUs of a target")
     cache = Path(os.environ.get("TMPDIR", "/tmp")) / "spark-cubins"

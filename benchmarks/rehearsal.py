@@ -34,9 +34,9 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
-from spark_engine.device import present
+from spark_engine.device.gpu import present
+from spark_engine.device.rehearsal import OCCUPY, VARIABLE
 from spark_engine.kernel import TARGETS
-from spark_engine.rehearsal import OCCUPY, VARIABLE
 
 HERE = Path(__file__).parent
 PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs
-from spark_engine import device
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.drafts import draft_token_cuda
@@ -56,7 +56,7 @@ RULES = (
 class Timer:
     """A GPU, arrays uploaded once, and kernels compiled once."""
 
-    def __init__(self, gpu: device.Gpu, target: Target, cache: Path) -> None:
+    def __init__(self, gpu: Gpu, target: Target, cache: Path) -> None:
         self.gpu, self.target, self._cache = gpu, target, cache
 
     def put(self, array: Array) -> int:
@@ -180,7 +180,7 @@ def main() -> None:
     """Prints every case."""
     target = graphs.target_here()
     with tempfile.TemporaryDirectory() as folder:
-        timer = Timer(device.Gpu(), target, Path(folder))
+        timer = Timer(Gpu(), target, Path(folder))
         for tokens in (1, 32, 128, 256, 1024, 2048, 4096, 8192):
             print(f"router {tokens:5d} tokens, us: {routing(timer, target, tokens)}", flush=True)
         for rows in (1, 8, 32, 128):

@@ -36,7 +36,7 @@ from benchmarks.weightless_plan import decided_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer, this_machine
 from spark_engine.builder.native.tactics import Work
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.interface import PREFILL, PREFILL_TILE, drafts_of
 from spark_engine.kernel import Target
 from spark_engine.plugins.registry import REGISTRY

@@ -16,7 +16,6 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
-from spark_engine.builder.build_record import recorded
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import (
@@ -44,13 +43,15 @@ from spark_engine.builder.plan.options import (
     gpu_of,
     resolve,
 )
+from spark_engine.builder.record_process import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
+from spark_engine.device.host_memory import available_memory
+from spark_engine.device.shared_memory import host_room
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
-from spark_engine.host_memory import available_memory
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.recipes import Recipe
@@ -58,7 +59,6 @@ from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
-from spark_engine.shared_memory import host_room
 from spark_engine.tensors import Array
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
@@ -189,7 +189,7 @@ def with_target(options: Options) -> Options:
         return options
     try:
         import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
-        from spark_engine.device import present
+        from spark_engine.device.gpu import present
     except ImportError as error:
         if gpu is None:
             return replace(options, target=CPU)
@@ -207,7 +207,7 @@ def runs_here(target: str) -> bool:
     if target == CPU:
         return True
     try:
-        from spark_engine.device import architecture, capability
+        from spark_engine.device.gpu import architecture, capability
     except ImportError:  # without the extra `cuda`
         return False
     found = capability()

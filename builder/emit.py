@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from spark_engine.builder.report import size
+from spark_engine.device.shared_memory import HostRoom
 from spark_engine.engine_file import MANIFEST, digest_file
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import Manifest
-from spark_engine.shared_memory import HostRoom
 from spark_engine.weights_file import COPIES, IN_FLIGHT, WeightLayout
 
 

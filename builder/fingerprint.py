@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import spark_engine
-from spark_engine import builder, models, plugins
+from spark_engine import builder, device, models, plugins
 from spark_engine.builder.plan.options import RTX, Options, timed_unasked
 from spark_engine.engine_file import digest_file
 from spark_engine.kernel import TARGETS
@@ -29,8 +29,8 @@ LIBRARIES = (
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh")
-# Our packages, which in a wheel lie inside `spark_engine`: each is hashed where it counts.
-APART = {"builder", "check", "models", "plugins", "runtime"}
+# Our packages, which a wheel has inside `spark_engine`: each is hashed where it counts.
+APART = {"bench", "builder", "check", "device", "models", "plugins", "runtime"}
 
 
 def producer(target: str) -> dict[str, str]:
@@ -63,9 +63,9 @@ def timed_on(options: Options) -> str:
         return ""
     if options.timing is None and not timed_unasked(options.gpu):
         return ""
-    from spark_engine import device
+    from spark_engine.device.gpu import present
 
-    if device.present() != options.gpu:
+    if present() != options.gpu:
         return ""
     from spark_engine.builder.native.gpu_timer import this_machine
 
@@ -79,7 +79,7 @@ def fingerprint(checkpoint: Path, options: Options, advance: Advance = ignore) -
     Where tactics are timed, the GPU and its driver count as tools: their times choose. Raises
     OSError when a file of the checkpoint cannot be read.
     """
-    packages = (spark_engine, builder, models)
+    packages = (spark_engine, device, builder, models)
     tools = {**producer(options.target), "timed_on": timed_on(options)}
     parts = {
         "checkpoint": _hash(_files(checkpoint, advance)),

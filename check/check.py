@@ -1,20 +1,20 @@
-"""`run_check`: which engines are compared at which level, and on what.
+"""`run_check`: which engines are compared at which level, and on what input.
 
-The model level runs the engine as it is served. The layer level runs it with its residual stream
-shown, which tells where a divergence begins. The op level takes every node out and runs it alone.
-What they are held against:
+The model level runs the engine as it is served. The layer level also shows its residual stream, so
+it finds where a divergence begins. The op level runs every node alone. The reference is, by what
+`--against` names:
 
-    nothing given   the same graph and weights by the ops' float64 references
-    a checkpoint    the checkpoint built unfused, by the ops' float64 references
+    nothing         the same graph and weights, computed by the ops' float64 references
+    a checkpoint    the checkpoint built unfused, computed by the ops' float64 references
     an engine       that engine, as it is served
 
 A native engine holds launches and no graph. A checkpoint given for it is built for the CPU with the
-same fusions and dtypes, so that every value is rounded to bf16 where the kernels round it: beside
-one in f32, a router of a random network chooses other experts for most tokens. Its layers are told
-apart by their states, which both sides keep, and its nodes by running each one's launches over what
-the twin's node read. The text level decodes greedily and counts where the two sides choose another
-token. The record level runs every bucket over fixed prompts and holds what they say to what they
-said when the engine was built; it needs no other side.
+same fusions and dtypes, so that every value is rounded to bf16 where the kernels round it: compared
+with f32, a router of a random network chooses other experts for most tokens. Its layers are
+compared by their states, which both sides have, and its nodes by running each node's launches on
+what the twin's node read. The text level decodes greedily and counts where the two sides choose
+different tokens. The record level runs every bucket over fixed prompts and compares the tokens with
+those of the build; it needs no reference.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from spark_engine.check.build_record import NO_RECORD, check_record
-from spark_engine.check.engines import (
+from spark_engine.check.engines.open_engines import (
     GRAPH,
     build_twin,
     by_reference,
@@ -36,18 +35,18 @@ from spark_engine.check.engines import (
     has_graph,
     is_engine,
     is_fused,
-    marked,
     open_by_reference,
     open_engine,
+    with_exposed_layers,
 )
-from spark_engine.check.levels import check_ops, compare_runs
-from spark_engine.check.node_recorder import Recorder
-from spark_engine.check.prompts import Session, greedy_session, sessions
-from spark_engine.check.reference_process import texts_beside
-from spark_engine.check.repeat import Repeated, repeat
-from spark_engine.check.report import Level, Report
-from spark_engine.check.text import compare_texts, decode_rows
-from spark_engine.check.thresholds import node_limits, thresholds_for
+from spark_engine.check.engines.prompts import Session, greedy_session, sessions
+from spark_engine.check.levels import NO_RECORD, check_ops, check_record, compare_runs
+from spark_engine.check.nodes.node_recorder import Recorder
+from spark_engine.check.texts.reference_process import texts_beside
+from spark_engine.check.texts.repeat import Repeated, repeat
+from spark_engine.check.texts.text import compare_texts, decode_rows
+from spark_engine.check.verdicts.report import Level, Report
+from spark_engine.check.verdicts.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
@@ -65,10 +64,10 @@ RECORDED = (
 
 @dataclass(frozen=True)
 class Other:
-    """The other side: `shown` for runs, and `alone`, by reference, for single nodes.
+    """The reference side: `shown` for runs, and `alone`, by reference, for single nodes.
 
-    `alone` has the candidate's graph; None where there is none that references can compute.
-    `folder`: the engine whose references `shown` is; None where it is no references.
+    `alone` has the candidate's graph; None if references cannot compute one. `folder`: the engine
+    that `shown` computes by reference; None if `shown` is no reference.
     """
 
     label: str
@@ -84,14 +83,14 @@ def run_check(
     shown: Progress,
     seed: int = 0,
 ) -> Report:
-    """Checks the engine folder `engine`; `shown` is told how far that has come.
+    """Checks the engine folder `engine`; reports progress to `shown`.
 
-    Raises EngineError, CheckpointError, CapacityError or OptionError when one of the folders is
-    unusable or the two engines cannot run the same launches.
+    Raises EngineError, CheckpointError, CapacityError or OptionError if a folder is unusable or the
+    two engines cannot run the same launches.
     """
     report = Report(str(engine), str(against or ""))
     if tuple(levels) == ("record",) and not read_manifest(engine).greedy.md5:
-        raise OptionError(f"{engine}: {NO_RECORD}")  # before an engine is loaded in vain
+        raise OptionError(f"{engine}: {NO_RECORD}")  # checked before an engine is loaded
     shown.say(f"opening {engine}")
     with closing(open_engine(engine)) as candidate:
         record = check_record(candidate) if "record" in levels else None
@@ -107,9 +106,9 @@ def run_check(
 
 
 def run_repeat(engine: Path, count: int, shown: Progress, seed: int = 0) -> Repeated:
-    """The same requests again and again, `count` times, in the engine folder as it is served.
+    """Runs the same requests `count` more times in the engine folder as it is served.
 
-    Raises EngineError or CapacityError when it cannot be opened.
+    Raises EngineError or CapacityError if it cannot be opened.
     """
     shown.say(f"opening {engine}")
     with closing(load(engine, threads=1, shown=shown)) as loaded:
@@ -140,7 +139,7 @@ def _compare(
     texts = greedy_session(candidate.limits, common, seed, _recorded(candidate))
     rows = decode_rows(common, texts)
     limits = thresholds_for([folder_of(side).manifest for side in (candidate, other.shown)])
-    # References are slow, and what they say depends on no other level.
+    # References are slow, and their texts depend on no other level.
     with texts_beside(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
         said = (other.label, truths())
@@ -157,7 +156,7 @@ def _nodes_and_runs(
     levels: Sequence[str],
     shown: Progress,
 ) -> None:
-    """The levels `op`, `model` and `layer`, which the same launches show."""
+    """The levels `op`, `model` and `layer`, which use the same launches."""
     manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
     truth = other.shown
     runs = _runs(candidate, levels)
@@ -174,11 +173,11 @@ def _nodes_and_runs(
 
 
 def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
-    """The candidate by level. A native engine runs once: its states are the device's, and one."""
+    """The candidate by level. A native engine runs once: its states are in device memory, once."""
     if not has_graph(candidate):
         return [(name, candidate) for name in ("layer", "model") if name in levels][:1]
     runs = [("model", candidate)] if "model" in levels else []
-    return runs + ([("layer", marked(candidate))] if "layer" in levels else [])
+    return runs + ([("layer", with_exposed_layers(candidate))] if "layer" in levels else [])
 
 
 def _refuse(candidate: Loaded, against: Path) -> None:
@@ -208,7 +207,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
     elif is_engine(against):
         _refuse(candidate, against)
         alone = by_reference(candidate) if has_graph(candidate) else None
-        yield Other(str(against), marked(open_engine(against)), alone)
+        yield Other(str(against), with_exposed_layers(open_engine(against)), alone)
     elif not has_graph(candidate):
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
@@ -235,11 +234,11 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
 
 
 def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
-    """Sessions that both can run. Raises OptionError when the engines have too little in common."""
+    """Sessions that both can run. Raises OptionError if the engines have too little in common."""
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
-    # States are shown with what their rings hold, and as they are without drafts and snapshots.
+    # States are compared with the contents of their rings, without drafts and snapshots.
     if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts, snapshots=a.snapshots):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
@@ -249,7 +248,7 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
 
 
 def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
-    """Buckets of both. Raises OptionError unless there is one to decode and one to prefill."""
+    """Buckets of both. Raises OptionError without one for decode and one for prefill."""
     common = sorted(set(one.executors) & set(other.executors))
     if not {family for family, _ in common} >= {DECODE, PREFILL}:
         raise OptionError("the engines share no bucket of each family; build them with the same")
@@ -257,7 +256,7 @@ def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
 
 
 def _recorded(loaded: Loaded) -> list[list[int]]:
-    """Real prompts, where the engine has a tokenizer."""
+    """Token ids of real prompts, if the engine has a tokenizer."""
     folder = folder_of(loaded).tokenizer_path
     if folder is None or not (folder / "tokenizer.json").is_file():
         return []

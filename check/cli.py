@@ -1,6 +1,6 @@
-"""`spark-check`: is an engine as exact as it should be, and if not, where does it go wrong.
+"""`spark-check`: whether an engine is as exact as it should be, and where it first diverges.
 
-Knows the command line; `command` says how it ends. Exit codes: 0 no divergence, 3 a divergence.
+Knows the command line; `command` defines how it ends. Exit codes: 0 no divergence, 3 a divergence.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-# Before numpy comes: references multiply small matrices, on which its threads wait for one another
-# five times longer than they compute.
+# Before numpy is imported: references multiply small matrices, on which its threads wait for one
+# another five times longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from spark_engine.check.report import show
+from spark_engine.check.verdicts.report import show
 from spark_engine.command import DIVERGED, OK, command
-from spark_engine.device_choice import HELP, choose
+from spark_engine.device.choice import HELP, choose
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.progress import Progress
@@ -60,25 +60,25 @@ def main(
 ) -> None:
     """Compares the engine folder ENGINE with its own float64 references.
 
-    With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
-    with --against ENGINE the other engine is run. A native engine has no references of its own:
-    give its checkpoint, or a CPU engine (without its op level). Names every module whose op
-    differs by itself, then the first layer that does, and counts tokens that differ. The record
-    level asks whether every bucket still generates the tokens of the engine's build.
+    With --against CHECKPOINT the checkpoint is built again, unfused, and computed by reference;
+    with --against ENGINE the other engine is run. A native engine has no graph to compute by
+    reference: give its checkpoint, or a CPU engine (without its op level). Names every module
+    whose op differs by itself, then the first layer that does, and counts tokens that differ.
+    The record level checks that every bucket still generates the tokens of the engine's build.
 
-    Every table names its limits; the words behind the tables explain each figure. A near tie is a
-    token that the reference holds as likely as its own choice, within rounding.
+    Every table names its limits; the text after the tables explains each figure. A near tie is a
+    token that is as likely as the reference's own choice, within rounding.
     """
     with command("spark-check"):
         choose(os.environ, device)
-        try:  # polygraphy is an extra, and --help must work without it
+        try:  # polygraphy is an extra; --help works without it
             from spark_engine.check.check import LEVELS, run_check, run_repeat
-            from spark_engine.check.repeat import show_repeated
+            from spark_engine.check.texts.repeat import show_repeated
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "polygraphy":
                 raise
             raise OptionError(f"polygraphy is not installed: {extra('check')}") from error
-        # Narrower than this, figures would be cut; a pipe has no width of its own.
+        # Narrower than this, figures would be cut; a pipe has no width.
         console = Console(width=max(Console().width, 120))
         if repeat is not None:
             _refuse_compared(context)
@@ -94,7 +94,7 @@ def main(
 
 
 def _refuse_compared(context: click.Context) -> None:
-    """Raises OptionError for options that mean nothing where the engine is its own other side."""
+    """Raises OptionError for options that have no effect if the engine is its own reference."""
     for name in ("against", "level"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             words = "with --repeat, which compares an engine with itself: leave it out"

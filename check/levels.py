@@ -1,4 +1,4 @@
-"""The three levels of a check: whole model, layer by layer, op by op.
+"""The levels of a check: whole model, layer by layer, op by op, and the build's record.
 
 Each takes opened engines and returns a `Level`. Builds nothing.
 """
@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from spark_engine.builder.native.launches import launches
-from spark_engine.check.compare import Compare, Verdict
-from spark_engine.check.engines import folder_of, has_graph, own_executor
-from spark_engine.check.judge import Recorded, judge, module_of
-from spark_engine.check.native_nodes import NativeNodes
-from spark_engine.check.node_recorder import RecordedLaunch, Recorder
-from spark_engine.check.observe import layer_of, place
-from spark_engine.check.operators import Bodies
-from spark_engine.check.prompts import Session
-from spark_engine.check.reference import Step, graphs_of
-from spark_engine.check.report import Finding, Level
-from spark_engine.check.runner import SessionRunner, feeds
-from spark_engine.check.thresholds import NodeLimits, Thresholds
+from spark_engine.check.build_record import greedy, machine
+from spark_engine.check.engines.open_engines import folder_of, has_graph, own_executor
+from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.reference import Step, graphs_of
+from spark_engine.check.engines.runner import SessionRunner, feeds
+from spark_engine.check.nodes.compare_node import Recorded, compare_node, module_of
+from spark_engine.check.nodes.native_nodes import NativeNodes
+from spark_engine.check.nodes.node_recorder import RecordedLaunch, Recorder
+from spark_engine.check.nodes.operators import Bodies
+from spark_engine.check.verdicts.compare import Compare, Verdict
+from spark_engine.check.verdicts.defined_values import layer_of, place
+from spark_engine.check.verdicts.report import Finding, Level
+from spark_engine.check.verdicts.thresholds import NodeLimits, Thresholds
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.weights_file import map_weights
+
+NO_RECORD = "the build did not run this engine (spark-build --record does, where it can)"
 
 
 def compare_runs(
@@ -38,10 +41,10 @@ def compare_runs(
     thresholds: Thresholds,
     shown: Progress,
 ) -> list[Level]:
-    """Runs all over all sessions, launch by launch; a level per candidate, which names it.
+    """Runs all engines over all sessions, launch by launch; returns a named level per candidate.
 
-    Everything that a candidate and the reference both show is compared, but for states that one
-    side has in other parts than the other: those of one rank, beside those of two.
+    Compares everything that a candidate and the reference both have, except states that the two
+    sides divide differently among ranks.
     """
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
@@ -51,7 +54,7 @@ def compare_runs(
     names = ", ".join(name for name, _ in candidates)
     with ExitStack() as active, shown.track(f"{names} level, launches", len(labels)) as step:
         *tried, truth = [active.enter_context(runner) for runner in runners]
-        # Not by Polygraphy's Comparator: it imports every framework it finds, for seconds.
+        # Not Polygraphy's Comparator: it imports every framework that it finds, for seconds.
         for label, feed in zip(labels, feeds(sessions), strict=True):
             want = truth.launch(feed)
             for level, runner in zip(levels, tried, strict=True):
@@ -66,7 +69,7 @@ def compare_runs(
 
 
 def _cut(one: Loaded, other: Loaded) -> set[str]:
-    """States that are not of one shape, because other ranks have the rest of one."""
+    """States whose shapes differ because another rank has the rest."""
     shapes = {info.spec.name: info.spec.shape[1:] for info in other.states}
     return {
         info.spec.name
@@ -76,13 +79,13 @@ def _cut(one: Loaded, other: Loaded) -> set[str]:
 
 
 def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
-    """Every node of one decode and one prefill bucket of `loaded` alone.
+    """Checks every node of one decode and one prefill bucket of `loaded` alone.
 
-    Operands and results are what `recorder` has of the same graph with weights beyond doubt,
-    computed by reference. Raises OptionError when the engine's nodes are not those.
+    Operands and expected results are those that `recorder` has of the same graph, computed by
+    reference. Raises OptionError if the engine's nodes differ from the recorded ones.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    # Of a native engine this process has rank 0's part alone.
+    # Of a native engine this process has rank 0's part only.
     recorded_launches = [one for one in recorder.launches if has_graph(loaded) or not one.rank]
     with shown.track("op level, nodes", sum(len(one.nodes) for one in recorded_launches)) as step:
         for one in recorded_launches:
@@ -103,10 +106,10 @@ class _Alone(Protocol):
 
 
 def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
-    """What runs single nodes of a bucket, by the engine's executor, and which it can run.
+    """What runs single nodes of a bucket, by the engine's executor, and the nodes that it can run.
 
-    Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
-    the twin's of that name: these are left out.
+    In an engine of several GPUs some nodes wait for the other ranks and have another op than the
+    twin's node of that name: these are left out.
     """
     folder = folder_of(loaded)
     bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == launch.key)
@@ -129,9 +132,9 @@ def _finding(
 ) -> Finding:
     step, family = recorded.step, launch.key[0]
     module = module_of(recorded, launch.weights)
-    whose = f" of rank {launch.rank}" if launch.rank else ""
-    finding = Finding(f"{family} {step.name}{whose}", f"{family} {step.kind}", module=module)
-    for verdict in judge(recorded, results, launch.masks, limits):
+    of_rank = f" of rank {launch.rank}" if launch.rank else ""
+    finding = Finding(f"{family} {step.name}{of_rank}", f"{family} {step.kind}", module=module)
+    for verdict in compare_node(recorded, results, launch.masks, limits):
         finding.add(verdict, f"{step.kind}, output {verdict.name}")
     return finding
 
@@ -155,3 +158,32 @@ def _any_layer(name: str) -> str:
 def _where(finding: Finding) -> str:
     layer = layer_of(finding.name)
     return finding.name if layer is None else f"layers.{layer} ({finding.name})"
+
+
+def check_record(loaded: Loaded) -> Level | str:
+    """Whether every bucket still generates the tokens of the record; or why that is not checked.
+
+    On another machine than the build's a near tie may have another result, which is no error.
+    """
+    folder = folder_of(loaded)
+    kept, here = folder.manifest.greedy, machine(loaded)
+    if not kept.md5:
+        return NO_RECORD
+    if kept.machine != here:
+        return f"the record was made on {kept.machine}, and this is {here}"
+    level = Level("record", f"its build's, on {kept.machine}", {})
+    level.launches = len(kept.md5)
+    if has_graph(loaded):  # with the threads and buckets of the build
+        least = len(kept.md5) < len(folder.manifest.buckets)
+        with closing(load(folder.path, threads=1, cache_bytes=0, least=least)) as alike:
+            found = greedy(alike).md5
+    else:
+        found = greedy(loaded).md5
+    for name, wanted in kept.md5.items():
+        same = found.get(name) == wanted
+        finding = Finding(name, "greedy text")
+        words = "other tokens than when it was built"
+        finding.add(Verdict(name, same, "" if same else words, hard=not same), found.get(name, ""))
+        level.findings.append(finding)
+    level.settle(lambda f: f.name, 0)
+    return level

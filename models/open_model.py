@@ -25,9 +25,9 @@ from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
 from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
-from spark_engine.models.usual_tensors import usual_tensors
 from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
@@ -94,13 +94,13 @@ def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None 
     Raises CheckpointError as `open_model` does for what the files alone can tell.
     """
     config = read_config(config_json)
-    usually = usual_tensors(config, config_json, hf_quant or {})
-    parts = [e.part for e in usual(usually.expected)]
+    exported = exporter_layout(config, config_json, hf_quant or {})
+    parts = [e.part for e in usual(exported.expected)]
     ignored = {part: parts.count(part) for part in family_of(config).ignored_prefixes}
-    found = MappingProxyType({e.name: _as_spec(e) for e in usually.stored})
+    found = MappingProxyType({e.name: _as_spec(e) for e in exported.stored})
     return Model(
-        config, usually.table, usually.layout, usually.rows, usually.expected, found, ignored,
-        usually.draft_note, None,
+        config, exported.table, exported.layout, exported.rows, exported.expected, found, ignored,
+        exported.draft_note, None,
     )  # fmt: skip
 
 

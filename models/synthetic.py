@@ -34,8 +34,8 @@ from spark_engine.models.checkpoint.files import (
 )
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, Tensor
+from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import read_config
-from spark_engine.models.usual_tensors import usual_tensors
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
@@ -105,11 +105,11 @@ def open_synthetic(path: Path | str) -> Synthetic:
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
     config = read_config(config_json, generation)
-    usually = usual_tensors(config, config_json, hf_quant)
-    stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in usually.stored]
+    exported = exporter_layout(config, config_json, hf_quant)
+    stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in exported.stored]
     tensors, none = MappingProxyType({t.name: t for t in stored}), dict[str, Array]()
     return Synthetic(
-        folder, config_json, generation, hf_quant, tensors, none, usually.expected, seed
+        folder, config_json, generation, hf_quant, tensors, none, exported.expected, seed
     )
 
 

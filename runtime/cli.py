@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from spark_engine.command import command
-from spark_engine.device_choice import choose
+from spark_engine.device.choice import choose
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from spark_engine.command import command
-from spark_engine.device_choice import HELP, choose
+from spark_engine.device.choice import HELP, choose
 from spark_engine.runtime.doctor import engines, gpu, machine
 from spark_engine.runtime.doctor.report import Report, roots
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from spark_engine.device_choice import HELP
+from spark_engine.device.choice import HELP
 from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.answer_options import ANSWER, CHAT

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from spark_engine.device_choice import VISIBLE, visible
+from spark_engine.device.choice import VISIBLE, visible
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
 from spark_engine.runtime.engine.load import Loaded, load

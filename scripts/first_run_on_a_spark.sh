@@ -222,8 +222,8 @@ fi
 step install "$BIN/python" -m pip install -e '.[cuda,hub,check,bench,test]' || pack 1
 
 # 3. What needs no GPU: the contracts, the doctor, an engine for the Spark built across.
-step tests "$BIN/pytest" -q -p no:cacheprovider tests/test_kernel.py tests/test_cuda_driver.py \
-    tests/test_unified_memory.py tests/runtime/doctor tests/runtime/engine/test_load.py
+step tests "$BIN/pytest" -q -p no:cacheprovider tests/spark_engine/test_kernel.py tests/device/test_cuda_driver.py \
+    tests/device/test_unified_memory.py tests/runtime/doctor tests/runtime/engine/test_load.py
 step cross_build "$BIN/spark-build" "$TINY" -o "$OUT.engines/cross" --target sm_121a --no-timing
 step cpu_build "$BIN/spark-build" "$TINY" -o "$OUT.engines/cpu" --target cpu
 step cpu_answer "$BIN/spark-run" "$OUT.engines/cpu" --prompt "Once upon a time" --max-tokens 32

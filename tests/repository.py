@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Of a process that imports `tests`: behind what this one was given.
 PATH = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-PACKAGES = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
+PACKAGES = ("spark_engine", "device", "plugins", "models", "builder", "runtime", "check", "bench")
 
 
 def files(*patterns: str, tracked_only: bool = False) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.check.prompts import default_tables
+from spark_engine.check.engines.prompts import default_tables
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import EngineMemory
 

@@ -118,7 +118,7 @@ def test_what_the_kernel_is_given_is_what_numpy_reads(monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 def test_the_kernel_does_what_numpy_does() -> None:
-    device = pytest.importorskip("spark_engine.device", reason="needs `cuda`")
+    device = pytest.importorskip("spark_engine.device.gpu", reason="needs `cuda`")
     if device.architecture() is None:
         pytest.skip("no CUDA device")
     gpu = device.Gpu()

@@ -45,7 +45,7 @@ class Ticking:
 
     def launches(self, payload: bytes) -> list[Any]:
         from spark_engine.builder.native.launches import launches
-        from spark_engine.runtime.executors.queued import QueuedLaunch
+        from spark_engine.runtime.executors.bucket_graphs import QueuedLaunch
 
         assert payload == self.payload
         return [QueuedLaunch(n.node, n.symbol, lambda: None) for n in launches(payload)]
@@ -167,11 +167,11 @@ def test_launches_of_the_embedded_model_are_timed_and_predicted(
 ) -> None:
     """From an engine to what is held: every launch took some time, and laws stand for them."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine import device
     from spark_engine.builder.build import build
     from spark_engine.builder.plan.options import Options
+    from spark_engine.device.gpu import architecture
 
-    here = device.architecture()
+    here = architecture()
     if here is None:
         pytest.skip("needs a GPU with a target's name")
     sizes: dict[str, Any] = {"decode": (1, 8), "prefill": (128,), "verify": ((1, 1), (8, 1))}

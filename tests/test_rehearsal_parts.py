@@ -243,7 +243,7 @@ def test_the_tests_for_a_gpu_are_found_and_each_is_of_its_own_sources() -> None:
 def test_a_kept_row_of_a_test_that_is_gone_is_stale(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone, here = "tests/test_that_is_gone.py::test_x", "tests/test_kernel.py::test_x"
+    gone, here = "tests/test_that_is_gone.py::test_x", "tests/spark_engine/test_kernel.py::test_x"
     done = tmp_path / "done.json"
     done.write_text(json.dumps({gone: "0123", here: gpu_tests.of_test(here)}))
     told = Told([str(done), "{}"])

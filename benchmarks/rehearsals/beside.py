@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from spark_engine.builder.native import nvrtc
+from spark_engine.device.rehearsal import VARIABLE
 from spark_engine.kernel import H200, Shape
-from spark_engine.rehearsal import VARIABLE
 
 SOURCE = """
 extern "C" __global__ void busy(float* x, int rounds) {
@@ -45,7 +45,7 @@ def main() -> None:
     os.environ.pop(VARIABLE, None)  # it is the other one: all of the GPU
     lock = LOCK.open("a")  # whose time only computing changes
     fcntl.flock(lock, fcntl.LOCK_EX)  # the next one waits
-    from spark_engine.device import Gpu, present
+    from spark_engine.device.gpu import Gpu, present
 
     gpu, target = Gpu(), present() or H200
     with tempfile.TemporaryDirectory() as folder:

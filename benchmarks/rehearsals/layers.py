@@ -27,7 +27,7 @@ from benchmarks.rehearsals.told import LAUNCHES, PREFILLS, Told
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import run_check
-from spark_engine.device import present
+from spark_engine.device.gpu import present
 from spark_engine.progress import Progress
 
 # Of the cut models: rows of 1 and 8, one tile and two of prefill.

@@ -22,7 +22,7 @@ from spark_engine.builder.native.cuda_sources import SOURCES, sources
 
 ROOT = Path(__file__).parents[2]
 # What an engine is made of and run by: all of it counts for every row of an engine.
-PRODUCT = ("spark_engine", "plugins", "models", "builder", "runtime")
+PRODUCT = ("spark_engine", "device", "plugins", "models", "builder", "runtime")
 CHECK = "check"  # counts for those that check one: no other part of the product imports it
 ENDINGS = (".py", ".cu", ".cuh")
 # What every case is compared and timed by.

@@ -20,9 +20,8 @@ from benchmarks.graphs import mean_seconds, target_here
 from benchmarks.rehearsals.measured import of_plan
 from benchmarks.rehearsals.told import Told
 from benchmarks.rehearsals.where import seen
-from spark_engine import device
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu, name_and_driver
 from spark_engine.op import Case, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import Array
@@ -128,7 +127,7 @@ def main() -> None:
     }
     gpu = Gpu()
     bench = cuda_node.Bench(gpu, target, CUBINS)
-    told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
+    told.head(**seen(gpu), card=name_and_driver()[0], fitted_to=target.card.name)
     for op, case, found in cases:
         arrays, want = truth(op, case)
         for work in found:

@@ -28,9 +28,8 @@ from benchmarks.rehearsals.measured import digest, of_plan
 from benchmarks.rehearsals.ops import CUBINS, Work, asked, label_of, works
 from benchmarks.rehearsals.told import Told
 from benchmarks.rehearsals.where import seen
-from spark_engine import device
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu, name_and_driver
 from tests.plugins import cuda_node
 
 FOLLOWED = (("FOLLOWED", "1"),)
@@ -129,7 +128,7 @@ def main() -> None:
     told.note(f"{len(jobs)} compilations")
     nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)
     with closing(Gpu()) as gpu:
-        told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
+        told.head(**seen(gpu), card=name_and_driver()[0], fitted_to=target.card.name)
     together = told.options.get("jobs") or max(LEAST, (os.cpu_count() or 1) // 3)
     logs = Path(told.options["out"]) / f"{tool}_logs"
     with ThreadPoolExecutor(together) as pool:

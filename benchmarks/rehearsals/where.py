@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.kernel import Launch, Pointer
 
 MOST = 1024  # numbers that a multiprocessor may have

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.stages.table import Engine, Json, Stage
 from spark_engine.bench import machine as card_of
-from spark_engine.device_choice import VISIBLE, visible
+from spark_engine.device.choice import VISIBLE, visible
 
 ROOT = Path(__file__).parents[2]
 LOOK = 1.0  # seconds for which clocks are watched

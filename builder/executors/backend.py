@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.buckets import Size
+from spark_engine.device.startup_lock import silent
 from spark_engine.engine_file import EngineHeader
 from spark_engine.manifest import Json
-from spark_engine.memory_turn import silent
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 

@@ -28,10 +28,10 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import CAPABILITIES, Plan
+from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
+from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.errors import CapacityError, GraphError, OptionError
 from spark_engine.tensors import DType
-from spark_engine.trt_library import logger, missing, out_of_memory, says, wrong_version
-from spark_engine.trt_payload import TrtPayload
 from spark_engine.weights_file import WeightEntry
 
 HOST = ("mark_tokens", "sample")

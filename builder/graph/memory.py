@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, aliases, spec_of
-from spark_engine.device_buffers import aligned
+from spark_engine.device.buffers import aligned
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from spark_engine import device
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
@@ -22,11 +21,12 @@ from spark_engine.builder.native.tactics import Chooser, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan, timed_unasked
-from spark_engine.device_buffers import Buffers
+from spark_engine.device import gpu
+from spark_engine.device.buffers import Buffers
+from spark_engine.device.startup_lock import silent
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, tables
 from spark_engine.manifest import NATIVE
-from spark_engine.memory_turn import silent
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
@@ -146,7 +146,7 @@ class NativeBackend(Backend):
         """Whether tactics are timed: as told, or where the target's card is."""
         if not (timed_unasked(self._target) if requested is None else requested):
             return False
-        present = device.present()
+        present = gpu.present()
         if present == self._target:
             return True
         if requested:

@@ -21,12 +21,12 @@ from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
 from spark_engine.builder.native.tactics import Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
-from spark_engine.device import Function, Gpu, Module, name_and_driver
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Function, Gpu, Module, name_and_driver
+from spark_engine.device.resources import DeviceResources
+from spark_engine.device.shared_memory import kept_of
+from spark_engine.device.startup_lock import silent, startup_lock
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
-from spark_engine.memory_turn import memory_turn, silent
-from spark_engine.shared_memory import kept_of
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -112,7 +112,7 @@ class GpuTimer:
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
         try:
-            with memory_turn(self._gpu.integrated, self._say):  # beside an engine that starts
+            with startup_lock(self._gpu.integrated, self._say):  # beside an engine that starts
                 if bench.nbytes > share * (self._gpu.free_bytes - kept):
                     return None
                 functions, modules = self._functions(tactic, plan)

@@ -16,7 +16,7 @@ from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Choice, Chooser
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.device_buffers import aligned
+from spark_engine.device.buffers import aligned
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import NCCL, Arg, Launch, Pointer, Rank, Target

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from spark_engine.builder.native import nvrtc
-from spark_engine.cuda_driver import MAX_SHARED, driver, queueing, value
+from spark_engine.device.cuda_driver import MAX_SHARED, driver, queueing, value
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Plan, Pointer, Rank, Tactic, Target
 from spark_engine.tensors import Array

@@ -1,8 +1,7 @@
-"""A Hugging Face folder, opened lazily: headers parsed once, tensors read as views of a map.
+"""A Hugging Face folder, opened lazily: headers read by safetensors, tensors as views of a map.
 
-Knows the safetensors layout, the index file and the folder's JSON files. Knows no model: which
-tensors must be there is `expected_tensors.py`. Every fault of the files is found here, before
-anything else happens.
+Knows the index file and the folder's JSON files. Knows no model: expected_tensors.py checks which
+tensors there are. Every fault of the files is found here, before anything else happens.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from spark_engine import hints
 from spark_engine.errors import CheckpointError
@@ -36,7 +37,6 @@ DTYPES = {
     "I64": DType.I64,
     "BOOL": DType.BOOL,
 }
-_LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own reader
 _HASH_ALL = 256 << 20  # bytes; below this the digest covers every byte of a file
 _SAMPLE = 64 << 10  # bytes of each tensor above it
 
@@ -108,8 +108,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """Opens a folder with config.json and safetensors, one file or sharded with an index.
 
     Reads the JSON files and the headers only. Raises CheckpointError, naming tensor, file and
-    remedy, when a file is missing, cut short or malformed, a tensor appears twice, lies outside
-    its file or over another, has an unknown dtype, or when index and shards disagree.
+    remedy, if a file is missing, cut short or malformed, a tensor appears twice or has an unknown
+    dtype, or if index and shards disagree.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -120,8 +120,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     for file in files:
         if not (folder / file).is_file():
             _fail(file, f"the shard is missing from {folder}", AGAIN)
-    maps = {file: _map(folder / file) for file in files}
-    tensors = _merge(_header(file, data) for file, data in maps.items())
+    tensors = _merge(_header(folder / file) for file in files)
+    maps = {file: np.memmap(folder / file, dtype=np.uint8, mode="r") for file in files}
     if index:
         _check_index(index["weight_map"], tensors)
     config, generation, hf_quant = configs
@@ -191,71 +191,41 @@ def refuse_pointer(file: Path, start: bytes) -> None:
         _fail(file.name, what, f"run `git lfs pull` in {file.parent}")
 
 
-def _map(file: Path) -> Array:
-    with file.open("rb") as opened:
-        refuse_pointer(file, opened.read(64))
-    if file.stat().st_size < 8:
-        _fail(file.name, f"has {file.stat().st_size} bytes and no header", AGAIN)
-    return np.memmap(file, dtype=np.uint8, mode="r")
+def _header(path: Path) -> list[StoredTensor]:
+    """The tensors of one file, by safetensors, in the order of their bytes.
 
-
-def _header(file: str, data: Array) -> list[StoredTensor]:
-    """The tensors of one file, checked against its length and against each other."""
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    if length > min(_LONGEST_HEADER, data.nbytes - 8):
-        _fail(
-            file, f"its header claims {length} bytes of {data.nbytes}: cut short or damaged", AGAIN
-        )
+    safetensors checks the header's size and form, dtypes, shapes, and that the tensors cover the
+    rest of the file without a gap or an overlap; it accepts a name that appears twice.
+    """
+    with path.open("rb") as file:
+        refuse_pointer(path, file.read(64))
     try:
-        row = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError) as error:
-        _fail(file, f"its header is not a safetensors header ({error})", AGAIN)
-    if not isinstance(row, dict):
-        _fail(file, "its header is not a safetensors header (no object)", AGAIN)
-    row.pop("__metadata__", None)
-    tensors = [_tensor(file, name, entry, 8 + length) for name, entry in row.items()]
-    _check_extent(file, data.nbytes, tensors)
+        with safe_open(path, framework="numpy") as opened:
+            slices = [(name, opened.get_slice(name)) for name in opened.offset_keys()]
+            rows = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices]
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            json.loads(file.read(length), object_pairs_hook=_refuse_repeats)
+    except (SafetensorError, ValueError) as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        what = f"its {path.stat().st_size} bytes are no whole safetensors file ({reason})"
+        _fail(path.name, f"{what}: cut short or damaged", AGAIN)
+    tensors: list[StoredTensor] = []
+    at = 8 + length
+    for name, dtype, shape in rows:
+        if dtype not in DTYPES:
+            known = ", ".join(DTYPES)
+            what = f"tensor {name} has dtype {dtype!r}"
+            _fail(path.name, what, f"supported are {known}: requantise it")
+        tensors.append(StoredTensor(name, DTYPES[dtype], shape, path.name, at))
+        at += tensors[-1].nbytes
     return tensors
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice} appears twice")
-    return row
-
-
-def _tensor(file: str, name: str, entry: Any, start: int) -> StoredTensor:
-    try:
-        dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        numbers = (begin, end, *shape)
-        sound = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in numbers)
-    except (KeyError, TypeError, ValueError):
-        sound = False
-    if not sound:
-        _fail(file, f"tensor {name} has the malformed entry {entry!r}", AGAIN)
-    if dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        _fail(file, f"tensor {name} has dtype {dtype!r}", f"supported are {known}: requantise it")
-    tensor = StoredTensor(name, DTYPES[dtype], shape, file, start + begin)
-    if end - begin != tensor.nbytes:
-        what = f"tensor {name} has {end - begin} bytes, but {dtype} {list(shape)} needs "
-        _fail(file, what + str(tensor.nbytes), AGAIN)
-    return tensor
-
-
-def _check_extent(file: str, size: int, tensors: Iterable[StoredTensor]) -> None:
-    last: StoredTensor | None = None
-    for t in sorted(tensors, key=lambda t: (t.offset, t.nbytes)):
-        if t.offset + t.nbytes > size:
-            what = f"tensor {t.name} ends at byte {t.offset + t.nbytes}, but the file has {size}"
-            _fail(file, what + ": it is cut short", AGAIN)
-        if last is not None and t.offset < last.offset + last.nbytes:
-            _fail(file, f"tensors {last.name} and {t.name} overlap", AGAIN)
-        last = t
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
+    counts = Counter(name for name, _ in pairs)
+    if len(counts) != len(pairs):
+        raise ValueError(f"{counts.most_common(1)[0][0]} appears twice")
 
 
 def _merge(shards: Iterable[list[StoredTensor]]) -> Mapping[str, StoredTensor]:

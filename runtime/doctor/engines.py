@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_engine.device.shared_memory import host_room
 from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
 from spark_engine.manifest import NATIVE, Manifest
@@ -19,7 +20,6 @@ from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS
 from spark_engine.runtime.executors.cache_size import GpuMemory
 from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
-from spark_engine.shared_memory import host_room
 
 ENGINES = Path("engines")
 

@@ -116,7 +116,7 @@ def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None
     second. `host_bytes` as for `GpuMemory`."""
     if lacks := cuda_missing():
         return _without_extra(lacks)
-    from spark_engine.device import name_and_driver, present
+    from spark_engine.device.gpu import name_and_driver, present
 
     try:
         name, version = name_and_driver()
@@ -172,7 +172,7 @@ def _without_answer(error: Exception) -> Diagnosis:
 def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
     """Opens the GPU; with `load`, and where there is room, works with it. Raises SparkError or
     RuntimeError where that fails."""
-    from spark_engine.device import Gpu
+    from spark_engine.device.gpu import Gpu
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 
     with closing(Gpu()) as gpu:

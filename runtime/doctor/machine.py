@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from spark_engine.host_memory import MEMINFO, available_memory
+from spark_engine.device.host_memory import MEMINFO, available_memory
 
 PACKAGE = "spark-engine"
 EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # those that an owner may want

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.device import Gpu
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.kernel import Shape
 
 SECONDS = 1.0  # of arithmetic, since a GPU needs some of it to leave its idle clocks

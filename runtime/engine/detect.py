@@ -16,7 +16,7 @@ def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 def _gpu_targets() -> tuple[str, ...]:
     try:
-        from spark_engine.device import architecture, capability
+        from spark_engine.device.gpu import architecture, capability
     except ImportError:  # without the extra `cuda`
         return ()
     name, gpu = architecture(), capability()
@@ -52,7 +52,7 @@ def foreign(target: str, here: tuple[str, ...]) -> str:
 
 def _capability() -> tuple[int, int] | None:
     try:
-        from spark_engine.device import capability
+        from spark_engine.device.gpu import capability
     except ImportError:  # without the extra `cuda`
         return None
     return capability()
@@ -62,7 +62,7 @@ def present_card() -> tuple[str | None, int]:
     """The first GPU's card by its name in a manifest, None where there is none, and how many GPUs
     there are."""
     try:
-        from spark_engine.device import count, present
+        from spark_engine.device.gpu import count, present
     except ImportError:  # without the extra `cuda`
         return None, 0
     found = present()

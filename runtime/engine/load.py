@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from spark_engine.device_buffers import Buffers
+from spark_engine.device.buffers import Buffers
+from spark_engine.device.host_memory import available_memory
+from spark_engine.device.shared_memory import host_room
+from spark_engine.device.startup_lock import startup_lock
 from spark_engine.engine_file import (
     EngineFolder,
     EngineHeader,
@@ -25,10 +28,8 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import EngineError, OptionError
-from spark_engine.host_memory import available_memory
 from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
-from spark_engine.memory_turn import memory_turn
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
@@ -45,11 +46,10 @@ from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.runtime.ranks.turns import take_turns
-from spark_engine.shared_memory import host_room
 from spark_engine.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from spark_engine.device import Gpu
+    from spark_engine.device.gpu import Gpu
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -259,7 +259,7 @@ def _load_host(
     here = manifest.ranks if comm is not None and comm.here else 1
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
-    with memory_turn(host_room(None).shared, shown.say):
+    with startup_lock(host_room(None).shared, shown.say):
         room = host_room(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept)
         shown.say(f"opening {len(wanted)} buckets")

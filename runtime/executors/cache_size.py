@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_engine.device.shared_memory import kept_of
 from spark_engine.manifest import PAGE, SEQUENCE, Manifest, bytes_of
-from spark_engine.shared_memory import kept_of
 
 SHARE, SHARED = 2, 4  # of what is free beyond the plan: a half; a quarter where the host has it too
 MOST = 4  # and never more than a quarter of the device's memory

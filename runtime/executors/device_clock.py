@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from spark_engine.device import Event
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Event
+from spark_engine.device.resources import DeviceResources
 
 
 class DeviceClock:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.device import Event
-from spark_engine.device_buffers import unit_bytes
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.buffers import unit_bytes
+from spark_engine.device.gpu import Event
+from spark_engine.device.resources import DeviceResources
 from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, snapshot_rows
 from spark_engine.runtime.executors.memory import COUNTS, Changed, Pairs, Snapshot, counts_of
 from spark_engine.tensors import Array, Bytes, TensorSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.errors import EngineError
 
 # Taken by the engine that is open: like the device's context, one for the whole process.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from spark_engine.device import Function, Gpu
+from spark_engine.device.gpu import Function, Gpu
 
 
 class Kernels:

@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from spark_engine.device import Function, Gpu
-from spark_engine.device_buffers import Block, Buffers
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.buffers import Block, Buffers
+from spark_engine.device.gpu import Function, Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, QueuedLaunch
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
@@ -34,7 +35,6 @@ from spark_engine.runtime.executors.program import (
     RankOperand,
     ScalarOperand,
 )
-from spark_engine.runtime.executors.queued import MASKS, QueuedLaunch, StepQueue
 from spark_engine.runtime.executors.staging import Staging
 from spark_engine.runtime.executors.upload import upload_file
 from spark_engine.tensors import Array
@@ -158,7 +158,7 @@ class NativeExecutor:
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
             self._wide = self._resources.zeros(self._buffers.wide.nbytes) if larger else engine.wide
             self._addresses = self._places()
-            self._queue = self._capture(payload)
+            self._graphs = self._capture(payload)
         except BaseException:
             self._resources.close()
             raise
@@ -223,7 +223,7 @@ class NativeExecutor:
         are those last written to `NativeEngine.tables`.
         """
         staging = self._feed(buffers)
-        self._queue.whole()
+        self._graphs.launch()
         return self._fetch(staging, buffers)
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
@@ -232,8 +232,7 @@ class NativeExecutor:
         The two graphs are recorded when they are first asked for, if not at the start.
         """
         staging = self._feed(buffers)
-        first, rest = self._queue.parts()
-        first()
+        rest = self._graphs.launch_until_sampling()
 
         def go_on() -> Wait:
             self._gpu.use()
@@ -346,7 +345,7 @@ class NativeExecutor:
                 f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
-    def _capture(self, payload: bytes) -> StepQueue:
+    def _capture(self, payload: bytes) -> BucketGraphs:
         """Loads the cubins, runs every launch once over inert rows, and records them."""
         launches = self.launches(payload)
         self._fill_inert()
@@ -354,7 +353,7 @@ class NativeExecutor:
             launch.queue()
         self._gpu.wait()
         engine = self._engine
-        return StepQueue(self._label, launches, self._resources, engine.graphs, engine.masks)
+        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:

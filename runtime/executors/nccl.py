@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 from nccl.bindings import nccl
 
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.errors import ExecutorError
 from spark_engine.hints import extra
 from spark_engine.runtime.executors.peers import Communicator

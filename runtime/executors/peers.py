@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.peer_memory import PeerMemory
+from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import ExecutorError
-from spark_engine.peer_memory import PeerMemory
 from spark_engine.tensors import Array
 
 PART_S = 3.0  # that a rank which closes waits for the others to close what is its own

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_engine.device import Event
+from spark_engine.device.gpu import Event
 from spark_engine.tensors import Array, Bytes
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
+from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import CapacityError, EngineError, ExecutorError
 from spark_engine.hints import extra
 from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
-from spark_engine.trt_library import logger, missing, out_of_memory, says, wrong_version
-from spark_engine.trt_payload import TrtPayload
 
 
 class TrtExecutor(SynchronousExecutor):
@@ -164,7 +164,7 @@ def _library() -> ModuleType:
 
 def _gpu() -> Any:
     try:
-        from spark_engine.device import Gpu
+        from spark_engine.device.gpu import Gpu
     except ImportError as error:
         raise EngineError(f"the engine needs a GPU's packages ({error}): {extra('cuda')}") from None
     return Gpu()

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from spark_engine.device import Event, Gpu
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.gpu import Event, Gpu
+from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.tensors import Bytes
 

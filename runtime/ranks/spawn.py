@@ -124,7 +124,7 @@ def check_gpus(manifest: Manifest) -> None:
     """Raises CapacityError where this host has fewer GPUs than the engine has ranks on them."""
     if manifest.executor != NATIVE or manifest.ranks == 1:
         return
-    from spark_engine.device import count  # needs the extra `cuda`
+    from spark_engine.device.gpu import count  # needs the extra `cuda`
 
     found = count()
     if found < manifest.ranks:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spark_engine.memory_turn import memory_turn
+from spark_engine.device.startup_lock import startup_lock
 from spark_engine.runtime.ranks.communicator import Communicator
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -32,16 +32,16 @@ def take_turns(
     comm: Communicator | None,
     boot: Path = BOOT,
 ) -> None:
-    """Enters this rank's `memory_turn` into `turn`; returns when all ranks have theirs. Of several
+    """Enters this rank's `startup_lock` into `turn`; returns when all ranks have theirs. Of several
     on a host, whose GPUs then have a memory of their own in all machines known, the first takes it.
     """
     if comm is None:
-        turn.enter_context(memory_turn(shared, say))
+        turn.enter_context(startup_lock(shared, say))
         return
     hosts = [row.tobytes() for row in comm.all_gather(np.frombuffer(_host(shared, boot), np.uint8))]
     for host in sorted({*hosts} - {_host(False, boot)}):
         if hosts.index(host) == comm.rank:
-            turn.enter_context(memory_turn(True, say))
+            turn.enter_context(startup_lock(True, say))
         comm.barrier()
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spark_engine.host_memory import available_memory
-from spark_engine.shared_memory import host_room
+from spark_engine.device.host_memory import available_memory
+from spark_engine.device.shared_memory import host_room
 
 GIB = 1 << 30
 LOW, HIGH = 6 * GIB, 7 * GIB  # bytes: short from below LOW until HIGH is there again

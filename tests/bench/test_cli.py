@@ -23,7 +23,7 @@ from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
 from spark_engine.bench.target import ask  # noqa: E402
 from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
-from spark_engine.device_choice import VISIBLE  # noqa: E402
+from spark_engine.device.choice import VISIBLE  # noqa: E402
 from spark_engine.errors import InternalError, OptionError  # noqa: E402
 from spark_engine.hints import extra  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402

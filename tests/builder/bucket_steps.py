@@ -1,6 +1,6 @@
 """Drives the buckets of an engine folder by hand: two sequences, prefill in pieces, then decode.
 
-Knows the inputs of docs/graph.md; stands on the `ort` executor and on no scheduler.
+Knows the inputs of docs/graph.md; uses the `ort` executor and no scheduler.
 """
 
 from __future__ import annotations

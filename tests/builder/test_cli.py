@@ -88,7 +88,7 @@ def test_an_engine_for_another_machine_is_not_said_to_run_here(
 def test_the_targets_of_this_machine(
     capability: tuple[int, int] | None, targets: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = pytest.importorskip("spark_engine.device", reason="needs the extra `cuda`")
+    device = pytest.importorskip("spark_engine.device.gpu", reason="needs the extra `cuda`")
     own = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
     monkeypatch.setattr(device, "capability", lambda: capability)
     monkeypatch.setattr(device, "architecture", lambda: own.get(capability))

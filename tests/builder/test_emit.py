@@ -14,12 +14,12 @@ from typing import IO
 import pytest
 
 from spark_engine.builder import emit
+from spark_engine.device.shared_memory import HostRoom
 from spark_engine.engine_file import open_folder, verify_files
 from spark_engine.errors import CapacityError, OptionError
-from spark_engine.shared_memory import HostRoom
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import COPIES, IN_FLIGHT, plan_weights
-from tests.test_engine_file import example, write_folder
+from tests.spark_engine.test_engine_file import example, write_folder
 
 
 def old_engine(path: Path, text: str = "old") -> Path:

@@ -17,7 +17,7 @@ from tests.repository import ROOT, files
 
 CPU = Options(target="cpu")
 SOURCES = ("__init__.py", "op.py", "op.cu", "op.cuh", "moe/op.py", "moe/deep/op.cu", "common/x.cuh")
-PACKAGES = ("spark_engine", "builder", "models", "plugins")
+PACKAGES = ("spark_engine", "device", "builder", "models", "plugins")
 CHECKPOINT = ("model.safetensors", "config.json", *TEXT_FILES)
 
 
@@ -36,7 +36,7 @@ def write(folder: Path, names: tuple[str, ...]) -> Path:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packages with few files, laid out as in a wheel, where three lie in the fourth."""
+    """Packages with few files, laid out as in a wheel: all others inside `spark_engine`."""
     home = tmp_path / "spark_engine"
     for name in PACKAGES:
         folder = home if name == "spark_engine" else home / name
@@ -61,7 +61,7 @@ def test_every_source_counts_in_whatever_folder(packages: Path, tmp_path: Path) 
 def test_what_makes_no_engine_does_not_count(packages: Path, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "model", ("config.json",))
     before = fingerprint(checkpoint, CPU)
-    write(packages, ("runtime/loop.py", "check/cli.py", "notes.md"))
+    write(packages, ("runtime/loop.py", "check/cli.py", "bench/cli.py", "notes.md"))
     assert fingerprint(checkpoint, CPU) == before
 
 
@@ -75,7 +75,7 @@ def test_every_file_of_the_checkpoint_that_an_engine_holds_counts(tmp_path: Path
         assert before.plugins == after.plugins and before.options == after.options
 
 
-def test_the_rooms_own_sources_are_all_found() -> None:
+def test_all_sources_of_a_package_are_found() -> None:
     found = module._sources(plugins.__file__)
     tracked = files("plugins/*.py", "plugins/*.cu", "plugins/*.cuh")
     assert set(found) >= {p.relative_to("plugins").as_posix() for p in tracked}

@@ -1,90 +1,168 @@
-"""`spark-check --level record`: an engine is held to what it said when it was built."""
+"""The build record: buckets generate the tokens of the loop, and a change is found."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from spark_engine.builder.build import build
+from spark_engine.builder import record_process
 from spark_engine.builder.plan.options import Options
-from spark_engine.check.cli import main
+from spark_engine.builder.record_process import recorded
+from spark_engine.check import build_record as module
+from spark_engine.check.build_record import SAID, SHORT, greedy, main, name_of
 from spark_engine.engine_file import MANIFEST, read_manifest
+from spark_engine.interface import Limits
 from spark_engine.manifest import Greedy
-from tests.checkpoints import write_checkpoint
+from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.executors.executor import Wait
+from spark_engine.tensors import Array
+from tests.runtime.fake_executor import VOCAB, FakeExecutor, build_fake
+from tests.runtime.random_engines import load_random
 
-SMALL = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "vocab_size": 256}
-OPTIONS = Options(target="cpu", decode=(1,), prefill=(64,), max_context=70, max_seqs=2)
+LIMITS = Limits(max_seqs=6, max_context=256, pages=20, vocab=VOCAB)
+BUCKETS = (1, 4, 6), (1, 2, 8)
+SMALL = Options(decode=(1,), prefill=(64, 128), max_context=128, max_seqs=3, kv_tokens=64 * 6)
+
+
+def _said(loaded: Loaded) -> dict[str, dict[int, list[int]]]:
+    speaker = module._GreedyRun(loaded)
+    return {name_of(key): speaker.say(*key) for key in sorted(loaded.executors)}
+
+
+def _by_the_loop(limits: Limits, prompt: Sequence[int]) -> list[int]:
+    """What an engine of the same model answers; what ends a request is not asked for."""
+    engine = Engine(build_fake(limits, (1,), (8,)))
+    params = SamplingParams(temperature=0, max_tokens=SAID, seed=0, ignore_eos=True)
+    engine.submit(Request(tuple(prompt), params))
+    events = []
+    while not engine.idle:
+        events += engine.step()
+    return [event.token for event in events if event.token is not None]
+
+
+def _prompt(slot: int, length: int) -> list[int]:
+    return [(slot * 104_729 + at * 7_919 + 13) % VOCAB for at in range(length)]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_buckets_say_what_the_loop_says(drafts: int) -> None:
+    limits = replace(LIMITS, drafts=drafts)
+    said = _said(build_fake(limits, *BUCKETS))
+    verify = [f"verify_b{n}_k{k}" for n in BUCKETS[0] for k in range(1, drafts + 1)]
+    names = ["decode_b1", "decode_b4", "decode_b6", "prefill_t64", "prefill_t128", "prefill_t512"]
+    assert sorted(said) == sorted(names + verify)
+    fed = {slot: _by_the_loop(limits, _prompt(slot, SHORT)) for slot in range(6)}
+    for name in (n for n in said if not n.startswith("prefill")):
+        rows = int(name.split("_")[1][1:])
+        assert said[name] == {slot: fed[slot] for slot in range(rows)}, name
+    for name, lengths in (("prefill_t64", [64]), ("prefill_t512", [128, 117, 106, 95])):
+        wanted = {s: _by_the_loop(limits, _prompt(s, n)) for s, n in enumerate(lengths)}
+        assert said[name] == wanted, name
+
+
+def test_a_record_names_the_machine_and_sums_the_tokens() -> None:
+    loaded = build_fake(LIMITS, *BUCKETS)
+    record, said = greedy(loaded), _said(loaded)
+    assert "onnxruntime" in record.machine and greedy(loaded) == record
+    flat = [token for slot in range(4) for token in said["decode_b4"][slot]]
+    assert len(flat) == 4 * SAID
+    data = np.array(flat, "<i4").tobytes()
+    assert record.md5["decode_b4"] == hashlib.md5(data).hexdigest()
+
+
+class Wrong(FakeExecutor):
+    """Says another token after the third position."""
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        wait = super().launch(buffers)
+
+        def changed() -> None:
+            wait()
+            buffers["next_tokens"][buffers["starts"] == SHORT + 3] += 1
+
+        return changed
+
+
+def test_another_token_in_one_bucket_is_another_sum() -> None:
+    loaded = build_fake(LIMITS, *BUCKETS, lazy=False)
+    sound, key = greedy(loaded).md5, ("decode", 4)
+    wrong = Wrong(LIMITS, *key, loaded.executors[key]._device)  # type: ignore[attr-defined]
+    other = greedy(replace(loaded, executors={**loaded.executors, key: wrong})).md5
+    told = {name for name in sound if sound[name] != other[name]}
+    assert told == {"decode_b4"}
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_few_pages_and_a_short_context(pages: int) -> None:
+    said = _said(build_fake(replace(LIMITS, pages=pages), *BUCKETS))
+    assert [len(said[f"decode_b{n}"]) for n in BUCKETS[0]] == [1, min(4, pages), min(6, pages)]
+    short = _said(build_fake(replace(LIMITS, max_context=SAID + 1), *BUCKETS))
+    assert set(map(len, short.values())) == {0}, "no text fits"
+
+
+def test_a_token_that_is_not_finite_is_no_token() -> None:
+    said = _said(build_fake(LIMITS, *BUCKETS, poison_rate=2))
+    tokens = [token for texts in said.values() for text in texts.values() for token in text]
+    assert -1 in tokens and max(tokens) < VOCAB
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine that was run at its build."""
-    folder = tmp_path_factory.mktemp("recorded")
-    checkpoint = write_checkpoint(folder / "checkpoint", SMALL).path
-    report = build(checkpoint, folder / "engine", OPTIONS, lambda text: None, record=True)
-    assert not [note for note in report.notes if note.startswith("no record")]
-    assert report.manifest == read_manifest(folder / "engine")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    load_random(folder, "f32", moe=False, options=SMALL).close()
     return folder / "engine"
 
 
-def _check(engine: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, [str(engine), *words])
+def test_of_a_real_engine(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slot 0's text is the same in every bucket; the command prints the record."""
+    assert main([str(engine)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    with closing(load(engine, threads=1)) as loaded:
+        said, record = _said(loaded), greedy(loaded)
+    assert said["decode_b1"][0] == said["decode_b3"][0] and len(said["decode_b3"]) == 3
+    assert len(set(record.md5.values())) == 4
+    assert shown == asdict(record)
 
 
-def _with(engine: Path, folder: Path, record: Greedy) -> Path:
-    """A copy whose manifest keeps another record."""
-    shutil.copytree(engine, folder)
-    manifest = replace(read_manifest(folder), greedy=record)
-    (folder / MANIFEST).write_bytes(manifest.encode())
-    return folder
+def test_an_engine_of_another_machine_is_not_opened(
+    engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("sm_90a",))
+    monkeypatch.setattr(module, "load", None)
+    assert main([str(engine)]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(Greedy())
 
 
-def test_an_engine_says_what_it_said(built: Path) -> None:
-    record = read_manifest(built).greedy
-    assert sorted(record.md5) == ["decode_b1", "decode_b2", "prefill_t64"]
-    done = _check(built, "--level", "record", "--json")
-    assert done.exit_code == 0, done.stderr
-    (level,) = json.loads(done.stdout)["levels"]
-    assert (level["name"], level["launches"]) == ("record", 3)
-    assert {f["name"]: f["passed"] for f in level["findings"]} == dict.fromkeys(record.md5, True)
+def test_a_build_keeps_the_record_of_its_engine(engine: Path) -> None:
+    manifest = read_manifest(engine)
+    assert manifest.greedy == Greedy()
+    kept, notes = recorded(engine, manifest)
+    assert notes == () and sorted(kept.greedy.md5) == sorted(
+        b.file.removesuffix(".engine") for b in manifest.buckets
+    )
+    assert read_manifest(engine) == kept
+    assert kept == replace(manifest, greedy=kept.greedy)
 
 
-def test_a_default_build_for_a_cpu_runs_its_least_buckets(built: Path, tmp_path: Path) -> None:
-    checkpoint, folder = built.parent / "checkpoint", tmp_path / "engine"
-    build(checkpoint, folder, OPTIONS, lambda text: None, record=None)
-    whole, least = read_manifest(built).greedy, read_manifest(folder).greedy
-    assert least == Greedy(whole.machine, {n: whole.md5[n] for n in ("decode_b1", "prefill_t64")})
-    done = _check(folder, "--level", "record", "--json")
-    assert done.exit_code == 0 and json.loads(done.stdout)["levels"][0]["launches"] == 2
-
-
-def test_other_tokens_are_told_by_the_bucket(built: Path, tmp_path: Path) -> None:
-    record = read_manifest(built).greedy
-    wrong = Greedy(record.machine, {**record.md5, "decode_b2": "0" * 32})
-    done = _check(_with(built, tmp_path / "engine", wrong), "--level", "record", "--json")
-    assert done.exit_code == 3
-    row = json.loads(done.stdout)
-    assert row["first_divergence"] == "decode_b2"
-    failed = [f for f in row["levels"][0]["findings"] if not f["passed"]]
-    assert [(f["reason"], f["where"]) for f in failed] == [
-        ("other tokens than when it was built", record.md5["decode_b2"])
-    ]
-
-
-@pytest.mark.parametrize("kind", ["another machine", "no record"])
-def test_what_cannot_be_held_is_said(built: Path, tmp_path: Path, kind: str) -> None:
-    record = read_manifest(built).greedy
-    other = Greedy("NVIDIA H200", record.md5) if kind == "another machine" else Greedy()
-    engine = _with(built, tmp_path / "engine", other)
-    words = "the record was made on NVIDIA H200, and this is"
-    words = words if other.md5 else "the build did not run this engine"
-    alone = _check(engine, "--level", "record")
-    assert alone.exit_code == 2 and f"{engine}: {words}" in alone.stderr
-    assert ("opening" in alone.stderr) == (kind == "another machine"), "said before it is loaded"
-    whole = _check(engine)
-    assert whole.exit_code == 0 and f"without the record level: {words}" in whole.stderr
+def test_an_engine_that_cannot_run_is_built_without_a_record(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manifest, before = read_manifest(engine), (engine / MANIFEST).read_bytes()
+    kept, (note,) = recorded(tmp_path, manifest)
+    assert kept is manifest and "running it failed" in note and "manifest.json" in note
+    assert "Error" not in note, "the words, without the class that said them"
+    done = SimpleNamespace(stdout='{"machine": "", "md5": {}}', stderr="", returncode=0)
+    monkeypatch.setattr(record_process.subprocess, "run", lambda *_, **__: done)
+    kept, (note,) = recorded(engine, manifest)
+    assert kept is manifest and "its target is not this machine's" in note
+    assert (engine / MANIFEST).read_bytes() == before

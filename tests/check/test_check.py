@@ -18,7 +18,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.cli import main
-from spark_engine.check.engines import (
+from spark_engine.check.engines.open_engines import (
     build_twin,
     by_reference,
     folder_of,
@@ -26,11 +26,11 @@ from spark_engine.check.engines import (
     open_by_reference,
     open_engine,
 )
+from spark_engine.check.engines.prompts import sessions
+from spark_engine.check.engines.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
 from spark_engine.check.levels import compare_runs
-from spark_engine.check.prompts import sessions
-from spark_engine.check.report import Report, show
-from spark_engine.check.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
-from spark_engine.check.thresholds import thresholds_for
+from spark_engine.check.verdicts.report import Report, show
+from spark_engine.check.verdicts.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT, Precision

@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
-from spark_engine.check.report import Level  # noqa: E402
+from spark_engine.check.verdicts.report import Level  # noqa: E402
 from spark_engine.command import DIVERGED
+from spark_engine.device.gpu import architecture, count  # noqa: E402
 from spark_engine.engine_file import WEIGHTS  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
@@ -29,7 +29,7 @@ from tests.checkpoints import write_checkpoint  # noqa: E402
 
 QUIET = Progress(None)
 
-HERE = device.architecture()
+HERE = architecture()
 SIZES = {"decode": (1, 4), "prefill": (64, 128), "max_context": 192, "max_seqs": 4}
 LEVELS = ("model", "layer", "op", "text")
 
@@ -61,7 +61,7 @@ def test_a_native_engine_agrees_with_references_and_with_the_cpu(tmp_path: Path)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(device.count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(count() < 2, reason="needs two GPUs")
 def test_an_engine_of_two_ranks_agrees_with_references_and_with_the_cpu(tmp_path: Path) -> None:
     """Of the GPUs' ranks what rank 0 computes; the CPU's are all seen."""
     assert HERE is not None

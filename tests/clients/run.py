@@ -98,7 +98,7 @@ def tried(name: str, python: Path, url: str, home: Path) -> Verdicts:
     """What a client's script says."""
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     env = {**os.environ, **OFFLINE, "HOME": str(home), "PYTHONPATH": ""}
-    command = [python, HERE / f"with_{name}.py", url, model]
+    command = [python, HERE / "scripts" / f"with_{name}.py", url, model]
     try:
         done = subprocess.run(
             command, cwd=home, env=env, capture_output=True, text=True, timeout=CLIENT_S

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spark_engine import interface
 from spark_engine.builder.graph.nodes import attrs_of
-from spark_engine.check.prompts import default_tables
+from spark_engine.check.engines.prompts import default_tables
 from spark_engine.interface import STATE_OUT, Limits, Precision, tile_of
 from spark_engine.models.build_network import Network, build_network
 from spark_engine.models.draft_options import DraftOptions

@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.check.prompts import default_tables
+from spark_engine.check.engines.prompts import default_tables
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.executors.memory import EngineMemory
 from tests.checkpoints import write_checkpoint

@@ -21,13 +21,13 @@ from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights.draft_weights import head_rows
 from spark_engine.models.weights.stored_model import Model
-from tests import draft_truth
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 from tests.models.draft_run import DraftRun
 from tests.models.reference_engine import F32, ReferenceEngine
 from tests.models.test_drafts import CLEAR, SMALL, TOLERANCE
+from tests.oracles import draft_truth
 
 LIMITS = Limits(2, 64, 4, 160, drafts=2, gdn_ring=4, bias_slots=4, top_logprobs=2)
 MARGIN = 3e-7  # of a rounding decision's border, as in test_parity_oracle.py

@@ -15,10 +15,10 @@ import pytest
 from spark_engine.interface import Limits
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import open_model
-from tests import draft_truth
 from tests.checkpoints import write_checkpoint
 from tests.models.draft_run import DraftRun, Round
 from tests.models.reference_engine import ReferenceEngine
+from tests.oracles import draft_truth
 
 SMALL = {
     "num_hidden_layers": 2,

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine import device
+    from spark_engine.device.gpu import Gpu, present
     from tests.plugins.cuda_node import Bench
 
-    target = device.present()
+    target = present()
     if target is None:
         pytest.skip("no CUDA device")
-    gpu = device.Gpu()
+    gpu = Gpu()
     yield Bench(gpu, target, cache)
     gpu.close()

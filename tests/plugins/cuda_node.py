@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
 from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_engine.device import Gpu
+from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spark_engine.tensors import Array
-from tests.sampler_truth import Drawn, Row, sample
+from tests.oracles.sampler_truth import Drawn, Row, sample
 
 TOP, BIASES = 20, 4
 GRID = (0.0, 1e-3, 0.3, 0.7, 1.0, 2.5, 50.0, 1e4)  # temperatures

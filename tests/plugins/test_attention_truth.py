@@ -20,7 +20,7 @@ from spark_engine.plugins.attention import (
 from spark_engine.plugins.common import fp8_codes
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
-from tests import attention_truth as truth
+from tests.oracles import attention_truth as truth
 from tests.plugins import run_op
 
 if TYPE_CHECKING:

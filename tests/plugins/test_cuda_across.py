@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.builder.native.tactics import Choice, Work, choose  # noqa: E402
+from spark_engine.device.gpu import Gpu, architecture, present  # noqa: E402
 from spark_engine.kernel import GB10, H200, NCCL, TARGETS, Pointer, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins.ranks import all_reduce, gather_logits, nccl_cuda  # noqa: E402
@@ -79,7 +79,7 @@ def test_the_kernels_compile(target: Target, cache: Path) -> None:
 
 def gathered_by_hand(op: Op, parts: list[Array], cache: Path) -> bytes:
     """The output behind what NCCL would have left in scratch, over a poisoned place."""
-    target = device.present()
+    target = present()
     assert target is not None
     plan = chosen(op, parts[0].shape, target, ranks=len(parts), across=1).plan
     assert plan is not None
@@ -94,7 +94,7 @@ def gathered_by_hand(op: Op, parts: list[Array], cache: Path) -> bytes:
     (out,) = op.infer(
         {"ranks": len(parts)}, (TensorSpec("x", DType.of(parts[0].dtype), parts[0].shape),)
     )
-    gpu = device.Gpu()
+    gpu = Gpu()
     try:
         scratch, y = gpu.allocate(plan.scratch[0].nbytes), gpu.allocate(out.nbytes)
         gpu.upload(scratch, np.stack(parts))
@@ -112,7 +112,7 @@ def gathered_by_hand(op: Op, parts: list[Array], cache: Path) -> bytes:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(device.architecture() is None, reason="needs a GPU of a target")
+@pytest.mark.skipif(architecture() is None, reason="needs a GPU of a target")
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_gathered_parts_are_laid_as_the_reference_has_them(ranks: int, cache: Path) -> None:
     rng = np.random.default_rng(ranks)

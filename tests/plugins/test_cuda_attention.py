@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.device.gpu import architecture  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case, Tolerance  # noqa: E402
 from spark_engine.plugins.attention.paged_attention import OP  # noqa: E402
@@ -22,7 +22,7 @@ from spark_engine.plugins.attention.paged_attention_cases import Launch  # noqa:
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
-NAME = device.architecture()
+NAME = architecture()
 LENGTHS = (
     1,
     15,

@@ -24,7 +24,7 @@ from spark_engine.plugins.gdn.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
-device = pytest.importorskip("spark_engine.device")
+device = pytest.importorskip("spark_engine.device.gpu")
 from tests.plugins import cuda_node, run_tactic  # noqa: E402
 from tests.plugins.covering_cases import covering  # noqa: E402
 from tests.plugins.test_cuda_compile import disassembled  # noqa: E402

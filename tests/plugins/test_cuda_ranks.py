@@ -18,7 +18,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
-from spark_engine import device  # noqa: E402
+from spark_engine.device.gpu import present  # noqa: E402
 from spark_engine.op import Attrs  # noqa: E402
 from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
 from spark_engine.plugins.ranks.collectives_cuda import SUMS, symmetric_bytes  # noqa: E402
@@ -30,7 +30,7 @@ MOST = 300 * 5120 * 2  # bytes of the largest part
 
 @pytest.fixture(params=[2, 3])
 def cards(request: pytest.FixtureRequest, cache: Path) -> Iterator[RankCards]:
-    target = device.present()
+    target = present()
     if target is None:
         pytest.skip("needs a GPU of a target")
     made = RankCards([0] * request.param, target, cache, symmetric_bytes(MOST))

@@ -18,8 +18,8 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.device.gpu import present  # noqa: E402
 from spark_engine.kernel import Target  # noqa: E402
 from spark_engine.plugins.sampling import sample  # noqa: E402
 from spark_engine.plugins.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
@@ -78,7 +78,7 @@ LAUNCHES = {
 
 def few_sms() -> Target:
     """The GPU's target with few multiprocessors, or a skipped test."""
-    target = device.present()
+    target = present()
     if target is None:
         pytest.skip("needs a GPU of a target")
     return replace(target, card=replace(target.card, sms=SMS))

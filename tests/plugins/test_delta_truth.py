@@ -1,5 +1,5 @@
 """The gated delta rule against literals, and with its replay ring against a float64 recurrence
-written apart (tests/delta_truth.py): results, states, records and base after every launch."""
+written apart (oracles/delta_truth.py): results, states, records and base after every launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from spark_engine.op import Attrs
 from spark_engine.plugins.gdn import gated_delta
 from spark_engine.tensors import Array
-from tests import delta_truth
+from tests.oracles import delta_truth
 from tests.plugins import run_op
 
 SIZES = delta_truth.Sizes(hk=2, hv=4, dk=16, dv=32)

@@ -17,7 +17,7 @@ from spark_engine.plugins.common import (
 )
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
-from tests.attention_truth import e4m3_value
+from tests.oracles.attention_truth import e4m3_value
 from tests.plugins import one_node
 from tests.plugins.run_op import run_nodes
 

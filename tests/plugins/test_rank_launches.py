@@ -23,8 +23,8 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
-from spark_engine import cuda_driver  # noqa: E402
 from spark_engine.builder.native import rank_gpus  # noqa: E402
+from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.kernel import H200, Tactic  # noqa: E402
 from spark_engine.op import Attrs, Op  # noqa: E402
 from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402

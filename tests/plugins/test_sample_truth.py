@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from spark_engine.op import Case
 from spark_engine.plugins.sampling import sample
 from spark_engine.tensors import Array
-from tests import sampler_truth
+from tests.oracles import sampler_truth
+from tests.oracles.sampler_truth import Row
 from tests.plugins import one_node, sample_rows
 from tests.plugins.run_op import run
-from tests.sampler_truth import Row
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.device_buffers import Buffers
+from spark_engine.device.buffers import Buffers
 from spark_engine.engine_file import WEIGHTS, EngineHeader, digest_file, encode_engine
 from spark_engine.interface import Limits, Precision, common_states, outputs, steps, tables
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine import device
+from spark_engine.device import gpu as device
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.device_choice import VISIBLE
+from spark_engine.device.choice import VISIBLE
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
@@ -61,7 +61,7 @@ def manifest(executor: str, ranks: int, across: bool = False) -> Any:
 
 def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
-    from spark_engine import device
+    from spark_engine.device import gpu as device
 
     monkeypatch.setattr(device, "count", lambda: 2)
     spawn.check_gpus(manifest("native", 2))

@@ -4,7 +4,7 @@
 and starts it, from its folder to its graphs, on a GPU of numpy that shares the host's memory, as a
 GB10 does: in a control group (a cgroup, version 1 or 2) whose limit is the plan and 2 GiB. The
 kernel kills a process that takes more; page cache counts. It wants root, or a group above that may
-be written. `tests/test_unified_memory.py` does the same with little.
+be written. `tests/device/test_unified_memory.py` does the same with little.
 """
 
 from __future__ import annotations

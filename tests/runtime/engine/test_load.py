@@ -13,10 +13,10 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
+from spark_engine.device.host_memory import available_memory, free_memory
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import extra
-from spark_engine.host_memory import available_memory, free_memory
 from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance, Progress
 from spark_engine.runtime.engine import detect

@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.device.gpu import architecture  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
 
-HERE = device.architecture()
+HERE = architecture()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),

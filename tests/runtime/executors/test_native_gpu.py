@@ -15,11 +15,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
-from spark_engine.device import Gpu  # noqa: E402
+from spark_engine.device.cuda_driver import attribute, driver, values  # noqa: E402
+from spark_engine.device.gpu import (
+    Gpu,  # noqa: E402
+    architecture,  # noqa: E402
+)
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.manifest import Manifest  # noqa: E402
 from spark_engine.runtime.engine import load as loading  # noqa: E402
@@ -38,7 +40,7 @@ from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.runtime.taken_memory import Taken, counting  # noqa: E402
 
-HERE = device.architecture()
+HERE = architecture()
 MIB = 1 << 20
 pytestmark = [
     pytest.mark.gpu,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.device_buffers import Block, Buffers  # noqa: E402
+from spark_engine.device.buffers import Block, Buffers  # noqa: E402
 from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
 from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402

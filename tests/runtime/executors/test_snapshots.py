@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from spark_engine.device_resources import DeviceResources
+from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo
 from spark_engine.plugins.sampling import mark_tokens

@@ -22,6 +22,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.executors import trt as builder_half
 from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.plan.options import RTX, Options, target_for
+from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import (
     CapacityError,
@@ -38,7 +39,6 @@ from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors import trt as runtime_half
 from spark_engine.runtime.executors.ort import random_step
-from spark_engine.trt_payload import TrtPayload
 from tests.checkpoints import write_checkpoint
 from tests.runtime import fake_trt
 from tests.runtime.fake_gpu import FakeGpu
@@ -231,7 +231,7 @@ def test_what_is_no_bucket_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_gpus_that_it_runs_on(
     capability: tuple[int, int] | None, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = pytest.importorskip("spark_engine.device", reason="needs the extra `cuda`")
+    device = pytest.importorskip("spark_engine.device.gpu", reason="needs the extra `cuda`")
     monkeypatch.setattr(device, "architecture", lambda: None)
     monkeypatch.setattr(device, "capability", lambda: capability)
     spec = "spark_engine.runtime.engine.detect.find_spec"

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.device_resources import DeviceResources  # noqa: E402
+from spark_engine.device.resources import DeviceResources  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.runtime.executors import upload  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402

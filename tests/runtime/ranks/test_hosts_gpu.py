@@ -20,9 +20,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.device.gpu import architecture, count  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank  # noqa: E402
@@ -34,7 +34,7 @@ from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
 from tests.runtime.ranks.test_rank_server import _children, _is_rank, said, served  # noqa: E402
 from tests.runtime.ranks.test_ranks_gpu import CONFIG, crowd, serve  # noqa: E402
 
-HERE, GPUS = device.architecture(), device.count()
+HERE, GPUS = architecture(), count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.device.gpu import architecture, count  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.load import load  # noqa: E402
@@ -24,7 +24,7 @@ from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.runtime.random_engines import heard, random_request  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
 
-HERE, GPUS = device.architecture(), device.count()
+HERE, GPUS = architecture(), count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(900),

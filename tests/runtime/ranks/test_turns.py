@@ -39,7 +39,7 @@ def test_two_engines_led_from_either_host_both_open(
         finally:
             locks[here.host].release()
 
-    monkeypatch.setattr(turns, "memory_turn", turn)
+    monkeypatch.setattr(turns, "startup_lock", turn)
     for host in HOSTS:
         (tmp_path / host).write_text(host)
 
@@ -79,7 +79,7 @@ def test_ranks_of_one_host_take_one_turn_and_others_none(
         count[0] += shared
         yield
 
-    monkeypatch.setattr(turns, "memory_turn", turn)
+    monkeypatch.setattr(turns, "startup_lock", turn)
     for shared, wanted in ((True, 1), (False, 0)):
         count[0] = 0
         with ExitStack() as held:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from spark_engine.device.shared_memory import HostRoom
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.server import memory_watch
 from spark_engine.runtime.server.client import EngineClient, MemoryShort
 from spark_engine.runtime.server.http_errors import error_response
 from spark_engine.runtime.server.ipc import Stats
 from spark_engine.runtime.server.memory_watch import GIB, MemoryWatch, watch_memory
-from spark_engine.shared_memory import HostRoom
 
 
 def test_memory_is_short_from_below_six_gib_until_seven_are_there() -> None:

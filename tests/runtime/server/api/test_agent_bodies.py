@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.clients.agent_bodies import (
+from tests.clients.scripts.agent_bodies import (
     AGENT_TOOLS,
     BETAS,
     CLAUDE_TOOLS,

@@ -1,0 +1,1 @@
+"""Engines opened for a check, computed by reference or by rank, and what they are run on."""

@@ -1,0 +1,210 @@
+"""Opens what is compared: an engine, one with exposed layers, its reference, its checkpoint.
+
+Knows folders and the entry points of builder and runtime; compares nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import CPU, Options
+from spark_engine.check.engines.expose_layers import expose_layers
+from spark_engine.check.engines.ranks import Rendezvous, threads_of, together
+from spark_engine.check.engines.reference import ReferenceExecutor
+from spark_engine.check.verdicts.defined_values import HEAD
+from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_manifest
+from spark_engine.errors import InternalError, OptionError
+from spark_engine.interface import DECODE, PREFILL, drafts_of
+from spark_engine.manifest import Bucket, Manifest
+from spark_engine.progress import Say
+from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
+from spark_engine.runtime.ranks.segments import SegmentsExecutor
+
+GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
+
+
+def is_engine(path: Path) -> bool:
+    """Whether it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
+    if (path / MANIFEST).is_file():
+        return True
+    if (path / "config.json").is_file():
+        return False
+    raise OptionError(
+        f"{path} is neither an engine (no {MANIFEST}) nor a checkpoint (no config.json)"
+    )
+
+
+def open_engine(path: Path) -> Loaded:
+    """Opens the engine as it is served; all ranks of a CPU engine in threads of this process.
+
+    For ranks on GPUs the states are rank 0's. Raises EngineError or CapacityError.
+    """
+    manifest = read_manifest(path)
+    if manifest.ranks == 1:
+        return load(path, cache_bytes=0)
+    if manifest.executor != GRAPH:
+        loaded = load(path, cache_bytes=0)
+        assert isinstance(loaded.store, LeadStates)
+        return replace(loaded, store=loaded.store.inner)
+    rendezvous, threads = Rendezvous(manifest.ranks), threads_of(manifest.ranks)
+    ranks = [load(path, threads=threads, cache_bytes=0, comm=comm) for comm in rendezvous.comms]
+    return together(ranks[0], rendezvous, [one.executors for one in ranks])
+
+
+def has_graph(loaded: Loaded) -> bool:
+    """Whether the engine has a graph of nodes; a native one has launches and cubins."""
+    return folder_of(loaded).manifest.executor == GRAPH
+
+
+def with_exposed_layers(loaded: Loaded) -> Loaded:
+    """The same engine on the same executor, with its residual stream as outputs if possible.
+
+    A native engine is returned unchanged: it has these outputs if it was built with `--debug`, and
+    it always shows its states, which every layer has.
+    """
+    if not has_graph(loaded):
+        return loaded
+    return _reopened(loaded, EXECUTORS[GRAPH], SegmentsExecutor)
+
+
+def by_reference(loaded: Loaded) -> Loaded:
+    """The same engine with exposed layers, computed by the ops' float64 references."""
+    return _reopened(loaded, ReferenceExecutor, ReferenceExecutor)
+
+
+def open_by_reference(path: Path) -> Loaded:
+    """`by_reference` for a folder whose own executor may not support its dtypes.
+
+    Raises EngineError.
+    """
+    folder = open_folder(path, CPU)
+    m = folder.manifest
+    closed = Loaded(m.limits, m.eos_token_ids, m.states, m.tables, {}, folder)
+    return by_reference(closed)
+
+
+def is_fused(manifest: Manifest) -> bool:
+    """Whether the engine's graph was rewritten."""
+    return any(sum(counts.values()) for counts in manifest.fusions.values())
+
+
+def build_twin(
+    checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bool, ranks: int = 1
+) -> Path:
+    """Builds the checkpoint into `where` with the engine's options, fused or not; returns the twin.
+
+    The twin has `ranks` ranks. It is a CPU engine, which has a graph; values between its nodes, KV
+    pages and states have the engine's dtypes. `where` is in the temporary folder. Raises
+    CheckpointError or OptionError.
+    """
+    manifest = folder_of(engine).manifest
+    limits = manifest.limits
+    by_family = {
+        family: tuple(b.tokens for b in manifest.buckets if b.family == family)
+        for family in (DECODE, PREFILL)
+    }
+    rounds = tuple((b.rows, k) for b in manifest.buckets if (k := drafts_of(b.family)))
+    options = Options(
+        target=CPU,
+        decode=by_family["decode"],
+        prefill=by_family["prefill"],
+        verify=rounds if limits.drafts else None,
+        drafts=limits.drafts,
+        draft_dtype=_draft_dtype(manifest),
+        draft_vocab=_shortlist(engine),
+        max_context=limits.max_context,
+        max_seqs=limits.max_seqs,
+        kv_tokens=limits.pages * limits.page_size,
+        cache_gib=0,
+        kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
+        state_dtype=manifest.dtypes.state.value,
+        gdn_ring=limits.gdn_ring,
+        activation=manifest.dtypes.activation.value,
+        fuse=fuse,
+        tp=ranks,
+    )
+    with _named_by_tmpdir(where):
+        build(checkpoint, where, options, say)
+    return where
+
+
+def _draft_dtype(manifest: Manifest) -> str:
+    """The option that stores the draft head as this engine does."""
+    if not manifest.limits.drafts:
+        return "auto"
+    formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
+    return {"nvfp4": "nvfp4", "fp8_block": "fp8"}.get("+".join(sorted(formats)), "checkpoint")
+
+
+def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
+    """The ids that may be drafted, if not all."""
+    ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
+    return None if ids is None else tuple(int(i) for i in ids)
+
+
+@contextmanager
+def _named_by_tmpdir(where: Path) -> Iterator[None]:
+    """Adds to an error about disk space that TMPDIR chooses `where`."""
+    remedy = "TMPDIR in the environment chooses another folder"
+    try:
+        yield
+    except OptionError as error:
+        words = str(error).removeprefix(f"-o {where}: ")
+        if words == str(error):
+            raise
+        twin = f"what spark-check builds to compare with, in {where.parent}: {words}"
+        raise OptionError(f"{twin}; {remedy}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OptionError(f"{where}: {error.strerror}; {remedy}") from error
+
+
+def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
+    """A bucket's executor on this process's device: rank 0's if other processes have others."""
+    found = loaded.executors[key]
+    return found.inner if isinstance(found, LeadExecutor) else found
+
+
+def folder_of(loaded: Loaded) -> EngineFolder:
+    """The folder of an engine."""
+    if loaded.folder is None:
+        raise InternalError("only an engine that was opened from a folder can be taken apart")
+    return loaded.folder
+
+
+def _reopened(
+    loaded: Loaded, open_alone: OpenExecutor, open_rank: Callable[..., Executor]
+) -> Loaded:
+    """Opens the buckets again: `open_alone` for an engine of one rank, `open_rank` for a rank of
+    several.
+    """
+    folder = folder_of(loaded)
+    ranks = folder.manifest.ranks
+
+    def opened(open_one: OpenExecutor) -> dict[BucketKey, Executor]:
+        def one(bucket: Bucket) -> tuple[BucketKey, Executor]:
+            file = expose_layers(folder.engine(bucket), folder.manifest)
+            threads = 0 if ranks == 1 else threads_of(ranks)
+            executor = open_one(file.header, file.payload, folder.path, threads)
+            return (bucket.family, bucket.rows), executor
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a session takes a second to open
+            return dict(pool.map(one, folder.manifest.buckets))
+
+    if ranks == 1:
+        return replace(loaded, executors=opened(open_alone))
+    rendezvous = Rendezvous(ranks)
+    by_rank = [opened(partial(open_rank, comm=comm)) for comm in rendezvous.comms]
+    return together(loaded, rendezvous, by_rank)

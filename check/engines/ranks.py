@@ -1,0 +1,265 @@
+"""All ranks of a CPU engine in this process, one thread each, so that each rank can be inspected.
+
+Knows executors that take a communicator, and the states of ranks; compares nothing. Names of other
+ranks' states contain the rank: `layers.0.rank1.gdn_state`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from spark_engine.errors import ExecutorError
+from spark_engine.interface import STATE_OUT
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
+from spark_engine.runtime.ranks.communicator import sum_of
+from spark_engine.tensors import Array
+
+LIMIT_S = 600.0  # a thread computes a step by reference while the others wait
+MOST_MERGED = 4  # sets of buffers that are remembered; a runner has one
+Buffers = Mapping[str, Array]
+
+
+class Rendezvous:
+    """Where the threads of the ranks exchange arrays."""
+
+    def __init__(self, ranks: int) -> None:
+        self._left: list[Any] = [None] * ranks
+        self._barrier = threading.Barrier(ranks)
+        self.comms = tuple(ThreadCommunicator(self, rank, ranks) for rank in range(ranks))
+
+    def exchange(self, rank: int, given: Any) -> list[Any]:
+        """The arrays of all ranks, in rank order. Raises ExecutorError if a rank failed."""
+        self._left[rank] = given
+        try:
+            self._barrier.wait(LIMIT_S)
+            found = [*self._left]
+            self._barrier.wait(LIMIT_S)
+        except threading.BrokenBarrierError:
+            raise _PeerFailed(f"rank {rank} waited for another one, which failed") from None
+        return found
+
+    def run(self, works: Sequence[Callable[[], None]]) -> None:
+        """Runs one function per rank, at once; raises the error of the first that failed."""
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(len(works)) as pool:
+            futures = [pool.submit(guarded, work) for work in works]
+        self._barrier.reset()
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, _PeerFailed))
+
+    def abort(self) -> None:
+        """Ends all waiting calls."""
+        self._barrier.abort()
+
+
+class _PeerFailed(ExecutorError):
+    """A rank that waited for a failed one."""
+
+
+class ThreadCommunicator:
+    """One rank's end of a rendezvous (runtime/ranks/communicator.py)."""
+
+    here = True
+
+    def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
+        self._rendezvous, self._rank, self._ranks = rendezvous, rank, ranks
+        self.limit_s = LIMIT_S
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self._ranks
+
+    def parts(self, array: Array) -> list[Array]:
+        """The arrays of all ranks, in rank order."""
+        return self._rendezvous.exchange(self._rank, array.copy())
+
+    def all_reduce(self, array: Array) -> Array:
+        """The sum, in rank order."""
+        return sum_of(self.parts(array))
+
+    def all_gather(self, array: Array) -> Array:
+        """[ranks, *shape]."""
+        return np.stack(self.parts(array))
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        self._rendezvous.exchange(self._rank, None)
+
+    def abort(self, why: str) -> None:
+        """Ends all waiting calls."""
+        self._rendezvous.abort()
+
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Does nothing: no other calls wait."""
+
+    def at_wait(self, work: Callable[[], None]) -> None:
+        """Does nothing: no one observes these calls."""
+
+    def close(self) -> None:
+        """Does nothing: no resources are held."""
+
+
+class RankStates:
+    """The states of all ranks; those of a layer are shown per rank (`States`)."""
+
+    arrays: Mapping[str, Array] = {}  # the executors' own
+
+    def __init__(self, infos: Iterable[StateInfo], ranks: int) -> None:
+        self._infos = tuple(infos)
+        self.of = tuple(HostStates(self._infos) for _ in range(ranks))
+        first = self.of[0]
+        self.slot_bytes, self.page_bytes = first.slot_bytes, first.page_bytes
+        self.snapshot_rows, self.snapshot_bytes = first.snapshot_rows, first.snapshot_bytes
+
+    @property
+    def shown(self) -> tuple[StateInfo, ...]:
+        """The contents of a snapshot, by name."""
+        return self._infos + tuple(
+            replace(info, spec=replace(info.spec, name=name_of(info.spec.name, rank)))
+            for rank in range(1, len(self.of))
+            for info in self._infos
+            if name_of(info.spec.name, rank) != info.spec.name
+        )
+
+    def copy_rows(self, pairs: Pairs) -> None:
+        """Copies rows of the states by sequence."""
+        for states in self.of:
+            states.copy_rows(pairs)
+
+    def copy_pages(self, pairs: Pairs) -> None:
+        """Copies pages."""
+        for states in self.of:
+            states.copy_pages(pairs)
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        """Writes the slot's `token_counts`."""
+        counts = list(ids), list(generated)
+        for states in self.of:
+            states.set_counts(slot, *counts)
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages, for a layer those of all ranks."""
+        rows: dict[str, Array] = {}
+        paged: dict[str, Array] = {}
+        where = list(pages)
+        for rank, states in reversed([*enumerate(self.of)]):  # rank 0's copy of what all ranks have
+            found = states.save(slot, where)
+            rows |= {name_of(name, rank): array for name, array in found.rows.items()}
+            paged |= {name_of(name, rank): array for name, array in found.pages.items()}
+        return Snapshot(rows, paged)
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot back, into every rank its part."""
+        where = list(pages)
+        for rank, states in enumerate(self.of):
+            mine = [(info.spec.name, name_of(info.spec.name, rank)) for info in self._infos]
+            rows = {name: snapshot.rows[k] for name, k in mine if k in snapshot.rows}
+            paged = {name: snapshot.pages[k] for name, k in mine if k in snapshot.pages}
+            states.restore(Snapshot(rows, paged), slot, where)
+
+
+class RanksExecutor(SynchronousExecutor):
+    """One bucket of all ranks (runtime/executors/executor.py).
+
+    Its outputs are rank 0's; its logits are those of all `vocab` ids, of which each rank has a
+    part.
+    """
+
+    def __init__(
+        self, parts: Sequence[Executor], states: RankStates, rendezvous: Rendezvous, vocab: int
+    ) -> None:
+        self.parts, self._states, self._rendezvous = tuple(parts), states, rendezvous
+        specs, ranks = self.parts[0].specs, len(self.parts)
+        cut = {s.name for s in specs.outputs if "logits" in s.name and s.dims[-1] * ranks == vocab}
+        self._cut = cut
+        whole = (replace(s, shape=(*s.shape[:-1], vocab)) if s.name in cut else s
+                 for s in specs.outputs)  # fmt: skip
+        self._specs = replace(specs, outputs=tuple(whole))
+        self._own = [
+            {s.name: allocate(s) for s in specs.outputs if rank or s.name in cut}
+            for rank in range(ranks)
+        ]
+        self._known: list[tuple[Buffers, list[Buffers]]] = []
+
+    @property
+    def specs(self) -> Specs:
+        """The specs of a rank: all ranks have the same, except for the logits."""
+        return self._specs
+
+    def run(self, buffers: Buffers) -> None:
+        """One step of all ranks over their states. Raises the error of a failed rank."""
+        works = zip(self.parts, self.of(buffers), strict=True)
+        self._rendezvous.run([partial(part.run, own) for part, own in works])
+        for name in self._cut:
+            buffers[name][...] = np.concatenate([own[name] for own in self._own], axis=-1)
+
+    def of(self, buffers: Buffers) -> list[Buffers]:
+        """By rank what it runs over; the same mappings for the same buffers."""
+        for known, made in self._known:
+            if known is buffers:
+                return made
+        made = []
+        for states, outputs in zip(self._states.of, self._own, strict=True):
+            outs = {name + STATE_OUT: array for name, array in states.arrays.items()}
+            made.append({**buffers, **states.arrays, **outs, **outputs})
+        self._known = [*self._known[1 - MOST_MERGED :], (buffers, made)]
+        return made
+
+    def launch(self, buffers: Buffers) -> Wait:
+        """Runs at once."""
+        self.run(buffers)
+        return lambda: None
+
+    def close(self) -> None:
+        """Closes the executors of all ranks."""
+        for part in self.parts:
+            part.close()
+
+
+def together(
+    loaded: Loaded, rendezvous: Rendezvous, by_rank: Sequence[Mapping[BucketKey, Executor]]
+) -> Loaded:
+    """The engine with the executors of all ranks; a snapshot of its states has those of all."""
+    assert loaded.folder is not None
+    states = RankStates(loaded.folder.manifest.states, len(by_rank))
+    executors = {
+        key: RanksExecutor([one[key] for one in by_rank], states, rendezvous, loaded.limits.vocab)
+        for key in by_rank[0]
+    }
+    return replace(loaded, executors=executors, states=states.shown, store=states)
+
+
+def name_of(name: str, rank: int) -> str:
+    """The name of a layer's state by rank; a state outside the layers is the same on all ranks."""
+    layer, dot, last = name.rpartition(".")
+    return f"{layer}.rank{rank}.{last}" if rank and dot else name
+
+
+def threads_of(ranks: int) -> int:
+    """Threads for each rank, so that no rank waits for another's."""
+    return max(1, (os.cpu_count() or 1) // ranks)

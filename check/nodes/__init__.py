@@ -1,0 +1,1 @@
+"""Every node of an engine alone, against the reference of its op."""

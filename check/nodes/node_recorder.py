@@ -1,0 +1,179 @@
+"""Records what every node of two launches reads and writes, while references compute a session.
+
+The two launches are those with the longest sequences, one per family. Knows sessions and the
+reference executor; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from spark_engine.check.engines.live_rows import LiveRows
+from spark_engine.check.engines.open_engines import folder_of
+from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.ranks import RanksExecutor
+from spark_engine.check.engines.reference import Arrays, ReferenceExecutor, Step
+from spark_engine.check.engines.runner import SessionRunner, feeds
+from spark_engine.check.nodes.compare_node import Masks, Recorded, StateValue
+from spark_engine.errors import InternalError
+from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
+from spark_engine.manifest import StateInfo
+from spark_engine.progress import Progress
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.memory import BucketKey
+
+Buffers = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """One launch, node by node; `weights` are the names of constant operands; `rank` has these
+    nodes.
+    """
+
+    key: BucketKey
+    nodes: list[Recorded]
+    masks: Masks
+    weights: Collection[str]
+    rank: int = 0
+
+
+class Recorder:
+    """Opens `loaded`, an engine of reference executors, so that two of its launches are recorded.
+
+    `recording` runs the launches of all sessions in order, each once.
+    """
+
+    def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
+        self.launches: list[RecordedLaunch] = []
+        self._sessions = sessions
+        launched = {launch.family for session in sessions for launch in session.launches}
+        order = [PREFILL, DECODE, *sorted(launched - {PREFILL, DECODE})]
+        self._wanted = [_longest(sessions, family) for family in order]
+        self._states = folder_of(loaded).manifest.states
+        self._weights = frozenset(folder_of(loaded).weights())
+        self._at = 0
+        executors = {
+            key: _RecordingExecutor(key, one, self) for key, one in loaded.executors.items()
+        }
+        self.recording = replace(loaded, executors=executors)
+
+    def run(self, shown: Progress) -> None:
+        """Runs as many launches as the recording needs."""
+        needed = max(self._wanted) + 1
+        with (
+            SessionRunner("reference", self.recording) as runner,
+            shown.track("op level, launches by reference", needed) as step,
+        ):
+            for _, feed in zip(range(needed), feeds(self._sessions), strict=False):
+                runner.launch(feed)
+                step()
+
+    def launch(self, key: BucketKey, executor: Executor, buffers: Buffers) -> None:
+        """Runs the next launch, and stores its nodes rank by rank if they are needed."""
+        parts, of = _parts(executor), [buffers]
+        if isinstance(executor, RanksExecutor):
+            of = executor.of(buffers)
+        if self._at in self._wanted:
+            masks = Masks.of(buffers, tile_of(key[0]))
+            for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
+                inputs = {spec.name: own[spec.name] for spec in part.specs.inputs}
+                keeper = _Keeper(inputs, self._states, self._weights)
+                self.launches.append(RecordedLaunch(key, keeper.nodes, masks, self._weights, rank))
+                part.watch = keeper.keep
+        executor.run(buffers)
+        for part in parts:
+            part.watch = None
+        self._at += 1
+
+
+def _parts(executor: Executor) -> list[ReferenceExecutor]:
+    """One for each rank."""
+    found = executor.parts if isinstance(executor, RanksExecutor) else (executor,)
+    parts = [part for part in found if isinstance(part, ReferenceExecutor)]
+    if len(parts) != len(found):
+        raise InternalError("only reference executors tell what their nodes read")
+    return parts
+
+
+class _Keeper:
+    """Stores the nodes of one launch. For states it stores the rows and pages that the launch uses
+    and their neighbours: states are much larger, and a write next to the right place is still
+    found.
+    """
+
+    def __init__(
+        self, inputs: Buffers, states: Sequence[StateInfo], weights: Collection[str] = ()
+    ) -> None:
+        self.nodes: list[Recorded] = []
+        self._weights = weights
+        self._counts = {info.spec.name: info.spec.dims[0] for info in states}
+        self._inputs = {name: array.copy() for name, array in inputs.items()}
+        self._held: dict[str, StateValue] = {}
+
+    def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
+        """Stores one node, extended to the whole bucket. Step inputs and tables are stored as the
+        launch has them: the engine numbers their rows.
+        """
+        if not self._held:
+            for name, count in self._counts.items():
+                self._held[name] = StateValue(name, live.numbers(name), count)
+        aliases = step.op.aliases(step.attrs) if step.op is not None else {}
+        for output, operand in aliases.items():
+            if (held := self._held.get(step.inputs[operand])) is not None:
+                self._held[step.outputs[output]] = held
+        for name in step.outputs:
+            if (held := self._held.get(name.removesuffix(STATE_OUT))) is not None:
+                self._held[name] = held
+        names = (*step.inputs, *step.outputs)
+        states = {name: self._held[name] for name in names if name in self._held}
+
+        def whole(name: str, array: NDArray[Any]) -> NDArray[Any]:
+            if name in states:
+                return live.owned(states[name].name, array)
+            given = self._inputs.get(name)
+            if given is None:
+                return array if name in self._weights else live.padded(array)
+            return given
+
+        read = tuple(whole(n, a) for n, a in zip(step.inputs, operands, strict=True))
+        made = tuple(whole(n, a) for n, a in zip(step.outputs, results, strict=True))
+        self.nodes.append(Recorded(step, read, made, states))
+
+
+class _RecordingExecutor(SynchronousExecutor):
+    """An `Executor` (runtime/executors/executor.py) that reports to the recorder."""
+
+    def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
+        self._key, self._inner, self._recorder = key, inner, recorder
+
+    @property
+    def specs(self) -> Specs:
+        return self._inner.specs
+
+    def run(self, buffers: Buffers) -> None:
+        self._recorder.launch(self._key, self._inner, buffers)
+
+    def launch(self, buffers: Buffers) -> Wait:
+        self.run(buffers)
+        return lambda: None
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _longest(sessions: Sequence[Session], family: str) -> int:
+    """The number of the launch, over all sessions, with the longest sequences; the first of
+    equals.
+    """
+    launches = [launch for session in sessions for launch in session.launches]
+    reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]
+    best = max(reach, default=-1)
+    if best < 0:
+        raise InternalError(f"no session launches a {family} bucket")
+    return reach.index(best)

@@ -1,0 +1,1 @@
+"""Greedy texts: against the reference, against decode, and repeated."""

@@ -1,0 +1,146 @@
+"""Verify buckets against decode: a bucket that verifies drafts samples what decode samples.
+
+Texts that one bucket has decoded greedily run again in each verify bucket, with drafts that are
+correct except the last one of every third round. The sample after every accepted token must be the
+decoded one, and as many tokens must be accepted as the samples imply. If the previous round sampled
+it, the next round starts from the states. Knows one engine; needs no reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spark_engine.check.engines.prompts import FROM_STATE, Launch, Session, Text, verified
+from spark_engine.check.engines.runner import SESSION, SHOW, SessionRunner
+from spark_engine.check.verdicts.compare import Verdict
+from spark_engine.check.verdicts.metrics import near_tie_rows
+from spark_engine.check.verdicts.report import Finding
+from spark_engine.interface import drafts_of
+from spark_engine.progress import Progress
+from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.tensors import Array
+
+WRONG = 3  # in every third round the last draft is wrong
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What was decoded, by slot: the tokens, and the logits [V] for each, in order."""
+
+    said: Mapping[int, Sequence[int]]
+    logits: Mapping[int, Sequence[Array]]
+
+
+def check_verify_buckets(
+    runner: SessionRunner,
+    keys: Sequence[BucketKey],
+    session: Session,
+    decoded: Decoded,
+    tie: float,
+    shown: Progress,
+) -> list[Finding]:
+    """A finding for each bucket of `keys`. `session` has the texts and their prefills.
+
+    A sample may differ from the decoded token only if the decoded logits of both are within `tie`
+    of their range.
+    """
+    found = []
+    with shown.track("text level, buckets that verify", len(keys)) as step:
+        for number, (family, rows) in enumerate(sorted(keys)):
+            run = _Run(runner, session, decoded, tie, 1 + number)
+            run.go(drafts_of(family), rows)
+            name = f"{family} of {rows} rows"
+            finding = Finding(name, "rounds of drafts")
+            finding.add(run.verdict(name), run.wrong[0] if run.wrong else "")
+            found.append(finding)
+            step()
+    return found
+
+
+class _Run:
+    def __init__(
+        self, runner: SessionRunner, session: Session, decoded: Decoded, tie: float, number: int
+    ) -> None:
+        self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
+        self._session = session
+        self._texts = {  # nothing was decoded after the last token
+            text.slot: replace(text, ids=(*text.ids[: text.prompt], *decoded.said[text.slot][:-1]))
+            for text in session.texts
+        }
+        self._at = {slot: text.prompt for slot, text in self._texts.items()}
+        self._known: set[int] = set()  # slots whose states hold their position correctly
+        self.wrong: list[str] = []
+        self._tokens = self._near = self._rounds = self._accepted = 0
+
+    def go(self, k: int, rows: int) -> None:
+        """Prefills, then runs rounds until every text has all its tokens."""
+        for launch in self._session.launches:
+            self._launch(launch)
+        going = list(self._texts.values())
+        while going := [t for t in going if self._at[t.slot] < len(t.ids)]:
+            for first in range(0, len(going), rows):
+                self._round(k, rows, going[first : first + rows])
+
+    def _round(self, k: int, rows: int, texts: Sequence[Text]) -> None:
+        self._rounds += 1
+        counts = [min(1 + k, len(t.ids) - self._at[t.slot]) for t in texts]
+        given = [(t, self._at[t.slot], n) for t, n in zip(texts, counts, strict=True)]
+        launch = verified(rows, k, given)
+        ids = launch.token_ids.reshape(rows, -1)
+        for row, (text, n) in enumerate(zip(texts, counts, strict=True)):
+            if self._rounds % WRONG == 0 and n > 1:
+                ids[row, n - 1] = (ids[row, n - 1] + 1) % len(self._decoded.logits[text.slot][0])
+        fed = ids.copy()
+        for row, text in enumerate(texts):
+            if text.slot in self._known:
+                ids[row, 0] = launch.starts[row] = FROM_STATE
+        shown = self._launch(launch)
+        at = 0
+        for row, (text, n) in enumerate(zip(texts, counts, strict=True)):
+            sampled = shown["next_tokens"][at : at + n]
+            self._judge(text, fed[row, :n], sampled, int(shown["accepted"][row]))
+            at += n
+
+    def _judge(self, text: Text, fed: Array, sampled: Array, accepted: int) -> None:
+        """Compares one row: its tokens, its samples, and how many tokens it accepted."""
+        slot, place = text.slot, self._at[text.slot] - text.prompt
+        right = 1 + int(np.cumprod(fed[1:] == sampled[:-1]).sum())
+        where = f"text in slot {slot}, token {place}"
+        if accepted != right:
+            self.wrong.append(f"{where}: {accepted} tokens accepted for {right}")
+            accepted = min(accepted, right)
+        said = self._decoded.said[slot]
+        for j in range(accepted):
+            self._tokens += 1
+            chosen, logits = int(sampled[j]), self._decoded.logits[slot][place + 1 + j]
+            best = int(logits.argmax())
+            if chosen == best:
+                continue
+            if near_tie_rows(logits[None], np.asarray([chosen]), self._tie)[0]:
+                self._near += 1
+            else:
+                self.wrong.append(f"{where} and {1 + j}: {chosen} for {best}")
+        # A wrong draft can be accepted only in a near tie: the text ends there.
+        followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
+        self._accepted += accepted
+        self._at[slot] += accepted if followed else len(text.ids)
+        goes_on = int(sampled[accepted - 1]) == said[place + accepted]
+        (self._known.add if followed and goes_on else self._known.discard)(slot)
+
+    def verdict(self, name: str) -> Verdict:
+        """The verdict over all rounds."""
+        figures = {
+            "texts": float(len(self._texts)),
+            "tokens": float(self._tokens),
+            "near_ties": float(self._near),
+        }
+        reason = f"{len(self.wrong)} rounds differ from decode" if self.wrong else ""
+        return Verdict(name, not self.wrong, reason, figures, hard=bool(self.wrong))
+
+    def _launch(self, launch: Launch) -> dict[str, Array]:
+        numbers = {SESSION: self._number, SHOW: 0}
+        marks = {name: np.array([value], np.int32) for name, value in numbers.items()}
+        return self._runner.launch({**marks, **self._session.tables, **launch.feed()})

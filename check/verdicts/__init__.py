@@ -1,0 +1,1 @@
+"""How far results may differ: metrics, thresholds, verdicts and their report."""

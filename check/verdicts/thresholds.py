@@ -1,0 +1,96 @@
+"""How far is too far: the table in `thresholds.json`, and which row of it applies.
+
+A row is named after the activation dtype; `quantised` is added if activations or KV pages are
+rounded to a few bits, because one different rounding then moves a value by a whole step of the
+grid: such engines are alike, not equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_engine.errors import InternalError
+from spark_engine.manifest import Manifest
+from spark_engine.tensors import DType
+
+PATH = Path(__file__).with_name("thresholds.json")
+ROUNDS_ACTIVATIONS = ("fp8", "fp8_block", "nvfp4_a4")
+_COARSENESS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits for the worst row of a tensor.
+
+    Attributes:
+        name: the row of the table.
+        cosine: at least this.
+        rel_l2: at most this part of the reference row's length.
+        kl: nats, at most, from the reference's next-token distribution.
+        tie: logits closer than this part of the row's range may change places.
+        stray: this part of all rows may be beyond the limits. Zero unless values are rounded: then
+            a router may choose another expert for a token, which is as far off as it is harmless.
+    """
+
+    name: str
+    cosine: float
+    rel_l2: float
+    kl: float
+    tie: float
+    stray: float
+
+
+@dataclass(frozen=True)
+class NodeLimits:
+    """Limits for the outputs of one node by itself, whose operands are the reference's.
+
+    Attributes:
+        name: the row of the table.
+        exact: of the worst row's relative L2 distance, where the output is f32.
+        rel_l2: the same, where it is rounded to 16 bits.
+        coded: the same, where it is rounded to 8 or 4 and decoded again.
+        scale: part by which columns may be too large or too small (`metrics.scale_error`).
+        noise, coded_noise: relative error of a value that rounding explains.
+    """
+
+    name: str
+    exact: float
+    rel_l2: float
+    coded: float
+    scale: float
+    noise: float
+    coded_noise: float
+
+
+def node_limits(activation: DType) -> NodeLimits:
+    """The limits of an engine with this activation dtype."""
+    name = f"{activation.value} node"
+    return NodeLimits(name, **_row(name))
+
+
+def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
+    """The row for a comparison among these engines: the coarsest of them decides."""
+    all_of = tuple(manifests)
+    dtype = max((m.dtypes.activation.value for m in all_of), key=_COARSENESS.index)
+    rounded = any(_rounds(m) for m in all_of)
+    return load(f"{dtype} quantised" if rounded else dtype)
+
+
+def load(name: str) -> Thresholds:
+    """One row of the table. Raises InternalError when there is none of this name."""
+    return Thresholds(name, **_row(name))
+
+
+def _row(name: str) -> dict[str, float]:
+    table: dict[str, dict[str, float]] = json.loads(PATH.read_text())
+    if name not in table:
+        raise InternalError(f"{PATH.name} has no row {name!r}; it has {sorted(table)}")
+    return table[name]
+
+
+def _rounds(manifest: Manifest) -> bool:
+    formats = {q.format for q in manifest.quantisation}
+    return bool(formats & {*ROUNDS_ACTIVATIONS}) or manifest.dtypes.kv is DType.F8E4M3

@@ -1,0 +1,54 @@
+"""TensorRT-RTX for both halves of the `trt` executor: its version and its error messages.
+
+Knows the library's version and loggers; does not import it: the caller passes its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from spark_engine.hints import extra
+
+LEAST, BELOW = (1, 7), (2,)  # versions, as in the extra `trt`
+_SHORT = ("memory", "bad_alloc")  # words in messages about failed allocations
+MOST = 600  # characters of its messages that are passed on
+
+
+def missing(error: Exception) -> str:
+    """The error if the library cannot be imported."""
+    return f"needs TensorRT-RTX ({error}): {extra('trt')}"
+
+
+def wrong_version(trt: ModuleType) -> str:
+    """The error for an unsupported version; empty for a supported one."""
+    numbers = tuple(int(n) for n in trt.__version__.split(".") if n.isdigit())
+    if LEAST <= numbers < BELOW:
+        return ""
+    wanted = f"{'.'.join(map(str, LEAST))} or later and below {BELOW[0]}"
+    return f"needs TensorRT-RTX {wanted}, and {trt.__version__} is here: {extra('trt')}"
+
+
+def logger(trt: ModuleType, errors: list[str]) -> Any:
+    """A logger that stores errors in `errors` and prints nothing; it must outlive its users."""
+
+    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, words: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                errors.append(words)
+
+    return Log()
+
+
+def says(errors: Sequence[str]) -> str:
+    """The stored messages, for the end of an error."""
+    return f"; TensorRT says: {'; '.join(errors)[:MOST]}" if errors else ""
+
+
+def out_of_memory(errors: Sequence[str]) -> bool:
+    """Whether they report a failed allocation."""
+    return any(word in said.lower() for said in errors for word in _SHORT)

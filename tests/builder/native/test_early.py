@@ -1,0 +1,163 @@
+"""Launches that start while others run: which do, and that they read nothing recent then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx_graphsurgeon as gs
+import pytest
+
+from spark_engine.builder.build import pack_all, rewrite_graph
+from spark_engine.builder.graph.lower import facts_of, lower
+from spark_engine.builder.native.early import begin_early, move_small_behind
+from spark_engine.builder.native.program import BucketTactics
+from spark_engine.builder.native.tactics import Choice
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Options, gpu_of, resolve
+from spark_engine.interface import PREFILL
+from spark_engine.kernel import MOST_OPEN, Early, Launch, Plan
+from spark_engine.models.open_model import open_model, with_ranks
+from spark_engine.models.weights.shards import TILE
+from spark_engine.plugins.registry import REGISTRY
+from tests.checkpoints import write_checkpoint
+from tests.repository import ROOT
+
+LETS, BEGINS = Early(begins=True, lets=True), Early(begins=True)
+HEADS = {
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+
+def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> BucketTactics:
+    """A node a launch: its name, what may be made of it, and the node whose result it reads (the
+    one before)."""
+    nodes: dict[str, Any] = {}
+    made = []
+    for name, early, *source in rows:
+        of = source[0] if source else (made[-1][0].name if made else "")
+        tensor = SimpleNamespace(inputs=[nodes[of]] if of else [])
+        nodes[name] = SimpleNamespace(name=name, inputs=[tensor])
+        launch = Launch(name, (1, 1, 1), (32, 1, 1), (), 7, (1, 1, 1), (("A", "1"),), True)
+        launch = Launch(**{**vars(launch), "early": early})
+        made.append((nodes[name], Choice(None, Plan((launch,)), 0.0, {})))
+    return BucketTactics(gs.Graph(), Size("decode", 1), tuple(made))
+
+
+def early_of(bucket: BucketTactics) -> dict[str, str]:
+    """The macros that each launch got, as EARLY LATE; only those that got some."""
+    found = {}
+    for _, choice in begin_early(bucket).nodes:
+        assert choice.plan is not None
+        (launch,) = choice.plan.launches
+        names = [name for name, _ in launch.defines if name in ("EARLY", "LATE")]
+        if names:
+            found[launch.symbol] = " ".join(names)
+    return found
+
+
+def test_a_launch_lets_only_what_reads_nothing_young() -> None:
+    assert early_of(decided(("norm", LETS), ("gemm", BEGINS), ("norm2", LETS))) == {"norm": "EARLY"}
+    assert early_of(decided(("norm", LETS), ("experts", Early()))) == {}
+    assert early_of(decided(("gemm", BEGINS), ("gemm2", BEGINS))) == {}
+
+
+def test_no_more_launches_are_open_than_their_readers_know_of() -> None:
+    """Of five in a row that could let the next begin, the third waits: else the fourth would begin
+    beside four."""
+    rows = decided(*((str(i), LETS) for i in range(6)))
+    assert list(early_of(rows)) == ["0", "1", "3", "4"] and MOST_OPEN == 3
+
+
+def test_a_late_wait_is_for_what_is_older_than_the_launch_before() -> None:
+    late = Early(begins=True, lets=True, late=True)
+    older = decided(("norm", Early()), ("gemm", BEGINS), ("small", late, "norm"), ("gdn", BEGINS))
+    assert early_of(older) == {"small": "EARLY LATE"}
+    young = decided(("norm", Early()), ("small", late), ("gemm", BEGINS))
+    assert early_of(young) == {"small": "EARLY"}
+    beside = decided(("norm", Early()), ("act", LETS), ("small", late, "norm"), ("gdn", BEGINS))
+    assert early_of(beside) == {"act": "EARLY", "small": "EARLY"}, "norm may run when small begins"
+
+
+def test_deep_rings_are_for_gemms_that_begin_early() -> None:
+    deep = Early(begins=True, stages=((("A", "5"),), 99))
+    rows = decided(("norm", LETS), ("gemm", deep), ("gemm2", deep))
+    found = [choice.plan.launches[0] for _, choice in begin_early(rows).nodes if choice.plan]
+    assert [(one.defines, one.shared) for one in found[1:]] == [
+        ((("A", "5"),), 99), ((("A", "1"),), 7)
+    ]  # fmt: skip
+
+
+def test_a_small_projection_goes_behind_the_large_one_of_its_input() -> None:
+    def graph(small: int, reads: str, op: str = "fp8_linear") -> gs.Graph:
+        sizes = {"x": 8, "y": 8, "ba": small, "out": 512}
+        x, norm, ba, out = (gs.Variable(name, shape=(1, n)) for name, n in sizes.items())
+        given = {"norm": norm, "small": ba, "else": x}[reads]
+        nodes = [
+            gs.Node("norm_quant", "norm", {}, [x], [norm]),
+            gs.Node("linear", "ba", {}, [norm], [ba]),
+            gs.Node(op, "qkvz", {}, [given], [out]),
+        ]
+        return gs.Graph(nodes, [x], [out])
+
+    moved = graph(96, "norm")
+    assert move_small_behind(moved) == 1
+    assert [node.name for node in moved.nodes] == ["norm", "qkvz", "ba"]
+    kept = (
+        graph(512, "norm"),
+        graph(96, "small"),
+        graph(96, "else"),
+        graph(96, "norm", "silu_mul"),
+    )
+    for one in kept:
+        assert move_small_behind(one) == 0 and one.nodes[1].name == "ba"
+
+
+@pytest.mark.parametrize(("tp", "across"), [(1, False), (2, False), (2, True)])
+def test_launches_begin_early_where_ranks_read_each_other(
+    tmp_path: Path, tp: int, across: bool
+) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder.native.backend import NativeBackend
+
+    write_checkpoint(tmp_path, HEADS, "nvfp4")
+    options = Options(
+        "sm_90a", decode=(1, 32), prefill=(128,), max_seqs=32, max_context=256, tp=tp,
+        across_hosts=across,
+    )  # fmt: skip
+    options = Options(**{**vars(options), "gpu": gpu_of(options)})
+    model = with_ranks(open_model(tmp_path), tp, TILE, across)
+    plan = resolve(options, facts_of(model))
+    graphs = {family: lower(model, plan, family) for family in ("decode", PREFILL)}
+    for graph in graphs.values():
+        rewrite_graph(model, plan, graph)
+    pack_all(graphs)
+    backend = NativeBackend(plan, REGISTRY, tmp_path / "cubins")
+    backend.choose([*graphs.values()])
+    found: dict[Size, dict[str, str]] = {}
+    for size, bucket in backend._decided.items():
+        for _, choice in bucket.nodes:
+            assert choice.plan is not None
+            for launch in choice.plan.launches:
+                names = [name for name, _ in launch.defines if name in ("EARLY", "LATE")]
+                if names:
+                    found.setdefault(size, {})[launch.symbol] = " ".join(names)
+    if tp == 1 or across:
+        assert found == {}
+        return
+    some = {"reduce_norm": "EARLY", "linear_small_n": "EARLY LATE", "gdn_decode": "EARLY"}
+    some |= {"paged_decode": "EARLY", "act_quant": "EARLY"}
+    assert found == {Size("decode", 1): some, Size("decode", 32): some}
+
+
+def test_every_early_kernel_has_the_macro() -> None:
+    """A launch that says it lets the next begin has a source that heeds EARLY."""
+    sources = ("ranks/reduce_norm", "linear/linear_small_n", "gdn/gdn_decode", "rowwise/act_quant")
+    for name in (*sources, "attention/paged_decode"):
+        text = (ROOT / "plugins" / f"{name}.cu").read_text()
+        assert '"common/early.cuh"' in text and text.count("wait_and_let_next_begin();") == 1
+        assert text.count("wait_for_previous();") == ("small_n" in name)

@@ -1,0 +1,173 @@
+"""The wheel has all tracked files, and works without the rest of the repository.
+
+Built from a clean copy of the tracked files, because setuptools reuses a stale `build/`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.server.server import worker_command
+from tests.repository import PACKAGES, ROOT, files
+
+TOOLS = (
+    "spark-replicas",
+    "spark-bench",
+    "spark-build",
+    "spark-run",
+    "spark-check",
+    "spark-inspect",
+)
+COMMIT = "c0ffee" * 6 + "c0ff"  # passed to the build
+TRACKED = files(*PACKAGES, tracked_only=True)
+IMPORT_ALL = """
+import importlib, pathlib, spark_engine
+root = pathlib.Path(spark_engine.__file__).parent
+packages = {packages!r}
+for module in {modules!r}:
+    importlib.import_module(module)
+print(root)
+"""
+
+
+def _run(*command: str | Path, **env: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        cwd=env.pop("cwd", None),
+        env={**os.environ, "PYTHONPATH": "", **env},
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+CUDA = (
+    *("builder/native/program.py", "builder/native/backend.py", "builder/native/nvrtc.py"),
+    *("builder/native/gpu_timer.py", "device/cuda_driver.py", "device/gpu.py"),
+    *(
+        "runtime/executors/device_memory.py",
+        "runtime/executors/native.py",
+        "runtime/executors/upload.py",
+    ),
+    *("device/resources.py", "runtime/doctor/probe.py"),
+)
+EXTRAS = {"ray": "runtime/replicas/ray_serve.py", "nccl": "runtime/executors/nccl.py"}
+
+
+def _installed(path: Path) -> str:
+    """The path of a tracked file of a package inside site-packages."""
+    return path.as_posix() if path.parts[0] == "spark_engine" else f"spark_engine/{path.as_posix()}"
+
+
+def _modules() -> list[str]:
+    """Every module that must import without torch or, where they are absent, `cuda` and extras."""
+    sources = [p for p in TRACKED if p.suffix == ".py" and "tiny" not in p.parts]
+    if importlib.util.find_spec("cuda") is None:
+        sources = [p for p in sources if p.as_posix() not in CUDA]
+    absent = {path for name, path in EXTRAS.items() if importlib.util.find_spec(name) is None}
+    sources = [p for p in sources if p.as_posix() not in absent]
+    names = (_installed(path)[:-3].replace("/", ".") for path in sources)
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files, as in the working tree, in another folder."""
+    target = tmp_path_factory.mktemp("clone")
+    for path in files(tracked_only=True):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, target / path)
+    return target
+
+
+@pytest.fixture(scope="module")
+def dist(clone: Path) -> Path:
+    """A folder with the wheel and the sdist, built without fetching anything."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "-o", clone / "dist", clone]
+    _run(*command, SPARK_COMMIT=COMMIT)
+    return clone / "dist"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv that sees this interpreter's dependencies, but no installation of the project."""
+    venv = tmp_path_factory.mktemp("venv")
+    _run(sys.executable, "-m", "venv", "--without-pip", venv)
+    here = Path(sysconfig.get_path("purelib"))
+    dependencies = venv / "dependencies"
+    dependencies.mkdir()
+    for entry in here.iterdir():
+        if not entry.name.startswith(("__editable__", "spark_engine")) and entry.suffix != ".pth":
+            (dependencies / entry.name).symlink_to(entry)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (venv / "lib" / version / "site-packages" / "dependencies.pth").write_text(f"{dependencies}\n")
+    return venv
+
+
+def _install(venv: Path, *what: str | Path) -> None:
+    python = ("--python", venv / "bin" / "python")
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+    _run(sys.executable, "-m", "pip", *python, "install", *quiet, "--force-reinstall", *what)
+
+
+def _works(venv: Path, away: Path) -> str:
+    """Runs every tool's help and imports every module; returns the folder of the package."""
+    for tool in TOOLS:
+        assert "Usage" in _run(venv / "bin" / tool, "--help", cwd=str(away))
+    script = IMPORT_ALL.format(packages=PACKAGES, modules=_modules())
+    return _run(venv / "bin" / "python", "-c", script, cwd=str(away)).strip()
+
+
+def test_the_wheel_holds_what_git_tracks(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    held = {name for name in names if ".dist-info/" not in name}
+    assert held == {_installed(path) for path in TRACKED} | {"spark_engine/commit.txt"}
+
+
+def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    held = {p.relative_to(source) for p in source.rglob("*") if p.is_file()}
+    assert set(TRACKED) <= held
+    assert Path("LICENSE") in held
+
+
+def test_the_wheel_works_alone(dist: Path, bare: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    _install(bare, wheel)
+    assert Path(_works(bare, tmp_path)).is_relative_to(bare)
+    code = "from spark_engine.runtime.server.release import release; print(release()['commit'])"
+    assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == COMMIT
+
+
+def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
+    clone: Path, dist: Path, bare: Path, tmp_path: Path
+) -> None:
+    (wheel,) = dist.glob("*.whl")
+    _install(bare, wheel)
+    own = worker_command(tmp_path, EngineOptions())[1:]
+    command = [bare / "bin" / "python", *own, f"ipc://{tmp_path}/x/y"]
+    done = subprocess.run(command, cwd=clone, input="", capture_output=True, text=True)
+    assert "No module named 'spark_engine" not in done.stderr
+
+
+def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
+    _install(bare, "-e", clone)
+    assert Path(_works(bare, tmp_path)) == clone / "spark_engine"
+    code = "from spark_engine.runtime.server.release import release; print(*release())"
+    assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == "version"

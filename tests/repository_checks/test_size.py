@@ -1,0 +1,129 @@
+"""Lines are spent like money: limits per file, per function and in total."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repository import PACKAGES, ROOT, files
+
+# In total: 10,000 lines are kernels (forms for few tokens, rounds, many, prefill, for two GPUs),
+# 12,500 the ops with their declarations, references and cases, 9,700 the serving runtime, 5,500 the
+# builder, 1,400 spark-bench. Drafts took 5,900: a second form of every op with a state, the head
+# and its quantisers, and the loop's rounds. The prefix cache, pacing, spark-bench, traces and the
+# attention of prefill took 6,600; ranks and replicas 4,500, kernels for GB10, their rehearsal and
+# its prediction 5,000; second forms of prefill's scan, attention and router (by wgmma, and for GPUs
+# without it) 1,500; what a shared memory keeps for its host, live rows of spark-check 700;
+# hardening against clients and attackers 7,500 (decision 21).
+FILE, FUNCTION, TOTAL = 400, 80, 84_000
+TRAINING = "training/"  # of the embedded model: outside the package, and not counted
+KINDS = (".py", ".cu", ".cuh")
+SOURCES = files(*(f"{package}/*{kind}" for package in (*PACKAGES, "training") for kind in KINDS))
+MEASURING = files("benchmarks/*.py")  # as short, and not counted either
+CUDA = files("*.cu", "*.cuh")
+HEADER, WIDTH = 15, 100  # lines of the comment at the top of a CUDA file; columns, comments too
+# CUDA functions that stay long, and why.
+LONG = {
+    "gdn_decode": "a step stands and falls with it; split by phase it takes up to 4 registers more",
+    "gdn_round": "as gdn_decode, token by token of a round",
+    "scan_sequence": "its state stays in registers; split by phase it takes up to 9 more",
+}
+_BEGIN = re.compile(r'^( *)(?:template\b.*|extern "C".*|__global__\b.*|DEVICE\b.*)')
+_NAME = re.compile(r"(\w+)\((?<!__launch_bounds__\()")
+_LOG = re.compile(r"(?:benchmarks/)?(log/\w+\.md)")
+
+
+def _lines(path: Path) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *MEASURING], ids=str)
+def test_a_file_fits_in_one_head(path: Path) -> None:
+    assert _lines(path) <= FILE, f"{path} has {_lines(path)} lines: it is two files"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.suffix == ".py"], ids=str)
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    long = {f.name: n for f in functions if (n := (f.end_lineno or 0) - f.lineno + 1) > FUNCTION}
+    assert not long, f"{path}: {long} (lines; the limit is {FUNCTION})"
+
+
+def _cuda_functions(text: str) -> Iterator[tuple[str, int]]:
+    """(name, lines) of every function of a file that clang-format has formatted."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        begin = _BEGIN.match(lines[at])
+        if begin is None:
+            at += 1
+            continue
+        end = at
+        while end < len(lines) and not re.search(r"[{};]\s*(?://.*)?$", lines[end]):
+            end += 1
+        head = " ".join(lines[at : end + 1])
+        if "(" not in head or re.search(r"\bstruct\b", head) or "{" not in lines[end]:
+            at = end + 1
+            continue
+        first, close = at, f"{begin[1]}}}"
+        if not re.search(r"\}\s*(?://.*)?$", lines[end]):
+            end = next(
+                i for i in range(end, len(lines)) if lines[i].split(";")[0].rstrip() == close
+            )
+        yield _NAME.findall(head)[0], end - first + 1
+        at = end + 1
+
+
+def test_the_reader_sees_cuda_functions() -> None:
+    text = """
+template <int N>
+DEVICE void one(int a,
+                int b) {
+#pragma unroll
+  for (;;) {
+  }
+}
+struct S {
+  DEVICE bool two() const { return true; }
+  template <int N>
+  DEVICE static void three() {
+    four();
+  }
+};
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    five(const int* x) {
+}
+"""
+    found = list(_cuda_functions(text))
+    assert found == [("one", 7), ("two", 1), ("three", 4), ("five", 3)]
+
+
+def test_cuda_functions_fit_on_a_screen() -> None:
+    found = {(p.name, n): k for p in CUDA for n, k in _cuda_functions((ROOT / p).read_text())}
+    assert len(found) > 300, "nothing was read"
+    long = {name: lines for (_, name), lines in found.items() if lines > FUNCTION}
+    assert long.keys() == LONG.keys(), f"{long} (lines; the limit is {FUNCTION})"
+
+
+@pytest.mark.parametrize("path", CUDA, ids=str)
+def test_a_cuda_file_says_first_what_it_is(path: Path) -> None:
+    """In a few lines: benchmarks/log has what was tried, and its figures."""
+    lines = (ROOT / path).read_text().splitlines()
+    header = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    assert 0 < header <= HEADER, f"{path} begins with {header} lines of comment"
+    wide = [i for i, line in enumerate(lines, 1) if len(line) > WIDTH]
+    assert not wide, f"{path}: lines {wide} have more than {WIDTH} columns"
+    logs = [log for line in lines[:header] for log in _LOG.findall(line)]
+    missing = [log for log in logs if not (ROOT / "benchmarks" / log).is_file()]
+    assert not missing, f"{path} names {missing}"
+
+
+def test_the_whole_stays_in_budget() -> None:
+    counted = [path for path in SOURCES if not path.as_posix().startswith(TRAINING)]
+    total = sum(map(_lines, counted))
+    assert 0 < total <= TOTAL, f"{total} lines: take some out, or argue for more here"
