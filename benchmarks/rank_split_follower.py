@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.kernel_split import time_launches
 from spark_engine.engine_file import read_engine, read_manifest
-from spark_engine.runtime import rank_process
+from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.follower import Follower

@@ -15,10 +15,22 @@ from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+Part = bytes | memoryview  # of JSON that is sent in parts
 FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "abort",
+}
+# Anthropic's word for an error of each status
+ANTHROPIC_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -106,6 +118,15 @@ def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | N
 def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
     """OpenAI's form of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def anthropic_error(status: int, problem: Json) -> Json:
+    """OpenAI's form of an error in Anthropic's."""
+    kind = ANTHROPIC_ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    body: Json = {"type": "error", "error": {"type": kind, "message": problem["error"]["message"]}}
+    if "request_id" in problem:
+        body["request_id"] = problem["request_id"]
+    return body
 
 
 def new_id(prefix: str, joint: str = "-") -> str:

@@ -18,7 +18,6 @@ from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
 from spark_engine.runtime.server.api.unsupported_fields import UnsupportedFields
-from spark_engine.runtime.server.ipc import EngineInfo
 
 NO_LIMIT = -1  # of tokens; null says the same
 MAX_CHOICES = 512  # choices of one HTTP request, over all its prompts
@@ -153,7 +152,7 @@ def check(body: Body) -> None:
 
 
 def sampling(
-    body: Body, defaults: Defaults, info: EngineInfo, room: int, logprobs: int | None = None
+    body: Body, defaults: Defaults, room: int, logprobs: int | None = None
 ) -> SamplingParams:
     """The parameters of one choice; `room` is how many tokens fit after the prompt.
 

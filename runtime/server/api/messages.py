@@ -6,19 +6,14 @@ Knows its bodies and blocks; the answers are in `messages_answer.py`. A model th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from spark_engine.runtime.server.api.answers import Json, Reply, new_id
+from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.api.common import check
-from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
+from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
-from spark_engine.runtime.server.api.messages_answer import MessagesReply
 from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
-from spark_engine.runtime.server.prompts.contract import Asked, Blobs, Done, JobKind, Prepared
-from spark_engine.runtime.server.prompts.preparer import Preparer, json_of
-from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.messages import joined
 from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 
@@ -69,40 +64,6 @@ class MessagesBody(CountBody, kw_only=True):
     priority: int | None = None
     drafts: int | None = None
     cache_salt: str | None = None
-
-
-def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
-    with renamed(NAMES, PLACES):
-        body = decode(blobs[0], MessagesBody, halves=True)
-        asked = Asked(managed=body.context_management is not None)
-        return preparer.converse(preparer.accept(to_chat_request(body)), asked)
-
-
-def prepare_count(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
-    """Counts the tokens of one body's prompt. Raises RequestError."""
-    with renamed(NAMES, PLACES):
-        body = decode(blobs[0], CountBody, halves=True)
-        chat = to_chat_request(body)
-        check(chat)
-        tokens = len(preparer.encode(preparer.read(chat).text, "messages"))
-    managed = body.context_management is not None
-    edited: Json = {"context_management": {"original_input_tokens": tokens}} if managed else {}
-    return Done(), json_of({"input_tokens": tokens, **edited})
-
-
-async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
-    deadline = service.deadline()
-    with renamed(NAMES, PLACES):  # a form that its worker refuses
-        found = await service.prepare(JobKind.MESSAGES, data, deadline)
-    running = service.submit(found, deadline)
-    return MessagesReply(running, found, service, new_id("msg", "_"), found.asked.managed)
-
-
-async def count(service: Service, data: Blobs) -> bytes:
-    """JSON: `input_tokens` of a body."""
-    return await service.compute(JobKind.COUNT, data)
 
 
 def to_chat_request(body: CountBody) -> ChatRequest:

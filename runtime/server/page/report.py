@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from spark_engine.manifest import Manifest
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 
 Json = dict[str, Any]
 

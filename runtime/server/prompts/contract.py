@@ -18,8 +18,8 @@ from spark_engine.runtime.engine.request import SamplingParams
 from spark_engine.runtime.server.api.common import StreamOptions
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.api.responses_tools import Named
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
 

@@ -7,12 +7,11 @@ in the caller's.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from spark_engine.errors import CapacityError, RequestError
-from spark_engine.runtime.server.api import chat, completions, messages, responses, tokenize
 from spark_engine.runtime.server.prompts.contract import (
     ERRORS,
     Blobs,
@@ -36,21 +35,11 @@ from spark_engine.runtime.server.prompts.limits import (
     WALL_S,
 )
 from spark_engine.runtime.server.prompts.preparer import Preparer
+from spark_engine.runtime.server.prompts.read_bodies import READS
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
-
-Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
-READS: dict[JobKind, Read] = {
-    JobKind.CHAT: chat.prepare,
-    JobKind.COMPLETIONS: completions.prepare,
-    JobKind.RESPONSES: responses.prepare,
-    JobKind.MESSAGES: messages.prepare,
-    JobKind.COUNT: messages.prepare_count,
-    JobKind.TOKENIZE: tokenize.prepare_tokenize,
-    JobKind.DETOKENIZE: tokenize.prepare_detokenize,
-}
 
 
 class Handler:

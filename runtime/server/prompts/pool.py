@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     Blobs,

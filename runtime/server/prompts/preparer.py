@@ -17,8 +17,6 @@ from msgspec.structs import replace
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
-from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
-from spark_engine.runtime.server.api.bad_words import bar
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
@@ -31,7 +29,8 @@ from spark_engine.runtime.server.api.common import (
     scored,
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
-from spark_engine.runtime.server.conversation import ChatOptions, Reader, Reading
+from spark_engine.runtime.server.prompts.allowed_token_ids import only_these_ids
+from spark_engine.runtime.server.prompts.bad_words import bar
 from spark_engine.runtime.server.prompts.contract import (
     PLACE,
     Asked,
@@ -43,6 +42,7 @@ from spark_engine.runtime.server.prompts.contract import (
     Setup,
     encode,
 )
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader, Reading
 from spark_engine.runtime.server.prompts.limits import (
     MOST_CHARACTERS,
     MOST_SHOWN,
@@ -50,7 +50,7 @@ from spark_engine.runtime.server.prompts.limits import (
     MOST_TOKENS,
     MOST_TYPES,
 )
-from spark_engine.runtime.server.tokenising import encode_tail, encode_within
+from spark_engine.runtime.server.prompts.tokenising import encode_tail, encode_within
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
@@ -240,7 +240,7 @@ class Preparer:
         eos, limits = self.info.eos_token_ids, self.info.limits
         check_together(ids, body.n or 1)
         prompt = ids if isinstance(ids, list) else list(ids)
-        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
+        params = sampling(body, self._defaults, room_after(prompt, limits))
         request = Request(tuple(prompt), params)
         request.check(limits, eos)
 

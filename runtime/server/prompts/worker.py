@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
-from spark_engine.runtime.server.assets import find_manifest, read_text
+from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
 from spark_engine.runtime.server.prompts import frames
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
@@ -44,6 +44,7 @@ from spark_engine.runtime.server.prompts.orders import (
     decode_order,
     encode,
 )
+from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
 
 PR_SET_PDEATHSIG = 1  # of prctl.h

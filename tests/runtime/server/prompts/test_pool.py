@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import EngineError
-from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     FormAsked,

@@ -1,0 +1,166 @@
+"""Request bodies: read, decompressed, limited in size each and all together.
+
+Knows HTTP's encodings and memory; knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import zstandard
+from starlette.requests import Request
+
+from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.engine_client.client import Busy
+from spark_engine.runtime.server.replies.errors import TooLarge, UnknownEncoding
+
+MAX_BODY = 32 << 20  # bytes
+MOST_WINDOW = 8 << 20  # bytes of memory that unpacking zstd takes; RFC 9659 allows clients no more
+TURN = 1 << 20  # bytes of bodies that are unpacked in one turn of the event loop
+SMALL_BODY = 256 << 10  # bytes of each body that are always taken
+PART = 64 << 10  # bytes; smaller parts of a body are put together
+LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all may hold; one of the most allowed always
+
+
+def _inflate() -> Any:
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
+
+
+def _unzstd() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
+
+
+# What unpacks a content-encoding, how many bytes it is given at a time, and what it raises. No more
+# than some 4 MiB come of such a slice: gzip makes at most 1,032 bytes of one, and zstd 128 KiB of
+# four.
+ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
+    "gzip": (_inflate, 512, zlib.error),
+    "x-gzip": (_inflate, 512, zlib.error),
+    "deflate": (_inflate, 512, zlib.error),
+    "zstd": (_unzstd, 128, zstandard.ZstdError),
+}
+
+
+class Body:
+    """A body that came whole, in `parts`; it counts until it is dropped.
+
+    An event loop does not make it one piece, which takes too long for a large one.
+    """
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.parts: list[bytes | bytearray] = []
+        self._bodies = bodies
+        self._large = 0
+
+    @property
+    def large(self) -> bool:
+        """Does it count?"""
+        return self._large > 0
+
+    @property
+    def data(self) -> bytes:
+        """All of it. Takes some time for a large one, at the first call."""
+        if len(self.parts) == 1 and isinstance(whole := self.parts[0], bytes):
+            return whole
+        whole = b"".join(self.parts)
+        self.parts = [whole]
+        return whole
+
+    def add(self, part: bytes) -> None:
+        """More of it; small parts become one."""
+        if self.parts and len(self.parts[-1]) < PART:
+            self.parts[-1] += part
+        else:
+            self.parts.append(bytearray(part))
+
+    def grow(self, size: int) -> None:
+        """So many bytes of it are there. Raises Busy where all together are too many."""
+        more = max(0, size - SMALL_BODY) - self._large
+        self._large, self._bodies.large = self._large + more, self._bodies.large + more
+        if more and self._bodies.large > max(LARGE_BODIES, self._bodies.most):
+            raise Busy("too many long prompts are being read; retry")
+
+    def drop(self) -> None:
+        """It is needed no more. May be called twice."""
+        self._bodies.large -= self._large
+        self._large, self.parts = 0, []
+
+
+class Bodies:
+    """Reads bodies of up to `most` bytes. Large ones share what memory there is for them; small
+    ones always fit."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most or MAX_BODY
+        self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
+
+    async def take(self, request: Request) -> Body:
+        """The body, unpacked; whoever has it drops it. Raises BadField, TooLarge,
+        UnknownEncoding, Busy, and starlette's ClientDisconnect."""
+        too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
+        unpack = _reader(request.headers.get("content-encoding", ""))
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
+            raise too_large
+        size, body, turn = 0, Body(self), TURN
+        try:
+            async for sent in request.stream():
+                for part in unpack.parts(sent):
+                    size += len(part)
+                    if size > self.most:
+                        raise too_large
+                    body.grow(size)
+                    body.add(part)
+                    if size > turn:  # others have their turn on the event loop
+                        turn = size + TURN
+                        await asyncio.sleep(0)
+        except BaseException:
+            body.drop()
+            raise
+        return body
+
+
+class _Plain:
+    """A body that is sent as it is."""
+
+    def parts(self, sent: bytes) -> Iterator[bytes]:
+        """The body's next bytes, in parts."""
+        yield sent
+
+
+class _Packed:
+    """A body by one of the ENCODINGS, which may have been packed in several pieces."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._make, self._slice, self._error = ENCODINGS[name]
+        self._machine = self._make()
+
+    def parts(self, sent: bytes) -> Iterator[bytes]:
+        """The body's next bytes, in parts of a few MiB at most. Raises BadField."""
+        for at in range(0, len(sent), self._slice):
+            yield from self._unpacked(sent[at : at + self._slice])
+
+    def _unpacked(self, data: bytes) -> Iterator[bytes]:
+        try:
+            while data:
+                if self._machine.eof:  # one piece has ended, and another begins
+                    self._machine = self._make()
+                yield self._machine.decompress(data)
+                data = self._machine.unused_data
+        except self._error as error:
+            raise BadField(f"the body is not valid {self._name}: {error}") from None
+
+
+def _reader(encoding: str) -> _Plain | _Packed:
+    """What unpacks a body. Raises UnknownEncoding."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return _Plain()
+    if name not in ENCODINGS:
+        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, by gzip or zstd"
+        raise UnknownEncoding(words)
+    return _Packed(name)

@@ -1,0 +1,99 @@
+"""Server options for operators: API keys, certificates, the access log, traces, a shorter context.
+
+Knows the options for it and how each part begins and ends; the parts know their matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from spark_engine.errors import OptionError
+from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.http.tls import ServerTls
+from spark_engine.runtime.server.operation.http_request import Listener
+from spark_engine.runtime.server.operation.keys import LIMITS, Keyring
+from spark_engine.runtime.server.operation.logs import AccessLog
+from spark_engine.runtime.server.operation.metrics import Metrics
+from spark_engine.runtime.server.operation.telemetry import SEND_S, Traces
+
+
+def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
+    """The engine as if it had been built for at most so many tokens a request.
+
+    Raises OptionError for more than it was built for.
+    """
+    if most is None:
+        return info
+    room = capacity(info.limits)
+    if not 2 <= most <= room:
+        words = f"--max-model-len is {most}; a request of this engine reaches 2 to {room} tokens"
+        raise OptionError(words)
+    return msgspec.structs.replace(info, limits=replace(info.limits, max_context=most))
+
+
+def keep_loaded() -> None:
+    """Takes what is loaded out of the collector's work: a full collection of it would hold the
+    event loop up for 50 ms and more. Called once, before requests come."""
+    gc.collect()
+    gc.freeze()
+
+
+def show_keys(keys: Keyring, metrics: Metrics) -> None:
+    """Shows the counters of every key at 0."""
+    for name in keys.accounts:
+        metrics.add_key(name, LIMITS)
+
+
+@contextlib.contextmanager
+def on_hangup(
+    keys: Keyring, tls: ServerTls | None, loaded: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """SIGHUP loads the file of keys, then calls `loaded`, and the certificate.
+
+    Where there is neither file, the signal ends the process, as a terminal that closes expects.
+    """
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        if keys.path is not None and keys.reload():
+            loaded()
+        if tls is not None:
+            loop.run_in_executor(None, tls.reload)  # a handshake: too long for the event loop
+
+    if keys.path is None and tls is None:
+        yield
+        return
+    loop.add_signal_handler(signal.SIGHUP, again)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@contextlib.asynccontextmanager
+async def listeners(
+    access_log: bool, whole: bool, collector: str | None, model: str
+) -> AsyncIterator[Sequence[Listener]]:
+    """The listeners that get every request that has ended. `whole`: the access log has probes
+    as well. `collector`: a URL. Raises OptionError."""
+    found: list[Listener] = []
+    if access_log:
+        found.append(AccessLog(whole))
+    traces = None if collector is None else Traces(collector, model)
+    if traces is not None:
+        found.append(traces)
+    try:
+        yield found
+    finally:
+        if traces is not None:
+            # a collector that does not answer must not hold the way down up
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(traces.close), 2 * SEND_S)
