@@ -1,7 +1,7 @@
-"""`spark-run doctor`: what this machine is, what is wrong with it, which engines it can serve.
+"""`spark-run doctor`: describes this machine, its problems, and the engines it can serve.
 
-Knows the command line. Ends with 0 where an engine can be served and 1 where none can; other codes
-are those of every command.
+Knows the command line. Exits with 0 if an engine can be served and 1 otherwise; other codes are
+those of every command.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def doctor(
 def examine(
     folders: tuple[Path, ...], load: bool, device: str = "0", host_bytes: int | None = None
 ) -> Report:
-    """Looks at everything; with `load` the GPU works for a second. `device`: its name for
-    nvidia-smi. `host_bytes` stay with the host where they share memory; None: the default."""
+    """Checks everything; with `load` the GPU works for a second. `device`: its name for nvidia-smi.
+    `host_bytes`: reserved for the host where GPU and host share memory; None: the default."""
     host, found = machine.host(), gpu.diagnose(load, device, host_bytes)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None

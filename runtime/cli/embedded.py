@@ -1,7 +1,7 @@
-"""The embedded model: where its checkpoint and its engine are, and building it.
+"""The embedded model: the paths of its checkpoint and its engine, and building it.
 
 Knows folders and the builder's command line. The runtime may not import the builder or the models,
-so the one is started as a process and the other found by its path.
+so the builder is started as a process and the checkpoint found by its path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_checkpoint() -> Path:
 
 
 def engine_folder(checkpoint: Path, cache: Path) -> Path:
-    """Where its engine belongs."""
+    """The folder of its engine."""
     root = checkpoint.parents[2]
     ours = root / "engines"
     if (root / "pyproject.toml").exists() and ours.is_dir():
@@ -60,7 +60,7 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
 
 
 def is_stale(folder: Path, checkpoint: Path) -> bool:
-    """No engine, one of another version's format, or a checkpoint file that is newer."""
+    """Whether there is no engine, one of another format, or a newer checkpoint file."""
     manifest = folder / MANIFEST
     try:
         read_manifest(folder)
@@ -85,17 +85,17 @@ def build(checkpoint: Path, folder: Path) -> None:
         )
     module = "spark_engine.builder.cli"
     command = [sys.executable, "-P", "-m", module, str(checkpoint), "-o", str(folder)]
-    command.append("--no-record")  # it takes longer than the build, and somebody waits
+    command.append("--no-record")  # recording takes longer than the build, and the user waits
     code = _run(command)
     if code or not (folder / MANIFEST).exists():
         raise EngineError(
             f"building the embedded model failed with code {code}; see its output above"
         )
-    os.utime(folder / MANIFEST)  # an unchanged engine is not written again, and would stay stale
+    os.utime(folder / MANIFEST)  # an unchanged engine is not rewritten, and would stay out of date
 
 
 def _run(command: list[str]) -> int:
-    """Its exit code. Who is ended meanwhile ends it as well, and lets it clean up."""
+    """Its exit code. If this process is ended, it ends that one too and lets it clean up."""
     with subprocess.Popen(command, stdout=sys.stderr) as process:
         try:
             return process.wait()

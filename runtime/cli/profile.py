@@ -1,6 +1,6 @@
 """`--profile`: merges the traces of both processes into one file, and sums them up.
 
-Knows which processes there are; a trace's format is `runtime/engine/trace.py`'s.
+Knows the processes; a trace's format is in `runtime/engine/trace.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VIEWER = "ui.perfetto.dev"  # opens such files, as chrome://tracing does
 
 
 def finish(file: str) -> str:
-    """Makes the trace `file` of what the processes left; says what it holds."""
+    """Merges the processes' traces into `file`; returns a summary."""
     found = merge(file, (ENGINE, HTTP))
     engine = found.get(ENGINE)
     if engine is None or not engine["steps"]:

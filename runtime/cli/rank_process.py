@@ -1,8 +1,8 @@
-"""A rank's process: opens its part of the engine and follows rank 0, until that lets it go.
+"""A rank's process: opens its part of the engine and follows rank 0, until rank 0 releases it.
 
     python -m spark_engine.runtime.cli.rank_process SPEC        SPEC as JSON
 
-Knows the engine's executors and what rank 0 says; knows no request. It ends with rank 0, however
+Knows the engine's executors and rank 0's messages; knows no request. It ends with rank 0, however
 that ends: its socket closes, and on one host the system ends it as well.
 """
 
@@ -45,12 +45,12 @@ from spark_engine.runtime.ranks.open_progress import ToldProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
 PR_SET_PDEATHSIG = 1
-BEAT_S = 1.0  # how often it tells its host that it runs
-GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
+BEAT_S = 1.0  # interval of its messages that it runs
+GRACE_S = 2.0  # for a step that cannot end, after rank 0 has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the rank; its exit code is 0 where rank 0 let it go."""
+    """Runs the rank; its exit code is 0 if rank 0 released it."""
     (given,) = sys.argv[1:] if arguments is None else arguments
     spec = msgspec.json.decode(given, type=RankSpec)
     _end_with(spec.parent)
@@ -88,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Receiver) -> Loaded:
-    """The rank's part; rank 0 is told that it comes nearer."""
+    """Opens the rank's part, and reports the progress to rank 0."""
     comm = channels.comm
-    comm.limit_s = math.inf  # who is late is rank 0's to say, which may have been stopped itself
+    comm.limit_s = math.inf  # only rank 0 decides which rank is late: it may have been stopped
 
     def tell(text: str) -> None:
-        with contextlib.suppress(OSError):  # rank 0 has gone, and ends us
+        with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
             receiver.answer(encode(Opening(text)))
 
     told = ToldProgress(tell)
@@ -126,9 +126,9 @@ def _fallen(receiver: Receiver, error: Exception) -> int:
         with contextlib.suppress(OSError):
             traceback.print_exc()
     words = str(error) if user else f"{type(error).__name__}: {error}"
-    with contextlib.suppress(OSError):  # rank 0 may have gone before
+    with contextlib.suppress(OSError):  # rank 0 may have ended before
         receiver.answer(encode(RankFailed(words, user, passing)))
-    return 2 if user and not passing else 1  # after 1 its host stands by again
+    return 2 if user and not passing else 1  # after 1 its host waits for rank 0 again
 
 
 def _check(spec: RankSpec, stamp: Stamp) -> None:
@@ -144,25 +144,25 @@ def _check(spec: RankSpec, stamp: Stamp) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """The process that started us ends us with it, even where we stand still."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the group: rank 0 decides
+    """Lets the system end this process with its parent, even if it hangs."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the process group: rank 0 decides
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:  # it has gone already
+    if parent and os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
 def _show_own_first(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
-    """The GPU of its number among those that rank 0 sees is the first that this process does."""
+    """Makes the GPU with this rank's number, of those that rank 0 sees, this process's first."""
     given = visible(environment)
     seen = [str(i) for i in range(ranks)] if given is None else given
     environment[VISIBLE] = ",".join([*seen[rank:], *seen[:rank]])
 
 
 def _beat(pipe: int) -> None:
-    """From another thread: as long as Python runs here, whatever the loop waits for."""
-    with contextlib.suppress(OSError):  # who stands by has gone, and ends us
+    """Sends beats from a thread, while Python runs here, whatever the loop waits for."""
+    with contextlib.suppress(OSError):  # the waiting process has ended, which ends this one
         while True:
             os.write(pipe, b".")
             time.sleep(BEAT_S)

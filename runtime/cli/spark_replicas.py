@@ -1,7 +1,7 @@
 """`spark-replicas`: several engines behind one address.
 
-Knows the command line; who places the replicas is in `replicas/ray_serve.py`, which needs the extra
-`ray`, and who stands before them in `replicas/front_process.py`.
+Knows the command line; `replicas/ray_serve.py`, which needs the extra `ray`, places the replicas,
+and `replicas/front_process.py` is the front.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME = "spark-replicas"
 LOCAL = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., Any])
 _SERVING = (Group.ENGINE, Group.SERVER, Group.SECURITY, Group.LOGGING)
-_NOT = ("--device", "--profile", "--hosts", "--rank")  # of one process on one machine
+_NOT = ("--device", "--profile", "--hosts", "--rank")  # options of one process on one machine
 ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
 POLICIES = ("prefix", "least", "turn")
 _BY = click.option(
@@ -69,8 +69,8 @@ _RAY = click.option(
 def main() -> None:
     """Several engines behind one address.
 
-    `run` starts them, on this machine or in a Ray cluster, and the front before them; `front` alone
-    stands before servers that run already. docs/scaling.md says what to use when.
+    `run` starts them, on this machine or in a Ray cluster, and a front; `front` alone serves
+    servers that run already. docs/scaling.md says what to use when.
     """
 
 
@@ -105,9 +105,9 @@ def run(
     route_by: str,
     **values: Any,
 ) -> None:
-    """Starts replicas of the engine folder ENGINE, and the front before them.
+    """Starts replicas of the engine folder ENGINE, and the front.
 
-    Without --ray they stand on this machine. The options are those of spark-run --serve; host and
+    Without --ray they run on this machine. The options are those of spark-run --serve; host and
     port, TLS and connections are the front's, the others each replica's.
     """
     with standard_error(LogFormat(values["log_format"])), command(NAME):
@@ -119,7 +119,7 @@ def run(
         folder = (engine or _embedded()).resolve()
         manifest = read_manifest(folder)
         least, most = counts(replicas)
-        names = options.names or (manifest.name,)  # an update changes no request's model
+        names = options.names or (manifest.name,)  # an update does not change the model's name
         own = replace(options, host=LOCAL if ray is None else "", names=names)
         own = replace(own, api_keys=_absolute(own.api_keys), dumps=_absolute(own.dumps))
         plan = Plan(
@@ -132,7 +132,7 @@ def run(
             known=ray is None,
             **sizes(manifest, gpus=gpus, target=target),
         )
-        listener = serving.listen(options)  # before minutes of placing
+        listener = serving.listen(options)  # before placing, which takes minutes
         with contextlib.closing(listener), placing.cluster(ray):
             placing.check_free()
             try:
@@ -161,7 +161,7 @@ def run(
 @_RAY
 @_BY
 def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
-    """Stands before the servers at URL, or before what `run` placed in the cluster --ray.
+    """Starts a front for the servers at URL, or for the replicas of `run` in the cluster --ray.
 
     A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. Nothing of Ray is
     needed for them.
@@ -177,7 +177,7 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
             max_connections=values["max_connections"],
             drain_timeout_s=values["drain_timeout"],
             allowed_hosts=allowed_hosts(values["allowed_hosts"]),
-            cors_origins=("*",),  # which pages may call is the servers' matter, as keys are
+            cors_origins=("*",),  # the servers check pages and keys
             tls_cert=values["tls_cert"],
             tls_key=values["tls_key"],
         )
@@ -197,7 +197,7 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
 @_TARGET
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
 def update(engine: Path, gpus: float | None, target: float | None, ray: str) -> None:
-    """Replaces the engine by the folder ENGINE, replica after replica; requests go on.
+    """Replaces the engine by the folder ENGINE, replica after replica, while requests run.
 
     Where the new one does not start, the old one is placed again.
     """
@@ -224,7 +224,7 @@ def scale(replicas: str, ray: str) -> None:
 @main.command()
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
 def remove(ray: str) -> None:
-    """Ends what is placed, where the `run` that placed it is no more; requests get their time."""
+    """Ends the replicas whose `run` has ended, after their requests."""
     with command(NAME):
         placing = _ray()
         with placing.cluster(ray):
@@ -234,7 +234,7 @@ def remove(ray: str) -> None:
 @main.command()
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
 def status(ray: str) -> None:
-    """Prints what is placed, and how it is, as JSON."""
+    """Prints the replicas and their state as JSON."""
     with command(NAME):
         placing = _ray()
         with placing.cluster(ray):
@@ -247,7 +247,7 @@ def status(ray: str) -> None:
 
 
 def _absolute(path: str | None) -> str | None:
-    """A replica's process is in no folder of the user's."""
+    """The absolute path: a replica's process has another working directory."""
     return path and str(Path(path).absolute())
 
 
@@ -263,7 +263,7 @@ def _server_options(values: dict[str, Any]) -> ServerOptions:
 
 
 def _front() -> ModuleType:
-    """What serves; its library is an extra."""
+    """The module with Ray Serve, an extra."""
     try:
         from spark_engine.runtime.replicas import front_process as serving
     except ModuleNotFoundError as error:

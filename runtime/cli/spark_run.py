@@ -1,6 +1,6 @@
 """`spark-run`: one answer on standard output, or a server.
 
-Knows the command line and the environment; `command` says how it ends. An option that would do
+Knows the command line and the environment; `command` sets the exit code. An option that would do
 nothing is refused.
 """
 
@@ -51,7 +51,7 @@ from spark_engine.runtime.server.process.server import run
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
-HISTORY = Path("spark", "history")  # of a chat, beside other programs' states
+HISTORY = Path("spark", "history")  # of a chat, in the folder of programs' states
 
 
 def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> None:
@@ -61,7 +61,7 @@ def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> 
 
 
 class _Run(Grouped):
-    """`spark-run`, whose first word may be another command's name; ./doctor is a folder."""
+    """`spark-run`; its first word may be another command's name; ./doctor is a folder."""
 
     def make_context(
         self,
@@ -70,13 +70,13 @@ class _Run(Grouped):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """That of `doctor` where it is named."""
+        """`doctor`, if it is named."""
         if args[:1] == [doctor.name]:
             return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command that the context is of."""
+        """Runs the context's command."""
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
@@ -135,15 +135,15 @@ def _check_device(folder: Path, number: int | None) -> None:
 
 
 def _given(context: click.Context, name: str) -> bool:
-    """Whether somebody gave the option, wherever."""
+    """Whether the option was given, on the command line or in the file."""
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
-    """What to do: what the command line says, else the configuration file, else a chat.
+    """The mode: of the command line, else of the configuration file, else a chat.
 
-    Raises OptionError where that is not clear, or an option would do nothing. A file may hold what
-    is for other modes.
+    Raises OptionError where that is ambiguous, or an option would do nothing. A file may have
+    options of other modes.
     """
     source = context.get_parameter_source
     asked = [mode for mode in ASKED_FOR if values[mode] not in (None, False)]
@@ -161,8 +161,8 @@ def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
 
 
 def _log_format(context: click.Context, values: Mapping[str, Any]) -> LogFormat:
-    """What standard error is to be: JSON for a server alone, which another mode that is typed is
-    not, whatever the configuration file says."""
+    """The form of standard error: JSON only for a server, not for another mode of the command line,
+    whatever the configuration file says."""
     source = context.get_parameter_source
     typed = [mode for mode in ASKED_FOR if source(mode) is ParameterSource.COMMANDLINE]
     serves = values["serve"] and typed in ([], [Mode.SERVE])
@@ -170,7 +170,7 @@ def _log_format(context: click.Context, values: Mapping[str, Any]) -> LogFormat:
 
 
 def _unasked() -> Mode:
-    """Where nobody says what to do: a chat on a terminal, one answer to what is piped in."""
+    """The default: a chat on a terminal, one answer to piped input."""
     if not sys.stdin.isatty():
         return Mode.CHAT
     if not sys.stdout.isatty():
@@ -203,7 +203,7 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _chat(folder: Path, values: Mapping[str, Any]) -> int:
-    # imported here: a server starts sooner without them
+    # imported here: a server starts faster without them
     from rich.console import Console
 
     from spark_engine.runtime.cli.terminal.chat import TerminalChat
@@ -219,7 +219,7 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
             thinking=session.thinks and not values["no_thinking"],
             settings=settings(values),
         )
-        session.render([{"role": "user", "content": "hi"}])  # refuses what has no chat template
+        session.render([{"role": "user", "content": "hi"}])  # raises without a chat template
         with Progress(sys.stderr) as shown:
             session.open(shown)
         TerminalChat(session, conversation, LineReader(_state() / HISTORY), Screen(Console())).run()
@@ -289,7 +289,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
-    """Runs to the end. For a chat: the answer's parts beside the whole text."""
+    """Runs to the end. For a chat: the answer's parts and the whole text."""
     parser = session.parser(answer)
     texts = {Kind.REASONING.value: "", Kind.CONTENT.value: ""}
     for piece in session.pieces(answer):
@@ -323,7 +323,7 @@ def _print(session: Session, answer: Answer, chat: bool) -> None:
 
 
 class _Show:
-    """Shows the parts of an answer as they come, a thought apart from what follows it."""
+    """Shows the parts of an answer as they are generated, thoughts separately."""
 
     def __init__(self) -> None:
         self._thinking = False

@@ -1,8 +1,8 @@
-"""Ranks of an engine on several hosts: which of them this is, and standing by for rank 0.
+"""Ranks of an engine on several hosts: this host's rank, and waiting for rank 0.
 
 Knows addresses and processes; opens no engine. The same command runs on every host: the first one
-serves, and on the others a rank's process is started again for every life of the engine there. It
-tells by a pipe that it runs; one that stands still would never see that rank 0 has gone.
+serves, and the others start a rank's process for each start of the engine there. That process
+reports by a pipe that it runs; one that hangs would never notice that rank 0 has ended.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from spark_engine.runtime.ranks.rendezvous import address_of
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 
-PAUSE_S = 1.0  # before a rank is started again
-STILL_S = 40.0  # of a rank's process in which no Python runs; a library may hold its lock so long
+PAUSE_S = 1.0  # before a rank is restarted
+STILL_S = 40.0  # without Python in a rank's process; a library may hold the GIL this long
 NETWORK = "NCCL_SOCKET_IFNAME"
-SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address
+SIOCGIFADDR = 0x8915  # ioctl: an interface's IPv4 address
 Say = Callable[[str], None]
 
 
 def own_rank(hosts: Sequence[str], given: int | None) -> int:
-    """This host's place among `hosts`, 0 where there are none.
+    """This host's index in `hosts`, 0 without hosts.
 
-    Raises OptionError where none of them is this host, or `given` is no place among them.
+    Raises OptionError where none of them is this host, or `given` is not an index.
     """
     if not hosts:
         return 0
@@ -67,11 +67,11 @@ def _is_here(host: str) -> bool:
 
 
 def name_network(environment: MutableMapping[str, str], host: str) -> None:
-    """Tells NCCL the interface of this host's address among --hosts, unless the user has: left to
-    itself it takes the first that there is, which may be another network than the other hosts'."""
+    """Sets NCCL's interface to that of this host's address in --hosts, unless the user has set it:
+    NCCL's default is the first one, which may be in another network than the other hosts."""
     found = _interface(address_of(host)[0])
     if found is not None:
-        environment.setdefault(NETWORK, f"={found}")  # "=": by the whole name
+        environment.setdefault(NETWORK, f"={found}")  # "=": the exact name
 
 
 def _interface(host: str) -> str | None:
@@ -93,9 +93,9 @@ def _interface(host: str) -> str | None:
 
 
 def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
-    """Runs this host's rank for one life of rank 0 after another, until a signal; the exit code.
+    """Runs this host's rank for each start of rank 0, until a signal; returns the exit code.
 
-    Ends also where rank 0 has another engine, or anything else that a user must mend.
+    Also ends on another engine at rank 0, or another error that a user must fix.
     """
     stopped: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -134,8 +134,8 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
 
 
 def _ended(beats: int) -> bool:
-    """Waits until the rank's process has closed its end of the pipe; False where it stands still
-    while this one runs."""
+    """Waits until the rank's process has closed its end of the pipe; False if it hangs while this
+    one runs."""
     clock, heard, pipe = RunningClock(), 0.0, select.poll()
     pipe.register(beats, select.POLLIN)
     while clock.now() - heard < STILL_S:

@@ -23,7 +23,7 @@ CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 
 
 def _form(path: str | None) -> dict[str, Any] | None:
-    """A schema's file as the field of a request. Raises OptionError."""
+    """A schema's file as a field of a request. Raises OptionError."""
     if path is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """Shell completion of our commands: their options, choices and files.
 
-Knows the commands' names and click's scripts, which ask the command itself. Knows no option.
+Knows the commands' names and click's scripts, which call the command. Knows no option.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def script(shell: str) -> str:
     made = get_completion_class(shell)
     if made is None:
         raise KeyError(shell)
-    empty = click.Command(None)  # the script names the command, it does not read it
+    empty = click.Command(None)  # the script only uses the command's name
     return "\n".join(made(empty, {}, name, variable(name)).source() for name in COMMANDS)
 
 
 def variable(name: str) -> str:
-    """The variable of the environment in which the shell asks the command `name`."""
+    """The environment variable by which the shell queries the command `name`."""
     return f"_{name}_COMPLETE".replace("-", "_").upper()

@@ -1,7 +1,6 @@
-"""The configuration file of `spark-run`: TOML with a key for each option, as `--print-config` says.
+"""The configuration file of `spark-run`: TOML with a key for each option (`--print-config`).
 
-Knows the file's form; which options there are is the table's business. Everything wrong in a file
-is said with its line.
+Knows the file's format; the options are the table's. Errors in a file name the line.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a t
 
 
 def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
-    """The decorator of `--config` for the command `program`: what the file gives, of `rows`,
-    becomes the command's defaults, as far as it has them."""
+    """The decorator of `--config` for the command `program`: the file's values of `rows` become the
+    defaults of the command's options."""
 
     def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if path is not None:
@@ -49,9 +48,9 @@ def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
 
 
 def read(path: Path, rows: Sequence[Option]) -> dict[str, Any]:
-    """The values that the file gives, by the options' names.
+    """The values of the file, by the options' names.
 
-    Raises OptionError naming the file, the line, the key and what would be right.
+    Raises OptionError naming the file, the line, the key and the expected value.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -60,7 +59,7 @@ def read(path: Path, rows: Sequence[Option]) -> dict[str, Any]:
         raise OptionError(f"--config: {system_words(error)}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"--config: {path} is not UTF-8 ({error})") from None
-    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
         raise OptionError(f"{path}: {error}; a line is like `port = 8000`") from None
     known = {row.key: row for row in rows if row.of_file}
     return {
@@ -86,7 +85,7 @@ def _checked(
 
 
 def _value(path: Path, text: str, row: Option, value: Any) -> Any:
-    """The value as the command line would give it. Raises OptionError."""
+    """The value in the form of the command line. Raises OptionError."""
     where = _place(path, text, row.key)
     if row.many:
         if not isinstance(value, list):
@@ -98,7 +97,7 @@ def _value(path: Path, text: str, row: Option, value: Any) -> Any:
 
 def _single(where: str, row: Option, value: Any) -> Any:
     wanted = row.plain
-    whole = wanted is float and type(value) is int  # 30 is as good as 30.0
+    whole = wanted is float and type(value) is int  # 30 is accepted for 30.0
     if type(value) is not wanted and not whole:
         words = f"{row.key} is {_shown(row, value)}; it must be {_WORDS[wanted]}"
         raise OptionError(f"{where}: {words}")
@@ -122,9 +121,9 @@ def _place(path: Path, text: str, key: str) -> str:
 
 
 def write(rows: Sequence[Option], values: Mapping[str, Any], given: Callable[[str], bool]) -> str:
-    """The file that gives these values again; `given` says of a name whether somebody said it.
+    """A file with these values; `given` returns whether a name was given.
 
-    What nobody said is there as a comment, with its default or what it takes.
+    Other options are comments, with their default or the form of their value.
     """
     lines = [HEAD]
     for group in Group:

@@ -1,4 +1,4 @@
-"""What an option of `spark-run` is: its name, its group, when it means something, what it fills.
+"""An option of `spark-run`: its name, its group, the modes that use it, the field that it fills.
 
 Knows click; knows no option. The options are the table of `runtime/cli/options/run_options.py`.
 """
@@ -22,7 +22,7 @@ Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.Para
 
 
 class Mode(enum.StrEnum):
-    """What a run of the command does; all but TERMINAL are options of the same name."""
+    """The mode of a run; all but TERMINAL are options of the same name."""
 
     PROMPT = "prompt"
     PROMPT_IDS = "prompt_ids"
@@ -32,7 +32,7 @@ class Mode(enum.StrEnum):
 
     @property
     def flag(self) -> str:
-        """As it is typed, or what it is."""
+        """As it is typed, or its description."""
         if self is Mode.TERMINAL:
             return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
@@ -63,19 +63,19 @@ class Group(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option, as the command line and the configuration file take it.
+    """An option of the command line and the configuration file.
 
     Attributes:
         flag: as it is typed, `--max-queue`; the file's key is the same without the dashes.
         kind: of its value; bool makes a flag that is off by default.
-        fills: the class and the field that take the value, and whose default is the option's;
-            None where the command asks for it by name.
-        turn: makes the field's value of the option's.
+        fills: the class and the field that take the value, with the option's default; None where
+            the command reads it by name.
+        turn: converts the option's value to the field's.
         many: may be given several times; the value is a tuple.
-        modes: those in which it means something; None: those of its group.
-        needs: another option's flag without which this does nothing, and a reason.
+        modes: those that use it; None: those of its group.
+        needs: another option's flag without which this has no effect, and a reason.
         secret: its value is never printed.
-        of_file: whether the configuration file may hold it.
+        of_file: whether the configuration file may have it.
     """
 
     flag: str
@@ -94,22 +94,22 @@ class Option:
 
     @property
     def key(self) -> str:
-        """In the configuration file."""
+        """The key in the configuration file."""
         return self.flag.removeprefix("--")
 
     @property
     def name(self) -> str:
-        """Among the values of a run."""
+        """The name in the values of a run."""
         return self.key.replace("-", "_")
 
     @property
     def where(self) -> frozenset[Mode]:
-        """The modes in which it means something."""
+        """The modes that use it."""
         return self.group.modes if self.modes is None else self.modes
 
     @property
     def plain(self) -> type:
-        """Of bool, int, float and str the one that its value is."""
+        """The type of its value: bool, int, float or str."""
         if isinstance(self.kind, type):
             return self.kind
         whole, broken = (
@@ -120,7 +120,7 @@ class Option:
 
     @property
     def shape(self) -> str:
-        """What its value looks like, in a word."""
+        """The form of its value, in a word."""
         if isinstance(self.kind, click.Choice):
             return "|".join(f'"{choice}"' for choice in self.kind.choices)
         word = self.metavar or {int: "INTEGER", float: "NUMBER"}.get(self.plain, "TEXT")
@@ -128,7 +128,7 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """What holds where nobody says anything: its field's default."""
+        """The default: its field's."""
         if self.kind is bool:
             return False
         found = None if self.fills is None else defaults(self.fills[0])[self.fills[1]]
@@ -152,7 +152,7 @@ class Option:
         )
 
     def said(self, value: Any) -> bool:
-        """Whether the value says anything; 0 does."""
+        """Whether the value was given; 0 was."""
         return not (value is None or value is False or value == ())
 
 
@@ -186,7 +186,7 @@ def fill(kind: type[T], rows: Sequence[Option], values: Mapping[str, Any], **mor
 
 
 def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
-    """Why the option does nothing in this mode; None where it does something."""
+    """Why the option has no effect in this mode; None where it has."""
     if mode in row.where:
         if row.needs is None or values[row.needs[0].removeprefix("--").replace("-", "_")]:
             return None
@@ -200,14 +200,14 @@ def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
 
 
 class Grouped(click.Command):
-    """A command whose help shows its options by group; `rows` says which are in which."""
+    """A command with help by group; `rows` has the groups of its options."""
 
     def __init__(self, *args: Any, rows: Sequence[Option] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self._group = {row.name: row.group.title for row in rows}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's. Of another server's option, NoSuchOption says what to use here."""
+        """As click's. For an option of another server, NoSuchOption names the one to use here."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -215,7 +215,7 @@ class Grouped(click.Command):
             raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group, and one for what is left."""
+        """Writes a section for each group, and one for the rest."""
         sections: dict[str, list[tuple[str, str]]] = {group.title: [] for group in Group}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -1,7 +1,7 @@
-"""The options of `spark-run`, one row each: the command line, its help, the configuration file and
-what the engine and the server are told all come from this table.
+"""The options of `spark-run`, one row each: the table makes the command line, its help, the
+configuration file, and the options of the engine and the server.
 
-A new option is a row here and the field that it fills, whose default is the option's.
+A new option is a row here and the field that it fills, which has the option's default.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ SERVER = (
 
 
 def _origins(given: Sequence[str]) -> tuple[str, ...]:
-    """Raises OptionError for what no browser says that it is."""
+    """Raises OptionError for a value that is not an origin of a browser."""
     for origin in given:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise OptionError(
@@ -317,7 +317,7 @@ def server_options(values: Mapping[str, Any]) -> ServerOptions:
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """How to take conversations."""
+    """How to read conversations."""
     return fill(ChatOptions, OPTIONS, values)
 
 
@@ -329,7 +329,7 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 
 def body(values: Mapping[str, Any]) -> Body:
-    """What one answer is asked for, as a request of the server would say it."""
+    """One answer's options as fields of a request to the server."""
     return Body(**settings(values))
 
 

@@ -1,7 +1,7 @@
 """A chat on the terminal: read a line, run a command or answer, again.
 
-Knows this loop and Ctrl-C. `session` has the engine, `terminal_input` reads the keyboard,
-`terminal_screen` shows the answer.
+Knows this loop and Ctrl-C. `session` has the engine, `input` reads the keyboard, `screen` shows the
+answer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ WELCOME = "{model}, up to {context:,} tokens. /help lists the commands, Ctrl-D l
 
 
 class SecondInterrupt(KeyboardInterrupt):
-    """A second Ctrl-C while the first is about to stop an answer: the program is to end."""
+    """A second Ctrl-C while the first stops an answer: ends the program."""
 
 
 class Keyboard(Protocol):
-    """Gives what is typed."""
+    """Reads typed lines."""
 
     def read(self) -> str | None:
-        """A line; None for no more. Raises KeyboardInterrupt for a line that was dropped."""
+        """A line; None at the end. Raises KeyboardInterrupt for a line that was dropped."""
 
 
 class TerminalChat:
@@ -60,7 +60,7 @@ class TerminalChat:
                 continue
 
     def _take(self, line: str) -> Next:
-        """One line; what it was that followed."""
+        """Runs one line; returns what follows."""
         if not line.strip():
             return Next.ASK
         try:
@@ -77,7 +77,7 @@ class TerminalChat:
         return Next.ASK
 
     def _say(self, text: str) -> None:
-        """One message and its answer; what cannot be answered is taken back."""
+        """One message and its answer; removes a message that cannot be answered."""
         self._conversation.ask(text)
         try:
             self._answer()
@@ -100,7 +100,7 @@ class TerminalChat:
             self._screen.note(f"the context of {told.context:,} tokens is full: /new begins again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
-        """Streams the answer; its parts as far as they came."""
+        """Streams the answer; returns its parts so far."""
         parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
 
         def take(deltas: list[Delta]) -> None:
@@ -143,7 +143,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
     """Within, the first Ctrl-C sets a flag, which is returned by a call; a second one raises
     SecondInterrupt.
 
-    An engine is never left in the middle of a step.
+    An engine's step is never interrupted.
     """
     asked = False
 

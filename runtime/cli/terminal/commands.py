@@ -21,7 +21,7 @@ from spark_engine.runtime.cli.options.option import Option
 from spark_engine.runtime.cli.terminal.conversation import Conversation
 from spark_engine.runtime.server.api.common import Body, check
 
-MARK = "/"  # of a command; twice for a message that begins with it
+MARK = "/"  # of a command; doubled for a message that starts with it
 MOST_FILE = 4 << 20  # bytes of a file that /file reads
 # What /set sets: the options that fill a field of a request, by the name that is typed.
 SETTINGS: Mapping[str, Option] = {
@@ -34,13 +34,13 @@ class Next(enum.Enum):
     """What follows a command."""
 
     ASK = enum.auto()  # the next line
-    ANSWER = enum.auto()  # an answer to what was said last
+    ANSWER = enum.auto()  # an answer to the last message
     LEAVE = enum.auto()
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command says, and what follows."""
+    """A command's output, and what follows."""
 
     text: str = ""
     next: Next = Next.ASK
@@ -48,8 +48,8 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Command:
-    """A row: `takes` is what may follow the name, `choices` the words that are completed.
-    `aliases` are names that other programs have for it."""
+    """A row: `takes` is the form of its argument, `choices` the words that are completed.
+    `aliases` are its names in other programs."""
 
     name: str
     takes: str
@@ -61,7 +61,7 @@ class Command:
 
 
 def run(line: str, conversation: Conversation) -> CommandResult:
-    """Runs a line that begins with `/`. Raises OptionError or RequestError."""
+    """Runs a line that starts with `/`. Raises OptionError or RequestError."""
     name, _, rest = line.strip().removeprefix(MARK).partition(" ")
     for row in COMMANDS:
         if name.lower() in (row.name, *row.aliases):
@@ -181,7 +181,7 @@ def _undo(conversation: Conversation, _: str) -> CommandResult:
 
 
 def _file(conversation: Conversation, text: str) -> CommandResult:
-    """A text file as a message of its own; the answer follows."""
+    """Sends a text file as a message; the answer follows."""
     if not text:
         raise OptionError("/file needs the name of a text file, e.g. /file notes.md")
     path = Path(text).expanduser()

@@ -23,13 +23,13 @@ Message = dict[str, Any]
 
 @dataclass
 class Totals:
-    """Sums over the answers of a run. Seconds are of decoding, behind the first token of each."""
+    """Sums over the answers of a run. Seconds are of decoding, after the first token of each."""
 
     answers: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
     cached: int = 0
-    decoded: int = 0  # tokens behind the first of each answer
+    decoded: int = 0  # tokens after the first of each answer
     seconds: float = 0.0
     drafted: int = 0
     accepted: int = 0
@@ -56,10 +56,10 @@ class Conversation:
         model: the engine's name.
         context: the engine's tokens of one sequence.
         settings: fields of a request's body that are set, e.g. {"temperature": 0.7}.
-        messages: what was said, without the system message, oldest first.
+        messages: without the system message, in their order.
         used: tokens of the prompt and the answer at the last turn.
-        file: where it was saved last, or loaded from.
-        attached: texts of files that go with the next message.
+        file: the last file that it was saved to or loaded from.
+        attached: texts of files for the next message.
     """
 
     model: str
@@ -74,41 +74,41 @@ class Conversation:
     attached: list[str] = field(default_factory=list)
 
     def prompt(self) -> list[Message]:
-        """All messages, as a chat template takes them."""
+        """All messages, in the form of a chat template."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
     def ask(self, text: str) -> None:
-        """The user's turn, with the files that were attached."""
+        """Adds the user's turn, with the attached files."""
         self.messages.append({"role": "user", "content": "\n\n".join([*self.attached, text])})
         self.attached = []
 
     def attach(self, name: str, text: str) -> None:
-        """A text file goes with the next message. It is quoted by more backticks than it holds."""
+        """Attaches a text file to the next message, quoted by more backticks than it contains."""
         longest = max((len(run) for run in re.findall("`+", text)), default=0)
         fence = "`" * max(3, longest + 1)
         self.attached.append(f"{name}:\n{fence}\n{text.rstrip()}\n{fence}")
 
     def reply(self, parts: Mapping[Kind, str]) -> None:
-        """The model's turn, whole or as far as it came."""
+        """Adds the model's turn, complete or not."""
         message = {"role": "assistant", "content": parts.get(Kind.CONTENT, "")}
         if thought := parts.get(Kind.REASONING):
             message["reasoning_content"] = thought
         self.messages.append(message)
 
     def take_back_answer(self) -> None:
-        """Forgets the last answer, so that the same can be asked again. Raises RequestError."""
+        """Removes the last answer, so that it can be generated again. Raises RequestError."""
         if not self.messages:
             raise RequestError("nothing was asked yet")
         if self.messages[-1]["role"] == "assistant":
             self.messages.pop()
 
     def take_back_question(self) -> None:
-        """Forgets the last message, which could not be answered."""
+        """Removes the last message, which could not be answered."""
         self.messages.pop()
 
     def clear(self) -> None:
-        """Begins again; the system message and the settings stay."""
+        """Starts again; the system message and the settings stay."""
         self.messages.clear()
         self.attached.clear()
         self.used = 0
@@ -116,7 +116,7 @@ class Conversation:
     def save(self, path: Path) -> None:
         """Writes the chat as a body of /v1/chat/completions. Raises OptionError.
 
-        No file is replaced but that which this chat was last saved to or loaded from.
+        It replaces no file except the one that this chat was last saved to or loaded from.
         """
         if path.exists() and path != self.file:
             raise OptionError(f"{path} is there already: name another file")
@@ -129,7 +129,7 @@ class Conversation:
         self.file = path
 
     def load(self, path: Path, settings: frozenset[str]) -> None:
-        """Takes a saved chat in the place of this one; of its fields, `settings` are settings.
+        """Replaces this chat by a saved one; of its fields, `settings` are settings.
 
         Raises OptionError naming what is wrong; then nothing is changed.
         """

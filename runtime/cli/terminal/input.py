@@ -1,6 +1,6 @@
 """Reads the lines typed in a chat: editing, history, completion of /commands, several lines.
 
-Knows prompt_toolkit. Knows nothing of what a line means.
+Knows prompt_toolkit. Does not know the meaning of a line.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from spark_engine.runtime.cli.terminal.commands import COMMANDS, MARK
 
 PROMPT, MORE = "> ", "… "
-BLOCK = '"""'  # on lines of their own, around a message of several lines
+BLOCK = '"""'  # on separate lines, around a message of several lines
 
 
 class LineReader:
-    """What somebody types. `history`: the file that keeps it, readable for its owner alone; None,
-    or a file that cannot be written, keeps it for this run."""
+    """The keyboard. `history`: the file of typed lines, readable only by its owner; None, or a file
+    that cannot be written, keeps them for this run."""
 
     def __init__(self, history: Path | None, **terminal: Any) -> None:
-        """`terminal` goes to prompt_toolkit: another input and output than the process's."""
+        """`terminal` is passed to prompt_toolkit: another input and output than the process's."""
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             completer=Commands(),
@@ -39,7 +39,7 @@ class LineReader:
         )
 
     def read(self) -> str | None:
-        """The next message or command; None when there are no more.
+        """The next message or command; None at the end.
 
         Raises KeyboardInterrupt when a line was dropped by Ctrl-C.
         """
@@ -56,7 +56,7 @@ class LineReader:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends, Alt-Enter begins a new line."""
+    """Enter sends, Alt-Enter starts a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -79,7 +79,7 @@ class Commands(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """For a line that begins with `/`."""
+        """For a line that starts with `/`."""
         text = document.text_before_cursor
         name, gap, rest = text.partition(" ")
         if not text.startswith(MARK):

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from spark_engine.runtime.cli.terminal.printable import printable
 
-EVERY = 0.07  # seconds between two looks of the part that still grows
+EVERY = 0.07  # seconds between two updates of the part that still grows
 FENCES = ("```", "~~~")
 
 
 def whole_blocks(text: str) -> int:
-    """Characters of Markdown at the start that nothing behind them can change.
+    """The number of characters at the start that later text cannot change.
 
     A block ends before a line that follows a blank one and is not indented, outside of code.
     """
@@ -42,7 +42,7 @@ def whole_blocks(text: str) -> int:
 
 
 class Stream:
-    """A text that grows: whole blocks are printed for good, the last one is shown as it stands."""
+    """A text that grows: complete blocks are printed once, the last one is redrawn."""
 
     def __init__(self, console: Console, render: Callable[[str], RenderableType]) -> None:
         self._console, self._render = console, render
@@ -51,7 +51,7 @@ class Stream:
         self._live.start()
 
     def push(self, text: str) -> None:
-        """More of it."""
+        """Adds text."""
         self._text += text
         if cut := whole_blocks(self._text):
             self._print(self._text[:cut])
@@ -62,7 +62,7 @@ class Stream:
         self._live.update(self._tail(), refresh=True)
 
     def close(self) -> None:
-        """Prints what is left."""
+        """Prints the rest."""
         self._live.update(Text(""), refresh=True)
         self._live.stop()
         if self._text.strip():
@@ -76,7 +76,7 @@ class Stream:
             self._console.print()
 
     def _tail(self) -> Text:
-        """The last lines of the open block, as many as surely fit."""
+        """The last lines of the open block, as many as certainly fit."""
         width, height = self._console.size
         most = max(1, height - 4)
         text = Text(self._text[-width * most :].rstrip("\n"))
@@ -93,25 +93,25 @@ class Screen:
         self._thinking = False
 
     def thought(self, text: str) -> None:
-        """More of a thought."""
+        """Adds to a thought."""
         self._grow(text, True)
 
     def content(self, text: str) -> None:
-        """More of the answer."""
+        """Adds to the answer."""
         self._grow(text, False)
 
     def end(self) -> None:
-        """The answer is over, however."""
+        """The answer has ended, for any reason."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def note(self, text: str) -> None:
-        """Something of ours."""
+        """Shows a note."""
         self._console.print(Text(printable(text), "dim"))
 
     def error(self, text: str) -> None:
-        """Something that did not work."""
+        """Shows an error."""
         self._console.print(Text(printable(text), "red"))
 
     def _grow(self, text: str, thinking: bool) -> None:
@@ -129,4 +129,4 @@ def _thought(text: str) -> RenderableType:
 
 
 def _content(text: str) -> RenderableType:
-    return Markdown(text, hyperlinks=False)  # what a link leads to is to be seen
+    return Markdown(text, hyperlinks=False)  # a link's target stays visible

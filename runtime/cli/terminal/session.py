@@ -1,4 +1,4 @@
-"""Requests in this process, one after the other: what `spark-run` does without a server.
+"""Requests in this process, one after the other: `spark-run` without a server.
 
 Knows the engine and the text of its answers. Knows no command line.
 """
@@ -41,7 +41,7 @@ def _never() -> bool:
 class Answer:
     """One answer as it grows. Times in seconds from the request's start, after the load.
 
-    `cached` counts the prompt's tokens that were not computed: an earlier request had them.
+    `cached`: the prompt's tokens from the prefix cache.
     """
 
     id: int
@@ -53,7 +53,7 @@ class Answer:
     events: list[Event] = field(default_factory=list)
     text: str = ""
     finish: FinishReason | None = None
-    drafts: tuple[int, int] | None = None  # verified and kept; None: the engine makes none
+    drafts: tuple[int, int] | None = None  # verified and accepted; None: the engine makes none
     cached: int = 0
     stats: Stats = field(default_factory=Stats)
     first_s: float = 0.0
@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second behind the first; None before there are two."""
+        """Tokens a second after the first; None before there are two."""
         decoding = self.total_s - self.first_s
         return (len(self.events) - 1) / decoding if len(self.events) > 1 and decoding > 0 else None
 
@@ -100,7 +100,7 @@ class Answer:
 
 
 class Session:
-    """An engine folder. The engine is opened when it is needed first, and stays open."""
+    """An engine folder. The engine is opened at its first use, and stays open."""
 
     def __init__(
         self,
@@ -132,11 +132,11 @@ class Session:
 
     @property
     def thinks(self) -> bool:
-        """Whether a chat begins with a thought where nobody says anything."""
+        """Whether a chat starts with a thought by default."""
         return self._reader.default.enabled is not False
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The prompt for a chat; `thinking` None leaves that to the options of the session.
+        """The prompt for a chat; `thinking` None: the default of the session's options.
 
         Raises RequestError when there is no template, or it refuses.
         """
@@ -147,11 +147,11 @@ class Session:
         return self._template.render(messages, options=options)
 
     def parser(self, answer: Answer) -> ReplyParser:
-        """What takes the answer to a chat apart."""
+        """The parser of an answer to a chat."""
         return self._reader.parser(answer.thinking)
 
     def open(self, shown: Progress | None = None) -> float:
-        """Opens the engine if it is not open yet; `shown` says how far that is. Returns seconds.
+        """Opens the engine if it is not open yet; `shown` shows the progress. Returns seconds.
 
         Raises EngineError or CapacityError.
         """
@@ -168,8 +168,8 @@ class Session:
         shown: Progress | None = None,
         chat: bool = False,
     ) -> Answer:
-        """Checks the request, opens the engine if need be, submits. One answer at a time. In a
-        `chat` stop strings count behind the thought.
+        """Checks the request, opens the engine if needed, submits. One answer at a time. In a
+        `chat` stop strings apply after the thought.
 
         Raises RequestError or BadField, then what `open` raises.
         """
@@ -193,9 +193,9 @@ class Session:
         return Answer(number, tuple(prompt), params.seed or 0, has_text, thinking, load_s)
 
     def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
-        """The answer's pieces as they come; `answer` grows with them. Once `stopped`, it ends.
+        """The answer's pieces; `answer` grows with them. Once `stopped`, it ends.
 
-        Raises InternalError when the engine gives the request up.
+        Raises InternalError when the engine aborts the request.
         """
         engine = self._opened()
         while answer.finish is None:

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: its body, with the names that tools had before they were tools."""
+"""/v1/chat/completions: its body, including the older fields for functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from spark_engine.runtime.server.api.fields import BadField
 
 
 class ChatBody(ChatRequest, kw_only=True):
-    """/v1/chat/completions: a conversation, and the names that tools had before they were tools."""
+    """/v1/chat/completions: a conversation, and the older fields for functions."""
 
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     echo: bool | None = None
 
     def modern(self) -> tuple[ChatRequest, frozenset[str]]:
-        """The same in today's names, and the names of custom tools. Raises BadField where both
-        names are given, and what `read_tools` raises."""
+        """The same with `tools` and `tool_choice`, and the names of custom tools. Raises BadField
+        where old and new fields are both given, and what `read_tools` raises."""
         if self.echo:
             raise BadField("echo is not supported for chats; use /v1/completions", "echo")
         given, choice = self.tools, self.tool_choice

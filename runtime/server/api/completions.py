@@ -13,29 +13,29 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat generates a
 class CompletionBody(Body, kw_only=True):
     """/v1/completions. `prompt` is checked by `prompts`."""
 
-    prompt: str | list[str | int | list[int]]  # one type refuses most nonsense before it is built
+    prompt: str | list[str | int | list[int]]  # refuses most invalid values while decoding
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     def most_tokens(self) -> int | None:
-        """A default is added, which `min_tokens` may raise."""
+        """With a default, which `min_tokens` may raise."""
         if self.max_tokens is not None:
             return limit_of(self.max_tokens)
         return max(COMPLETION_TOKENS, self.min_tokens or 0)
 
     def wanted_logprobs(self) -> int | None:
-        """One field says it."""
+        """From one field."""
         return self.logprobs
 
     def scores_prompt(self) -> bool:
-        """An echo with log-probabilities has those of the prompt, too; one without an answer runs
-        in the same way, since something must run."""
+        """An echo with log-probabilities includes the prompt's. An echo without an answer is run as
+        one too, since the engine must generate a token."""
         echo = bool(self.echo and (self.logprobs is not None or self.max_tokens == 0))
         return super().scores_prompt() or echo
 
     def check_own(self) -> None:
-        """What is known and not supported. Raises BadField."""
+        """Refuses known fields that are not supported. Raises BadField."""
         if self.suffix:
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
 

@@ -1,7 +1,7 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's form of a `ChatRequest`.
 
-Knows its bodies and blocks; the answers are in `messages_answer.py`. A model thinks here only when
-`thinking` asks for it, since that is what this API's clients expect of a body without it.
+Knows its bodies and blocks. A model thinks here only when `thinking` requests it, which is the
+default of this API.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 
 BILLING = "x-anthropic-billing-header:"  # a line for Anthropic's own servers, new in each request
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# the names under which fields of a `ChatRequest` were sent, for errors
+# for errors: the body's names of a `ChatRequest`'s fields
 NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
@@ -44,14 +44,14 @@ class CountBody(ThinkingFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # accepted, and nothing is done for them: no edit is applied, no tool is run here
+    # accepted and ignored: no edit is applied, no tool is run here
     context_management: dict[str, Any] | None = None
     mcp_servers: Any = None
     container: Any = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """/v1/messages. The last five are no fields of Anthropic's."""
+    """/v1/messages. The last five fields are not Anthropic's."""
 
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -67,7 +67,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 def to_chat_request(body: CountBody) -> ChatRequest:
-    """The conversation that a body means. Raises BadField in the body's own words."""
+    """The conversation of a body. Raises BadField that names the body's fields."""
     messages = _system(body.system)
     for i, message in enumerate(body.messages):
         messages += _message(f"messages[{i}]", message)
@@ -94,7 +94,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[Json]:
 
 
 def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
-    """One message; the results of tools that it holds are messages of their own."""
+    """One message; each result of a tool in it becomes a separate message."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         words = f"{where}.role is {short(role)}; it must be 'user' or 'assistant'"
@@ -109,8 +109,8 @@ def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
 
 
 def _is_begun(message: Json) -> bool:
-    """Whether it is an answer that is to go on. A call that was not answered is no such text, and
-    a thought alone is none that every template can continue."""
+    """Whether it is an answer to continue: it has text, and no call. Not every template can
+    continue a thought without text."""
     if message["role"] != "assistant" or "tool_calls" in message:
         return False
     blocks = message["content"]
@@ -120,9 +120,9 @@ def _is_begun(message: Json) -> bool:
 def _turn(role: str, blocks: list[Any]) -> list[Json]:
     """The messages of a user's blocks: the results of tools, else one turn.
 
-    What else is said next to results becomes part of the result before it (or of the first). It is
-    the client's, a reminder mostly; a turn of the user's would end the model's loop of calls, whose
-    thoughts and cached prefix would then be gone.
+    Text next to results becomes part of the result before it (or of the first). It is mostly a
+    reminder of the client; a user's turn would end the model's loop of calls, and lose the loop's
+    thoughts and cached prefix.
     """
     results: list[Json] = []
     rest: list[Any] = []
@@ -140,14 +140,14 @@ def _turn(role: str, blocks: list[Any]) -> list[Json]:
 
 
 def _append(results: list[Json], blocks: list[Any]) -> None:
-    """Adds what blocks say to the last result, if there is one."""
+    """Adds the text of blocks to the last result, if there is one."""
     if results:
         results[-1]["content"] = joined(results[-1]["content"], text_of(blocks))
 
 
 def _result(block: Mapping[str, Any]) -> Json:
     text = text_of(block.get("content"), "\n")
-    if block.get("is_error") is True:  # templates have no word for it
+    if block.get("is_error") is True:  # templates have no field for it
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text}
 
@@ -173,7 +173,7 @@ def _string(where: str, row: Mapping[str, Any], name: str, field: str) -> str:
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Json | None:
-    """OpenAI's form of a tool; None for one of those that Anthropic's models know by its type."""
+    """OpenAI's form of a tool; None for a type that only Anthropic's models know."""
     if tool.get("type") not in (None, "custom", "function") and "input_schema" not in tool:
         return None
     if isinstance(inner := tool.get("function"), dict):
@@ -210,7 +210,7 @@ def _choose(chat: ChatRequest, body: CountBody) -> None:
 
 
 def _think(chat: ChatRequest, body: CountBody) -> None:
-    """What is said of thinking, and of the form of the answer."""
+    """Sets the fields of thinking and of the answer's format."""
     config = body.output_config or {}
     asks = body.copy_to(chat)
     effort = config.get("effort")

@@ -1,7 +1,6 @@
 """/v1/responses: OpenAI's newer form of a conversation, as a `ChatRequest`.
 
-Knows its body and its items; the answers are in `responses_answer.py`, those that are kept in
-`runtime/server/service/stored_responses.py`.
+Knows its body and its items. Stored responses are in `runtime/server/service/stored_responses.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
 
 MOST_REPEATED = 256 << 10  # bytes of one field of a request that its response repeats
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-# the names under which fields of a `ChatRequest` were sent, for errors
+# for errors: the body's names of a `ChatRequest`'s fields
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -31,7 +30,7 @@ PLACES = {
     r"response_format(\.json_schema)?": "text.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
 }
-# fields that would need more than this server has: what they may hold
+# unsupported fields: the values that are accepted, and the alternative
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "say previous_response_id"),
     "prompt": ((), "send the prompt's text as instructions"),
@@ -44,7 +43,7 @@ CARRIED = (
 
 
 class ResponsesBody(ThinkingFields, kw_only=True):
-    """/v1/responses. The last row is of no fields of OpenAI's, nor are those of thinking but for
+    """/v1/responses. The last group of fields is not OpenAI's, nor are those of thinking other than
     `reasoning`."""
 
     input: str | list[dict[str, Any]] | None = None
@@ -69,7 +68,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    context_management: Any = None  # accepted: what is sent is read whole
+    context_management: Any = None  # accepted: everything is read
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
@@ -85,7 +84,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
 
 
 def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatRequest, ToolNames]:
-    """The conversation that a body means, whose items are `items`, and the names of its tools.
+    """The conversation of a body with these items, and the names of its tools.
     Raises BadField."""
     for name, (neutral, instead) in ONLY.items():
         value = getattr(body, name)
@@ -110,7 +109,7 @@ def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatReq
 
 
 def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
-    """What was said so far: the conversation that is gone on from, and the body's own items."""
+    """The items of the conversation: `before`, which it continues, and the body's own."""
     if isinstance(body.input, str):
         return [*before, {"type": "message", "role": "user", "content": body.input}]
     known = {item["id"] for item in before if isinstance(item.get("id"), str)}
@@ -121,13 +120,13 @@ def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
 
 
 def _refers(item: Json, known: set[str]) -> bool:
-    """Whether it refers to an item that is there already."""
+    """Whether it refers to an item in `known`."""
     ident = item.get("id")
     return item.get("type") == "item_reference" and isinstance(ident, str) and ident in known
 
 
 def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
-    """What is said of the answer's form, and of thinking."""
+    """Sets the fields of the answer's format and of thinking."""
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")
@@ -144,8 +143,8 @@ def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
 
 
 def repeated_fields(body: ResponsesBody) -> Json:
-    """What was asked, as OpenAI repeats it: as JSON, which costs nothing more, and without what is
-    long: a stream would repeat it three times."""
+    """The request's fields that a response repeats, as raw JSON, without long values: a stream
+    repeats them three times."""
     effort = body.reasoning.get("effort") if isinstance(body.reasoning, dict) else None
     asked = {
         "background": bool(body.background),

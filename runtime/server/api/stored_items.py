@@ -1,7 +1,7 @@
-"""The items of a conversation as they are kept: JSON, of which a part is found without decoding it.
+"""The items of a stored conversation: JSON in which each item is found without decoding it.
 
-Knows the fields of OpenAI's items; knows no store and no HTTP. What takes long is done where items
-are made, which may be in a thread or another process.
+Knows the fields of OpenAI's items; knows no store and no HTTP. The expensive work is done where
+items are made, which may be in a thread or another process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_engine.runtime.server.api.fields import BadField
 
 MOST_ITEMS = 1 << 16  # of one conversation
 _CALL = ("call_id", "name", "namespace", "status")
-# fields of the items that are known; of others all are kept
+# fields of known items; of others all fields are stored
 FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("role", "content", "status", "phase"),
     "reasoning": ("summary", "content", "encrypted_content", "status"),
@@ -33,13 +33,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
 _PARTS = ("content", "summary", "output")  # fields that are a text, or a list of parts
 _OF_PART = ("type", "text", "refusal", "image_url", "detail", "file_id", "filename", "file_data")
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-_KNOWN = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # ids that are kept
+_KNOWN = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # ids that are stored unchanged
 _HEAD = re.compile(rb'\{"id":"([^"]*)"')
 
 
 @dataclass(frozen=True)
 class StoredItems:
-    """Items as JSON with a comma behind each; `ends[i]` is where item i ends."""
+    """Items as JSON with a comma after each; `ends[i]` is the offset at which item i ends."""
 
     data: bytes
     ends: Sequence[int]
@@ -51,12 +51,12 @@ class StoredItems:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """All of them, as the parts of a JSON list, which are not copied."""
+        """All of them, as the parts of a JSON list, without a copy."""
         return b"[", memoryview(self.data)[:-1], b"]"
 
     def page(self, limit: int, after: str | None, ascending: bool) -> list[Part]:
-        """At most `limit` items behind the one with the id `after`, as the parts of OpenAI's list,
-        which are not copied. Raises BadField where there is none."""
+        """At most `limit` items after the one with the id `after`, as the parts of OpenAI's list,
+        without a copy. Raises BadField where that id does not exist."""
         rows = range(len(self.ends)) if ascending else range(len(self.ends) - 1, -1, -1)
         begin = 0 if after is None else rows.index(self._index(after)) + 1
         shown = rows[begin : begin + limit]
@@ -94,7 +94,7 @@ class StoredItems:
 
 
 def store_items(items: Sequence[Json]) -> StoredItems:
-    """Items as they are kept: each with an id, and those of known types without other fields.
+    """Items as they are stored: each with an id, and known types without unknown fields.
     Raises BadField for too many."""
     if len(items) > MOST_ITEMS:
         raise BadField(f"the input has {len(items)} items; at most {MOST_ITEMS} are read", "input")

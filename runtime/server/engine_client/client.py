@@ -1,7 +1,7 @@
-"""`EngineClient`: the requests that the HTTP process has sent to the engine process, to their end.
+"""`EngineClient`: sends the HTTP process's requests to the engine process and delivers events.
 
-Knows requests and their mailboxes, also while no engine process is there; knows no HTTP, no text
-and no process (`supervisor.py`).
+Knows requests and their mailboxes, also while no engine process runs; knows no HTTP, no text and
+no process (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from spark_engine.runtime.server.engine_client.supervisor import EngineDied, Sup
 
 __all__ = ["Answer", "Busy", "EngineClient", "EngineDied", "Mailbox", "Restarting", "TooSlow"]
 MEMORY_SHORT = "memory_short: the machine's memory is nearly used up, and new requests wait for it"
-SENDS = 2  # a request that brought no token goes to a second engine process, and to no third
-UNREAD = 4096  # rounds of a choice that may wait for who reads them
+SENDS = 2  # a request without a token so far is sent to at most two engine processes
+UNREAD = 4096  # rounds of a choice that may wait in its mailbox
 
 
 class Busy(CapacityError):
@@ -53,11 +53,11 @@ class MemoryShort(Busy):
 
 
 class TooSlow(CapacityError):
-    """Who asked reads so slowly that the request was given up."""
+    """The client reads too slowly: its request was cancelled."""
 
 
 class Begun(NamedTuple):
-    """The engine began with a request, or went on with it, at `at` of `time.monotonic`."""
+    """The engine started or resumed a request at `at` (`time.monotonic`)."""
 
     request_id: int
     at: float
@@ -75,9 +75,9 @@ class _Open:
     Attributes:
         unread: answers that its mailbox may hold.
         sends: how often it went to an engine process.
-        heard: a token of it came.
-        cancelled: its end was asked for.
-        timer: runs while it waits for an engine process to come; None: one has it.
+        heard: a token of it was received.
+        cancelled: it was cancelled.
+        timer: runs while it waits for an engine process; None: an engine process has it.
     """
 
     request: Request
@@ -90,13 +90,13 @@ class _Open:
 
 
 class EngineClient:
-    """Requests to one engine, whose process may end and come again.
+    """Requests to one engine. Its process may end and be restarted.
 
-    When it ends, a request that brought a token ends with EngineDied; the others go to the next
-    process, once, as do those that come meanwhile: they wait for it `how.wait_s` at most, then
-    Restarting. All methods belong to one event loop. `command` is the process to start; the
-    socket's address is appended to it. At most `max_queue` requests beyond the engine's slots are
-    taken. `trace` is told what is done here.
+    When it ends, a request with a token ends with EngineDied; the others are sent to the next
+    process, once, and so are requests that arrive before it runs. They wait for `how.wait_s` at
+    most and then end with Restarting. All methods run in one event loop. `command` starts the
+    process; the socket's address is appended. At most `max_queue` requests beyond the engine's
+    slots are accepted. `trace` records what is done here.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class EngineClient:
 
     @property
     def died(self) -> asyncio.Event:
-        """Set when the engine is gone for good."""
+        """Set when the engine has ended and will not be restarted."""
         return self._supervisor.died
 
     @property
@@ -141,7 +141,7 @@ class EngineClient:
 
     @property
     def exit_code(self) -> int:
-        """What a server exits with where the engine has ended for good."""
+        """The server's exit code when the engine is not restarted."""
         return self._supervisor.exit_code
 
     @property
@@ -151,7 +151,7 @@ class EngineClient:
 
     @property
     def stats(self) -> Stats:
-        """The engine's counters, which begin anew with its process but for `restarts`."""
+        """The engine's counters. All but `restarts` restart at 0 with its process."""
         return msgspec.structs.replace(self._supervisor.stats, restarts=self.restarts)
 
     @property
@@ -167,13 +167,13 @@ class EngineClient:
     async def start(self) -> EngineInfo:
         """Starts the process and waits until the engine is loaded.
 
-        Raises EngineError with the process's words when it cannot be loaded, CapacityError where
+        Raises EngineError with the process's message when it cannot be loaded, CapacityError where
         the next try may succeed, or EngineDied.
         """
         return await self._supervisor.start()
 
     async def dump(self, words: str) -> Path | None:
-        """Writes what both processes do, and says where; None where it could not."""
+        """Writes a dump of both processes; its path, or None where it could not be written."""
         return await self._supervisor.dump(words)
 
     async def close(self) -> None:
@@ -181,11 +181,11 @@ class EngineClient:
         await self._supervisor.close()
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
-        """Sends checked requests; their events will come to `box` under the returned ids.
+        """Sends checked requests; their events are put into `box` under the returned ids.
 
         `slots` is the engine's max_seqs. Raises Busy when the queue is full or memory
-        is short, RequestError for one that is too large, EngineDied when there is no engine and
-        none will come.
+        is short, RequestError for one that is too large, EngineDied when the engine
+        has ended and is not restarted.
         """
         if self._supervisor.running and self._supervisor.stats.memory_short:
             raise MemoryShort(f"{MEMORY_SHORT}; retry")
@@ -195,7 +195,7 @@ class EngineClient:
         if ahead + len(requests) > self.max_queue:
             raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
         ids = list(range(self._next_id, self._next_id + len(requests)))
-        # a request that cannot be encoded must leave none of them behind
+        # if one cannot be encoded, none is sent
         messages = [encode(Submit.of(number, r)) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
         for number, request, message in zip(ids, requests, messages, strict=True):
@@ -208,7 +208,7 @@ class EngineClient:
         return ids
 
     def cancel(self, number: int) -> None:
-        """Asks for the end of a request; its last event still comes. Unknown ids are ignored."""
+        """Cancels a request; its last event still arrives. Unknown ids are ignored."""
         if (one := self._open.get(number)) is None:
             return
         one.cancelled = True
@@ -218,12 +218,12 @@ class EngineClient:
             self._supervisor.send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
-        """Asks for the end of everything in flight."""
+        """Cancels everything in flight."""
         for number in list(self._open):
             self.cancel(number)
 
     def on_engine_ready(self) -> None:
-        """A process takes requests: those that waited for it go, in their order."""
+        """A process accepts requests: sends those that waited for it, in order."""
         for number in sorted(self._open):
             one = self._open[number]
             if one.timer is not None:
@@ -232,7 +232,7 @@ class EngineClient:
                 self._supervisor.send(encode(Submit.of(number, one.request)))
 
     def on_engine_lost(self, words: str, for_good: bool) -> None:
-        """The process is gone; `words`: for clients. `for_good`: no other will come."""
+        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
         for number, one in list(self._open.items()):
             if one.cancelled:
                 self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
@@ -284,7 +284,7 @@ class EngineClient:
             self._give_up(one.box)
 
     def _give_up(self, box: Mailbox) -> None:
-        """Nobody empties the mailbox: its requests end, and what is in it stays."""
+        """The mailbox is not read: cancels its requests and keeps its contents."""
         for number, one in [item for item in self._open.items() if item[1].box is box]:
             self.cancel(number)
             self._forget(number, one)

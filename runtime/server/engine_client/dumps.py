@@ -1,10 +1,10 @@
 """Dumps: what both processes were doing when the engine hung or crashed.
 
-Knows files, stacks and their form; decides nothing. A thread of the engine process that reads
-standard input writes its stacks and its state. Where something holds Python's lock, as a call into
-a driver may, a signal writes the stacks alone: it reads frames without that lock, so it is for a
-process in which no Python runs, and would end one in which some does. The HTTP process makes one
-file of it. No dump holds a text or a token.
+Knows files, stacks and their format; decides nothing. On a request on standard input, a thread of
+the engine process writes its stacks and its state. Where a call into a driver holds the GIL, a
+signal (faulthandler) writes only the stacks. It reads frames without the GIL, so it is only safe
+while no Python code runs; otherwise it may crash the process. The HTTP process writes both into one
+file. No dump contains text or tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 
 STACKS, STATE = "stacks", "state"  # in the folder of the socket
-ASK = b"d"  # on the engine process's standard input: say what you are doing
-KEPT = 10  # dumps of this user in a folder; the oldest go
+ASK = b"d"  # on the engine process's standard input: requests a dump
+KEPT = 10  # dumps of this user in a folder; older ones are deleted
 NAME = "spark-dump-"
 MOST_TASKS = 100
 TRIES = 5  # at reading what another thread may change meanwhile
@@ -36,7 +36,7 @@ Describe = Callable[[], object]
 
 
 class BlackBox:
-    """The engine process's side. `folder` is that of its socket; `describe` says its state."""
+    """The engine process's side. `folder` is its socket's; `describe` returns its state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,9 +45,9 @@ class BlackBox:
         self.describe: Describe = lambda: {"loading": True}
 
     def open(self) -> None:
-        """From here on stacks are written at SIGUSR1, and when a signal ends the process. The file
-        is there under its name once the signal may be sent: before, it would end the process."""
-        with contextlib.suppress(OSError):  # without room for them they are missing, and no more
+        """From now on SIGUSR1 and fatal signals write the stacks. The file has its name only once
+        the signal may be sent: before that, SIGUSR1 would end the process."""
+        with contextlib.suppress(OSError):  # with a full disk there are no stacks
             part = self._folder / f"{STACKS}.part"
             self._stacks = part.open("ab", buffering=0)
             faulthandler.enable(self._stacks)
@@ -62,14 +62,14 @@ class BlackBox:
         self._write_state()
 
     def _write_state(self) -> None:
-        """What `describe` says, as JSON."""
+        """The result of `describe` as JSON."""
         with self._lock, contextlib.suppress(OSError):
             part = self._folder / f"{STATE}.part"
             part.write_bytes(self._state())
             part.replace(self._folder / STATE)
 
     def write_error(self, error: BaseException) -> None:
-        """The traceback that the process leaves with, and the state. Raises nothing."""
+        """Writes the traceback of a fatal error, and the state. Raises nothing."""
         with contextlib.suppress(OSError), (self._folder / STACKS).open("a") as file:
             traceback.print_exception(error, file=file)
         self._write_state()
@@ -79,20 +79,20 @@ class BlackBox:
         for _ in range(TRIES):
             try:
                 return msgspec.json.encode(self.describe())
-            except Exception as error:  # whatever a loop in mid-step shows
+            except Exception as error:  # the loop may be in the middle of a step
                 words = f"{type(error).__name__}: {error}"
         return msgspec.json.encode({"unreadable": words})
 
 
 def read_black_box(folder: Path) -> dict[str, str]:
-    """What the engine process left in `folder` since the last call, by name; it is taken out."""
+    """What the engine process wrote to `folder` since the last call, by name; it is removed."""
     found = {}
     for name in (STATE, STACKS):
         path = folder / name
         with contextlib.suppress(OSError):
             if text := path.read_text(errors="replace"):
                 found[name] = text
-            os.truncate(path, 0)  # the process goes on writing to the end of this file
+            os.truncate(path, 0)  # the process keeps appending to this file
     return found
 
 
@@ -104,7 +104,7 @@ class Dumps:
         self._count = 0
 
     def write(self, words: str, engine: Mapping[str, str], server: object) -> Path:
-        """One file: why, what the engine process said, this process's state, stacks and tasks.
+        """One file: the reason, the engine process's dump, this process's state, stacks and tasks.
 
         Raises OSError where it cannot be written.
         """

@@ -1,6 +1,6 @@
-"""What the server reads of an engine folder: description, tokenizer, chat template.
+"""What an engine folder's manifest says: limits, and checks of options against them.
 
-Knows file names. Opens no engine file.
+Opens no engine file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CPU_WATCHDOG_S = 60.0
 
 
 def read_info(folder: Path) -> EngineInfo:
-    """What the HTTP process must know of the engine in `folder`. Raises EngineError."""
+    """What the HTTP process knows of the engine in `folder`. Raises EngineError."""
     manifest = read_manifest(folder)
     return EngineInfo(
         name=manifest.name,
@@ -78,13 +78,13 @@ def check_cache(asked: int | None, folder: Path) -> None:
 
 
 def watchdog_for(folder: Path) -> float:
-    """Seconds without a step after which the engine in `folder` counts as hung: a CPU may well take
-    longer over a step than a GPU ever does."""
+    """Seconds without a step after which the engine in `folder` counts as hung. A step on a CPU
+    takes longer than one on a GPU."""
     return WATCHDOG_S if read_manifest(folder).executor == NATIVE else CPU_WATCHDOG_S
 
 
 def spell_cache(info: EngineInfo) -> str:
-    """What to say of an open engine's prefix cache."""
+    """The prefix cache of an open engine, for the log."""
     if not info.cache_bytes:
         return ", without a prefix cache"
     states = f" with room for {info.snapshots} states" if info.snapshots else ""
@@ -92,7 +92,7 @@ def spell_cache(info: EngineInfo) -> str:
 
 
 def unmet(options: EngineOptions, info: EngineInfo, manifest: Manifest) -> Iterator[str]:
-    """What was asked for and cannot be had, of an open engine."""
+    """Warnings about options that an open engine cannot meet."""
     asked = options.cache_bytes
     if asked and info.cache_bytes < asked:
         words = f"--cache-gib is {asked / GIB:.3g}; this engine and the memory that is free"
@@ -106,12 +106,12 @@ def unmet(options: EngineOptions, info: EngineInfo, manifest: Manifest) -> Itera
 
 
 def _least_ms(manifest: Manifest, family: str) -> float:
-    """Of a launch of the family, by the build's table; 0 where it does not say."""
+    """The cheapest launch of the family by the build's table; 0 where that has none."""
     return min((b.cost_us for b in manifest.buckets if b.family == family), default=0.0) / 1e3
 
 
 def spell_drafts(asked: int | None, limits: Limits, fixed: bool = False) -> str:
-    """What to say after an engine's name; nothing where it has no draft head."""
+    """The drafts, to follow the engine's name in the log; empty without a draft head."""
     if not limits.drafts:
         return ""
     most = limits.drafts if asked is None else asked

@@ -1,6 +1,6 @@
 """Starts one engine process, exchanges messages with it, asks it for a dump, ends it.
 
-Knows processes, sockets and signals; knows no request, and does not decide about another life.
+Knows processes, sockets and signals; knows no request, and does not decide about restarts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import zmq.asyncio
 from spark_engine.command import BUG, SHORT, USER
 from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, read_black_box
 
-EXIT_S = 5.0  # the process gets this long to leave by itself
-KILLED_S = 10.0  # and this long to be gone when it was killed
+EXIT_S = 5.0  # time for the process to exit by itself
+KILLED_S = 10.0  # time for the process to end after SIGKILL
 LAST_WORDS_S = 2.0
-ANSWER_S = 2.0  # for its stacks and state, which a thread of it writes
-SIGNAL_S = 1.0  # for the stacks alone, where that thread does not answer
+ANSWER_S = 2.0  # for its stacks and state, which its thread writes
+SIGNAL_S = 1.0  # for the stacks alone, if that thread does not answer
 SOCKET_PATH_MAX = 90  # bytes; Unix sockets allow 107
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Death:
-    """Why a process ended. `user`: a user's error; `passing`: one that may go away; `final`: every
-    other process would end too."""
+    """Why a process ended. `user`: a user's error; `passing`: a restart may succeed; `final`: every
+    restart would fail too."""
 
     reason: str
     user: bool = False
@@ -43,13 +43,13 @@ class Death:
 
     @property
     def code(self) -> int:
-        """What a server exits with that ends for it."""
+        """The server's exit code when it ends for this reason."""
         return SHORT if self.passing else USER if self.user else BUG
 
 
 class EngineProcess:
-    """One process. `command` starts it, the socket's address is appended; `heard` gets its
-    messages. All methods belong to one event loop."""
+    """One process. `command` starts it; the socket's address is appended. `heard` is called with
+    its messages. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EngineProcess:
         context: zmq.asyncio.Context,
         heard: Callable[[bytes], None],
     ) -> None:
-        """Raises OSError or ZMQError where there is no room for its socket."""
+        """Raises OSError or ZMQError where its socket cannot be made."""
         self._command = tuple(command)
         self._socket = context.socket(zmq.PAIR)
         try:
@@ -76,19 +76,19 @@ class EngineProcess:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Starts it. It is heard of again by messages, or by `ended`. Raises OSError, ZMQError."""
+        """Starts it; messages or `ended` follow. Raises OSError, ZMQError."""
         self._socket.set_hwm(0)
         self._socket.linger = 0
         address = f"ipc://{self._folder}/engine"
         self._socket.bind(address)
-        pipe = asyncio.subprocess.PIPE  # held open by us alone: its end tells the child
+        pipe = asyncio.subprocess.PIPE  # when it closes, with this process, the child exits
         self._process = await asyncio.create_subprocess_exec(
             *self._command, address, stdin=pipe, start_new_session=True
         )
         self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._wait())]
 
     def send(self, message: bytes) -> None:
-        """Sends a message; one to a process that has gone is lost."""
+        """Sends a message. It is lost if the process has ended."""
         # without a high-water mark a send never waits, so the future is done at once
         self._socket.send(message)
 
@@ -99,7 +99,7 @@ class EngineProcess:
 
     async def dump(self) -> dict[str, str]:
         """A dump of its stacks and its state, as far as it still responds, by name."""
-        read_black_box(self._folder)  # what was said before
+        read_black_box(self._folder)  # discards older dumps
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
             with contextlib.suppress(ProcessLookupError, OSError):
@@ -114,7 +114,7 @@ class EngineProcess:
         return read_black_box(self._folder)
 
     async def close(self, patience_s: float = EXIT_S) -> bool:
-        """Ends the process, which has `patience_s` to exit by itself; whether it is gone.
+        """Ends the process, after `patience_s` by a signal. Returns whether it has ended.
 
         May be called twice.
         """
@@ -142,7 +142,7 @@ class EngineProcess:
         return process.returncode is not None
 
     def _handles_signals(self) -> bool:
-        """The signal would end one that is not ready; and one that wrote its stacks runs Python."""
+        """Before it is ready the signal would end it; if it wrote its stacks, Python runs in it."""
         path = self._folder / STACKS
         return path.exists() and not path.stat().st_size
 
@@ -160,7 +160,7 @@ class EngineProcess:
         try:
             while True:
                 self._heard(await self._socket.recv())
-        except Exception as error:  # the socket, or a message that nobody understands
+        except Exception as error:  # the socket failed, or a message is malformed
             log.exception("a message of the engine process failed")
             words = (
                 f"the engine process's messages cannot be read ({type(error).__name__}: {error})"
@@ -171,10 +171,10 @@ class EngineProcess:
         assert self._process is not None
         code = await self._process.wait()
         end = time.monotonic() + LAST_WORDS_S
-        if code in (BUG, USER):  # it has said why: zmq's thread may not have read that yet
+        if code in (BUG, USER):  # it sent the reason: zmq's thread may not have read it yet
             await asyncio.wait({self.ended}, timeout=LAST_WORDS_S)
         while await self._socket.poll(50) and time.monotonic() < end:
-            await asyncio.sleep(0.01)  # `_receive` takes its last words
+            await asyncio.sleep(0.01)  # `_receive` reads its last message
         self.record_death(Death(f"the engine process ended with code {code}{hint(code)}"))
 
 
@@ -192,7 +192,7 @@ def hint(code: int) -> str:
 
 
 def _socket_folder() -> Path:
-    """A folder that only this user can enter, with a path short enough for a Unix socket."""
+    """A folder that only this user can read, with a path short enough for a Unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="spark-"))
     if len(str(folder)) > SOCKET_PATH_MAX:
         with contextlib.suppress(OSError):

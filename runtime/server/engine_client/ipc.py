@@ -1,7 +1,7 @@
 """The messages between the HTTP process and the engine process.
 
 MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
-the requests, and the engine knows each by that number.
+the requests; the engine uses these numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Run a request, which was checked, under the id `id`; ids grow. `prompt` is i32: one by one
-    its ids would take longer to read than all else that is done before a first token's launch."""
+    """Run a checked request under the id `id`; ids increase. `prompt` is i32 bytes: decoding ids
+    one by one would take longer than all other work before a first token's launch."""
 
     id: int
     prompt: bytes
@@ -52,11 +52,11 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Answer with a StepReport, whatever there is to say."""
+    """Answer with a StepReport, with or without events."""
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """The engine's counters: since the start, but for the first five and what says `now`."""
+    """The engine's counters since its start; the first five and those with `now` are current."""
 
     running: int = 0
     waiting: int = 0  # swapped ones among them
@@ -70,10 +70,10 @@ class Stats(msgspec.Struct, frozen=True):
     errors: int = 0  # requests ended because their logits were not finite
     drafts_by_position: list[int] = []  # how often the draft at each position was verified
     accepted_by_position: list[int] = []  # and kept
-    rounds_by_k: dict[int, int] = {}  # rounds launched with so many drafts a row
+    rounds_by_k: dict[int, int] = {}  # rounds launched, by drafts a row
     prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     prefix_hits: int = 0  # and found: not computed
-    prefix_lost_for_state: int = 0  # whose pages were there, but no state to go on from
+    prefix_lost_for_state: int = 0  # whose pages were found, but no state to resume from
     snapshots: int = 0  # states that the cache holds now
     snapshot_rows: int = 0  # and could hold
     cache_bytes: int = 0  # that it holds now, pages and states
@@ -81,7 +81,7 @@ class Stats(msgspec.Struct, frozen=True):
     evicted_pages: int = 0
     evicted_snapshots: int = 0
     restarts: int = 0  # of the engine process; the HTTP process knows
-    memory_short: bool = False  # the host's memory: no new request is to come
+    memory_short: bool = False  # the host's memory: no new request is accepted
 
     @property
     def draft_rounds(self) -> int:
@@ -102,7 +102,7 @@ CACHE = (  # counters of the prefix cache, which the engine and `Stats` name ali
 
 
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
-    """`Engine.stats()` as what travels."""
+    """`Engine.stats()` as a message."""
     return Stats(
         running=row["running"],
         waiting=row["waiting"] + row["swapped"],
@@ -123,10 +123,10 @@ def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the HTTP process must know of an engine. `generation` is generation_config.json.
+    """What the HTTP process knows of an engine. `generation` is generation_config.json.
 
-    Of an open one, `cache_bytes` is what its prefix cache may hold, and `snapshots` how many of
-    the recurrent layers' states. `build`: the fingerprint of what the folder holds; "" of none.
+    Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
+    recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class StepReport(msgspec.Struct, tag=True, frozen=True):
-    """What one step brought, and the counters after it.
+    """The events of one step, and the counters after it.
 
     `begun`: requests that got a slot, first or again, and when (`time.monotonic`).
     """
@@ -163,8 +163,8 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The engine process is about to leave. `user`: something outside the program is wrong;
-    `passing`: it may be right later, as memory that another process still holds."""
+    """The engine process is about to exit. `user`: something outside the program is wrong;
+    `passing`: it may be right later, such as memory that another process still holds."""
 
     message: str
     user: bool
@@ -174,7 +174,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 Command = Submit | Cancel | Ping
 Report = Ready | StepReport | Refused | Failed
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings travel as dicts
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 _REPORTS = msgspec.msgpack.Decoder(Report)
 

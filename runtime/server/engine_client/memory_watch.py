@@ -1,8 +1,8 @@
-"""Watches the host's memory where a GPU has the same: whether so little is left that the engine
-gives back what it can, and takes no new request.
+"""Watches the memory that host and GPU share: when little is left, the engine releases what it can
+and the server accepts no new request.
 
-Such a machine does not fail an allocation when memory ends: it stops answering. Knows the kernel's
-MemAvailable and two limits; knows no engine. A thread reads, so that no step waits for it.
+Such a machine does not fail an allocation when memory runs out: it stops answering. Knows the
+kernel's MemAvailable and two limits; knows no engine. A thread reads, so that no step waits.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from spark_engine.host_memory import available_memory
 from spark_engine.shared_memory import host_room
 
 GIB = 1 << 30
-LOW, HIGH = 6 * GIB, 7 * GIB  # bytes: short from below LOW until HIGH is there again
+LOW, HIGH = 6 * GIB, 7 * GIB  # bytes: short from below LOW until above HIGH
 EVERY_S = 1.0
 
 
 class MemoryWatch:
-    """`available` gives the bytes that can be taken, None where that is not known."""
+    """`available` returns the bytes that can be allocated, None where that is not known."""
 
     def __init__(self, available: Callable[[], int | None] = available_memory) -> None:
         self.short = False
@@ -37,7 +37,7 @@ class MemoryWatch:
         threading.Thread(target=self._run, name="memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -1,5 +1,5 @@
 """Supervises the engine process: starts it, ends one that hangs (watchdog), restarts it with
-exponential backoff, and gives up when it dies too often.
+exponential backoff, and gives up when it ends too often.
 
 Knows processes and times; what happens to requests meanwhile is decided in `client.py`.
 """
@@ -38,13 +38,13 @@ from spark_engine.runtime.server.engine_client.ipc import (
 WATCHDOG_S = 10.0
 PING_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LATE_S = 1.0  # a tick that comes later than this says that we did not run, not the engine
-# Texts are made by the first engine's tokenizer, and requests are held to its limits.
+LATE_S = 1.0  # a tick later than this: this process did not run, which says nothing of the engine
+# The HTTP process keeps the first engine's tokenizer and limits.
 REPLACED = (
     "the folder of engine {} was built again while it was served, and what is there now is not "
     "what this server began with: start the server again (a systemd unit does so by itself)"
 )
-# What clients read; why it stopped is for the log.
+# The message for clients; the reason is only logged.
 RESTARTS = "the engine stopped and is starting again"
 ENDED = "the engine stopped and does not start again; the server's log says why"
 CLOSED = "the server is closed"
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineDied(InternalError):
-    """The engine process is gone, or has stopped answering."""
+    """The engine process has ended, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Supervision:
     """How an engine process is kept alive. Times in seconds.
 
     Attributes:
-        watchdog_s: without an answer, or with work and no step, the process is ended after so
-            long; 0: never.
-        restarts: how often within `window_s` it is started again; then the server gives up.
-        wait_s: what a request may wait for an engine that is being started again.
+        watchdog_s: the process is ended after this time without an answer, or with work and
+            without a step; 0: never.
+        restarts: restarts within `window_s`, after which the server gives up.
+        wait_s: how long a request may wait for a restart.
         dumps: the folder for dumps; None is the system's for temporary files.
     """
 
@@ -75,27 +75,27 @@ class Supervision:
 
 
 class RequestHolder(Protocol):
-    """Who has the requests: `EngineClient`."""
+    """The owner of the requests: `EngineClient`."""
 
     @property
     def sent(self) -> int:
-        """Requests that the process owes an end."""
+        """Requests that the process has and that have not ended."""
         ...
 
     def on_engine_ready(self) -> None:
-        """A process is there, and takes requests."""
+        """A process accepts requests."""
         ...
 
     def on_step(self, report: StepReport) -> None:
-        """What a step brought."""
+        """The events of a step."""
         ...
 
     def on_refused(self, report: Refused) -> None:
-        """The engine does not take a request."""
+        """The engine refused a request."""
         ...
 
     def on_engine_lost(self, words: str, for_good: bool) -> None:
-        """The process is gone; `words`: for clients. `for_good`: no other will come."""
+        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
         ...
 
     def describe(self) -> object:
@@ -111,7 +111,7 @@ class Backoff:
         self._deaths: deque[float] = deque()
 
     def after(self, now: float) -> float | None:
-        """The process died at `now`."""
+        """The process ended at `now`."""
         while self._deaths and now - self._deaths[0] >= self._window_s:
             self._deaths.popleft()
         if len(self._deaths) >= self._most:
@@ -121,30 +121,30 @@ class Backoff:
 
 
 class Watchdog:
-    """Whether an engine that owes steps makes them. Times are of one clock, in seconds."""
+    """Whether an engine with work makes steps. Times are of one clock, in seconds."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
         self._report = self.progress = self._tick = now
 
     def on_message(self, now: float, step: bool) -> None:
-        """The process said something; `step`: one has ended."""
+        """The process sent a message; `step`: a step has ended."""
         self._report = now
         if step:
             self.progress = now
 
     def tick(self, now: float, due_s: float, owes: bool) -> None:
-        """Called every `due_s`. Time in which this process did not run counts for nobody."""
+        """Called every `due_s`. Time in which this process did not run is not counted."""
         late = now - self._tick - due_s
         self._tick = now
         if late > LATE_S:
             self._report += late
             self.progress += late
         if not owes:
-            self.progress = now  # the age counts from when work came
+            self.progress = now  # the age counts from when work arrived
 
     def complaint(self, now: float, owes: bool) -> str | None:
-        """Why the process is to be ended, or None."""
+        """Why the process must be ended, or None."""
         if not self._limit_s:
             return None
         if now - self._report > self._limit_s:
@@ -155,7 +155,7 @@ class Watchdog:
 
 
 class Supervisor:
-    """One engine process after another. All methods belong to one event loop."""
+    """One engine process at a time, restarted when it ends. All methods run in one event loop."""
 
     def __init__(
         self, command: Sequence[str], holder: RequestHolder, how: Supervision, trace: NoTrace
@@ -172,7 +172,7 @@ class Supervisor:
         self.running = False  # a process takes requests
         self.restarts = 0
         self.stats = Stats()  # of the process that runs, or ran last
-        self.died = asyncio.Event()  # for good
+        self.died = asyncio.Event()  # set when no restart follows
         self.death: Death | None = None  # the last one
 
     @property
@@ -182,7 +182,7 @@ class Supervisor:
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step ended, or since work came."""
+        """Seconds since a step ended, or since work arrived."""
         return time.monotonic() - self.watchdog.progress
 
     @property
@@ -192,18 +192,18 @@ class Supervisor:
 
     @property
     def words(self) -> str:
-        """What clients read where no process will come."""
+        """The message for clients when no restart follows."""
         return CLOSED if self.reason == CLOSED else ENDED
 
     @property
     def exit_code(self) -> int:
-        """What a server exits with that ends for the last process's end."""
+        """The server's exit code, from the last process's end."""
         return self.death.code if self.death else BUG
 
     async def start(self) -> EngineInfo:
         """Starts the first process and waits until the engine is loaded.
 
-        Raises EngineError with the process's words when it cannot be loaded, CapacityError where
+        Raises EngineError with the process's message when it cannot be loaded, CapacityError where
         the next try may succeed, or EngineDied.
         """
         self._first = asyncio.get_running_loop().create_future()
@@ -212,7 +212,7 @@ class Supervisor:
         return await self._first
 
     def send(self, message: bytes) -> None:
-        """To the process, if there is one."""
+        """Sends to the process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 
@@ -225,7 +225,7 @@ class Supervisor:
         return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
 
     async def dump(self, words: str) -> Path | None:
-        """Writes what both processes do, and says where; None where it could not."""
+        """Writes a dump of both processes; its path, or None where it could not be written."""
         return self._write(words, await self._process.dump() if self._process else {})
 
     async def close(self) -> None:
@@ -252,14 +252,14 @@ class Supervisor:
             self._give_up(Death(f"the supervisor failed ({type(error).__name__}: {error})"))
 
     async def _run_process(self) -> float | None:
-        """Runs one process to its end; the pause before the next, None if there is none."""
+        """Runs one process to its end. Returns the pause before a restart; None: no restart."""
         assert self._context is not None
         process = None
         try:
             process = self._process = EngineProcess(self._command, self._context, self._on_message)
             await process.start()
             death = await self._watch(process)
-        except (OSError, zmq.ZMQError) as error:  # no room on the disk, no descriptors
+        except (OSError, zmq.ZMQError) as error:  # a full disk, no descriptors
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing
@@ -278,7 +278,7 @@ class Supervisor:
         return pause
 
     async def _watch(self, process: EngineProcess) -> Death:
-        """Pings the process, and ends it when it hangs; how it ended."""
+        """Pings the process, and ends it when it hangs. Returns how it ended."""
         due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
         while not process.ended.done():
             await asyncio.wait({process.ended}, timeout=due_s)
@@ -356,6 +356,6 @@ class Supervisor:
 
 
 def _error_of(death: Death) -> Exception:
-    """What a start raises that ends so."""
+    """What a start that ends with this death raises."""
     kind = CapacityError if death.passing else EngineError if death.user else EngineDied
     return kind(death.reason)

@@ -1,7 +1,7 @@
-"""The engine process: takes requests from a socket, steps the engine, sends what it yields.
+"""The engine process: receives requests from a socket, steps the engine, sends its events.
 
 Knows the engine's loop; knows no HTTP and no text. It ends when its standard input closes, which
-is how it notices that its parent is gone.
+means that its parent has ended.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from spark_engine.runtime.server.engine_client.ipc import (
 from spark_engine.runtime.server.engine_client.memory_watch import MemoryWatch, watch_memory
 from spark_engine.runtime.structured.matcher import Grammars
 
-LINGER_MS = 1000  # for the last message on the way out
-TAKE_S = 0.002  # of what others' next tokens wait for; a prompt of 16,000 takes a tenth of that
+LINGER_MS = 1000  # for the last message at exit
+TAKE_S = 0.002  # of reading requests between two steps; one of 16,000 tokens takes 0.2 ms
 
 
 class Steppable(Protocol):
@@ -65,11 +65,11 @@ class Steppable(Protocol):
         ...
 
     def cancel(self, request_id: int) -> bool:
-        """Ends the request, if it still runs; its last event comes with the next step."""
+        """Ends the request, if it still runs; its last event is one of the next step's."""
         ...
 
     def step(self) -> Sequence[Event]:
-        """One turn of the loop."""
+        """One iteration of the loop."""
         ...
 
     @property
@@ -78,8 +78,8 @@ class Steppable(Protocol):
         ...
 
     def check(self) -> float | None:
-        """Raises what another rank has fallen of; seconds until it is to be asked again, None where
-        there are no others."""
+        """Raises the error that ended another rank. Returns the seconds until the next check; None
+        without other ranks."""
         ...
 
     def stats(self) -> Mapping[str, Any]:
@@ -87,11 +87,11 @@ class Steppable(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """What it is doing, for a dump; called by another thread, at any time."""
+        """Its state for a dump; called by another thread, at any time."""
         ...
 
     def save_memory(self, short: bool) -> None:
-        """The host's memory is short from now on, or no more."""
+        """The host's memory is short from now on, or is no longer."""
         ...
 
 
@@ -99,7 +99,7 @@ Opened = tuple[EngineInfo, Steppable]
 
 
 class Replaced(EngineError):
-    """The folder was built again while it was being loaded: the next start finds it whole."""
+    """The folder was rebuilt while it was being loaded: the next start finds it complete."""
 
 
 class Worker:
@@ -112,7 +112,7 @@ class Worker:
         engine: Steppable,
         watch: MemoryWatch | None = None,
     ) -> None:
-        """`watch` says whether the host's memory is short; None: nobody looks."""
+        """`watch` says whether the host's memory is short; None: it is not watched."""
         self._socket = socket
         self._info = info
         self._engine = engine
@@ -121,7 +121,7 @@ class Worker:
 
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
-        self._report(())  # the first counters are there before the server says that it is ready
+        self._report(())  # the first counters are sent before the server reports that it is ready
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
@@ -140,8 +140,8 @@ class Worker:
         self._send(StepReport(list(events), stats, list(begun)))
 
     def _drain(self) -> bool:
-        """Handles the waiting commands, for TAKE_S where somebody runs: a burst of long prompts is
-        taken in over some steps. True when there was one."""
+        """Handles the waiting commands, for TAKE_S at most while requests run: a burst of long
+        prompts is read over several steps. Returns whether there was a command."""
         asked = False
         again, end = self._engine.check(), math.inf
         timeout = 0 if not self._engine.idle else None if again is None else int(1000 * again)
@@ -171,9 +171,9 @@ class Worker:
 def serve(
     address: str, open_engine: Callable[[], Opened], save: Callable[[], None] = lambda: None
 ) -> int:
-    """Runs the process until its parent leaves or the engine fails; returns the exit code.
+    """Runs the process until its parent ends or the engine fails; returns the exit code.
 
-    `address` is `ipc://` and a path in a folder of its own; `save` is called at the end.
+    `address` is `ipc://` and a path in a folder for it alone; `save` is called at the end.
     """
     path = Path(address.removeprefix("ipc://"))
     box = BlackBox(path.parent)
@@ -181,19 +181,19 @@ def serve(
     _leave_with_the_parent(path, save, box)
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)  # the HTTP process bounds what is on the way
+    socket.set_hwm(0)  # the HTTP process bounds what is in flight
     socket.linger = LINGER_MS
     socket.connect(address)
     try:
         opened = open_engine()
         box.describe = opened[1].state
         gc.collect()
-        gc.freeze()  # what was loaded stays: a collection in a step need not look at it
+        gc.freeze()  # what was loaded is permanent: a collection in a step need not scan it
         Worker(socket, *opened, watch_memory()).run()
     except Exception as error:
         user = isinstance(error, UserError)
         if not user:
-            with contextlib.suppress(OSError):  # a full disk must not keep the last words back
+            with contextlib.suppress(OSError):  # a full disk must not suppress the last message
                 traceback.print_exc()
             box.write_error(error)
         passing = isinstance(error, CapacityError | Replaced)
@@ -207,24 +207,24 @@ def serve(
 
 
 def describe_error(error: Exception) -> str:
-    """What clients are told: a user's error speaks for itself, any other is named first."""
+    """The message for clients: a user's error as it is, any other after its class."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
-    """Signals meant for the group are the parent's business: it drains and then lets go of us."""
+    """Ignores signals to the process group: the parent handles them, drains, then ends us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, args=(path, save, box), daemon=True).start()
 
 
 def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
-    # a thread, because the loop may be deep in a long step when the parent asks, or dies
+    # a thread, because the loop may be in a long step when the parent sends, or ends
     with contextlib.suppress(OSError):
         while asked := os.read(0, 64):
             if ASK in asked:
                 box.write()
-    with contextlib.suppress(OSError):  # a parent that was killed left its folder behind
+    with contextlib.suppress(OSError):  # a parent that was killed did not remove its folder
         for left in (path, path.parent / STACKS, path.parent / STATE):
             left.unlink(missing_ok=True)
         path.parent.rmdir()
@@ -236,7 +236,7 @@ def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
 def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     info = read_info(folder)
-    if has_text(folder):  # what grammars need is loaded beside the engine
+    if has_text(folder):  # grammars are loaded in parallel with the engine
         grammars = Grammars.of(folder / TOKENIZER, info.limits.vocab, info.eos_token_ids)
         grammars.begin()
         options = replace(options, grammars=grammars)
@@ -256,7 +256,7 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
 
 
 def _replaced(folder: Path, build: str) -> Replaced | None:
-    """What to raise where the folder holds another engine than it did."""
+    """The error to raise if the folder's engine has changed."""
     with contextlib.suppress(EngineError, OSError):
         if read_info(folder).build == build:
             return None

@@ -1,6 +1,6 @@
-"""The ASGI application: the routes of `api/routes.py`, errors, authorisation.
+"""The ASGI application: routes, errors, authorisation.
 
-Knows HTTP; how a request runs is in `endpoints.py`, what it means in `service.py` and `api/`.
+Knows HTTP; `routes.py` has the routes, `endpoints.py` runs a request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_engine.runtime.server.operation.keys import Keyring, LimitReached, Un
 from spark_engine.runtime.server.operation.request_ids import RequestIds
 from spark_engine.runtime.server.replies.errors import Draining, error_response
 
-ASK_AGAIN_S = 600  # what a browser may remember of what is allowed
+ASK_AGAIN_S = 600  # how long a browser may cache a CORS answer
 
 
 def create_app(
@@ -40,11 +40,11 @@ def create_app(
     page: bool = True,
     guard: Guard | None = None,
 ) -> FastAPI:
-    """The application. All paths but the open ones ask for one of `keys`, where there are any.
+    """The application. All paths except the open ones need one of `keys`, if there are any.
 
-    `listeners` are told of every request that has ended. `origins`: pages of these may use the
-    server from a browser (`*`: of all). `page`: there is a page at `/`. `guard`: by which names
-    and which pages it may be called; None: by any.
+    `listeners` are called with every request that has ended. `origins`: pages of these may use
+    the server from a browser (`*`: of all). `page`: serve the page at `/`. `guard`: the names and
+    pages by which it may be called; None: any.
     """
     routes = (*ROUTES, *(page_routes() if page else ()))
     keys, metrics = keys or Keyring(), endpoints.service.metrics
@@ -82,7 +82,7 @@ def _handler(
             if not is_open:
                 admit(request.headers, keys, route.runs, metrics, route.counts)
             return await route.run(endpoints, request)
-        except Exception as problem:  # here it still has its request's name
+        except Exception as problem:  # here the request's id is still known
             return await _on_error(request, problem)
 
     return handle
@@ -98,7 +98,7 @@ async def _on_error(request: Request, problem: Exception) -> Response:
     response = json_response(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"
-        if isinstance(problem, Draining):  # the next try must not come here on this connection
+        if isinstance(problem, Draining):  # the client must not retry on this connection
             response.headers["Connection"] = "close"
     elif isinstance(problem, LimitReached):
         response.headers["Retry-After"] = str(math.ceil(problem.retry_s))

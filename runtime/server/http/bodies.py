@@ -18,24 +18,23 @@ from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.replies.errors import TooLarge, UnknownEncoding
 
 MAX_BODY = 32 << 20  # bytes
-MOST_WINDOW = 8 << 20  # bytes of memory that unpacking zstd takes; RFC 9659 allows clients no more
-TURN = 1 << 20  # bytes of bodies that are unpacked in one turn of the event loop
-SMALL_BODY = 256 << 10  # bytes of each body that are always taken
-PART = 64 << 10  # bytes; smaller parts of a body are put together
-LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all may hold; one of the most allowed always
+MOST_WINDOW = 8 << 20  # bytes of zstd's window; RFC 9659 allows clients no more
+TURN = 1 << 20  # bytes that are decompressed in one turn of the event loop
+SMALL_BODY = 256 << 10  # bytes of each body that are always accepted
+PART = 64 << 10  # bytes; smaller parts of a body are joined
+LARGE_BODIES = 4 * MAX_BODY  # bytes above SMALL_BODY of all bodies; a largest one always fits
 
 
 def _inflate() -> Any:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's header or zlib's
 
 
 def _unzstd() -> Any:
     return zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
 
 
-# What unpacks a content-encoding, how many bytes it is given at a time, and what it raises. No more
-# than some 4 MiB come of such a slice: gzip makes at most 1,032 bytes of one, and zstd 128 KiB of
-# four.
+# The decompressor of a content-encoding, its input bytes at a time, and its error. Such an input
+# expands to about 4 MiB at most: gzip makes up to 1,032 bytes of one, zstd 128 KiB of four.
 ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
     "gzip": (_inflate, 512, zlib.error),
     "x-gzip": (_inflate, 512, zlib.error),
@@ -45,9 +44,9 @@ ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
 
 
 class Body:
-    """A body that came whole, in `parts`; it counts until it is dropped.
+    """A complete body, in `parts`; it counts until it is dropped.
 
-    An event loop does not make it one piece, which takes too long for a large one.
+    The event loop does not join the parts, which would take too long for a large one.
     """
 
     def __init__(self, bodies: Bodies) -> None:
@@ -62,7 +61,7 @@ class Body:
 
     @property
     def data(self) -> bytes:
-        """All of it. Takes some time for a large one, at the first call."""
+        """The whole body. Joining a large one takes time, at the first call."""
         if len(self.parts) == 1 and isinstance(whole := self.parts[0], bytes):
             return whole
         whole = b"".join(self.parts)
@@ -70,35 +69,35 @@ class Body:
         return whole
 
     def add(self, part: bytes) -> None:
-        """More of it; small parts become one."""
+        """Adds a part; small parts are joined."""
         if self.parts and len(self.parts[-1]) < PART:
             self.parts[-1] += part
         else:
             self.parts.append(bytearray(part))
 
     def grow(self, size: int) -> None:
-        """So many bytes of it are there. Raises Busy where all together are too many."""
+        """`size` bytes of it were received. Raises Busy where all bodies together are too large."""
         more = max(0, size - SMALL_BODY) - self._large
         self._large, self._bodies.large = self._large + more, self._bodies.large + more
         if more and self._bodies.large > max(LARGE_BODIES, self._bodies.most):
             raise Busy("too many long prompts are being read; retry")
 
     def drop(self) -> None:
-        """It is needed no more. May be called twice."""
+        """Releases it. May be called twice."""
         self._bodies.large -= self._large
         self._large, self.parts = 0, []
 
 
 class Bodies:
-    """Reads bodies of up to `most` bytes. Large ones share what memory there is for them; small
-    ones always fit."""
+    """Reads bodies of up to `most` bytes. Large ones share LARGE_BODIES bytes; small ones always
+    fit."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most or MAX_BODY
-        self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
+        self.large = 0  # bytes held now above the first SMALL_BODY of each body
 
     async def take(self, request: Request) -> Body:
-        """The body, unpacked; whoever has it drops it. Raises BadField, TooLarge,
+        """The decompressed body; the caller must drop it. Raises BadField, TooLarge,
         UnknownEncoding, Busy, and starlette's ClientDisconnect."""
         too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
         unpack = _reader(request.headers.get("content-encoding", ""))
@@ -114,7 +113,7 @@ class Bodies:
                         raise too_large
                     body.grow(size)
                     body.add(part)
-                    if size > turn:  # others have their turn on the event loop
+                    if size > turn:  # other tasks get a turn of the event loop
                         turn = size + TURN
                         await asyncio.sleep(0)
         except BaseException:
@@ -124,7 +123,7 @@ class Bodies:
 
 
 class _Plain:
-    """A body that is sent as it is."""
+    """A body without compression."""
 
     def parts(self, sent: bytes) -> Iterator[bytes]:
         """The body's next bytes, in parts."""
@@ -132,7 +131,7 @@ class _Plain:
 
 
 class _Packed:
-    """A body by one of the ENCODINGS, which may have been packed in several pieces."""
+    """A body of one of the ENCODINGS, which may be several compressed streams."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -147,7 +146,7 @@ class _Packed:
     def _unpacked(self, data: bytes) -> Iterator[bytes]:
         try:
             while data:
-                if self._machine.eof:  # one piece has ended, and another begins
+                if self._machine.eof:  # one stream has ended, and another starts
                     self._machine = self._make()
                 yield self._machine.decompress(data)
                 data = self._machine.unused_data
@@ -156,7 +155,7 @@ class _Packed:
 
 
 def _reader(encoding: str) -> _Plain | _Packed:
-    """What unpacks a body. Raises UnknownEncoding."""
+    """The decompressor of a body. Raises UnknownEncoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return _Plain()

@@ -27,12 +27,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.http.framing import PIECE, Parser
 
-SPARE = 16  # descriptors for what is opened while serving, and for connections on their way in
+SPARE = 16  # descriptors for files opened while serving, and for connections being accepted
 MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
-WRITE_S = 30.0  # an answer of which no byte is taken for so long is cut off
+WRITE_S = 30.0  # an answer is aborted when its client takes no byte for this long
 RETRIED = (408, 503)  # refusals after which the same request may be sent again
-TURN_S = 0.005  # for parsing, of all connections together, before the event loop does anything else
-WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's turn: a request, or the rest of one, is to come
+TURN_S = 0.005  # for parsing all connections, before the event loop does other work
+WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's turn: it must send a request, or the rest of one
 log = logging.getLogger(__name__)
 
 
@@ -41,10 +41,10 @@ class Connections:
     seconds over the head of a request, nor over its body, nor leave an answer untouched for
     `write_s` once no more of it can be buffered.
 
-    Where there is no room for another, the one that has been silent for longest gives way, if
-    its client owes us a request: one that was answered before only where there is no other. A
-    connection whose request is being answered never does. `refused` is told the status of those
-    that are sent away before their request was whole.
+    At the limit a new connection replaces the one that has been silent for longest and must send
+    a request: first among those without an answer so far. A connection whose request is being
+    answered is never closed. `refused` is called with the status of those that are refused before
+    their request was complete.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Connections:
         self.write_s = write_s
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
-        self._unparsed: deque[Connection] = deque()  # those with bytes that wait for their turn
+        self._unparsed: deque[Connection] = deque()  # those with bytes that wait to be parsed
 
     def parse_later(self, connection: Connection) -> None:
-        """Parses what came of this connection, a piece at a time in turn with all others."""
+        """Parses the bytes of this connection, a piece at a time in turn with all others."""
         if not self._unparsed:
             connection.loop.call_soon(self._parse)
         self._unparsed.append(connection)
@@ -79,7 +79,7 @@ class Connections:
                 return
 
     def enter(self, connection: Connection) -> bool:
-        """Whether there is room, made or found."""
+        """Whether another connection fits, after closing one if needed."""
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
@@ -90,7 +90,7 @@ class Connections:
         return True
 
     def wait(self, connection: Connection) -> None:
-        """The connection was heard just now, and its client is to go on."""
+        """The connection received bytes just now, and its client must send more."""
         self.waiting.pop(connection, None)
         self.waiting[connection] = None
 
@@ -105,7 +105,7 @@ class Connections:
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which says when more may be read; what came already is parsed first."""
+    """uvicorn's flow control; bytes that were received already are parsed first."""
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -120,8 +120,8 @@ class _Flow(FlowControl):
 class Connection(H11Protocol):
     """One connection. `connections` is the server's; the rest is what uvicorn passes.
 
-    At most PIECE bytes are parsed at once; what else came waits for its turn, and nothing more is
-    read meanwhile.
+    At most PIECE bytes are parsed at once; further received bytes wait for their turn, and nothing
+    is read until then.
     """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
@@ -130,13 +130,13 @@ class Connection(H11Protocol):
         self._connections = connections
         self._unparsed = bytearray()
         self._in_turn = False  # it is among those that are parsed in turn
-        self._state: Any = None  # the client's, by h11
-        self.answered = False  # once at least
+        self._state: Any = None  # the client's state, of h11
+        self.answered = False  # at least once
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Comes in, or is sent away."""
+        """Accepts or refuses the connection."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self._go_on)
         if self._connections.enter(self):
@@ -163,7 +163,7 @@ class Connection(H11Protocol):
             self._set_timer()
         if self.transport.is_closing():
             self._unparsed.clear()
-        if self.flow.read_paused:  # until the answer is out, or the body is taken
+        if self.flow.read_paused:  # until the answer is sent, or the body is read
             return False
         self._in_turn = bool(self._unparsed)
         if self._in_turn:
@@ -173,14 +173,14 @@ class Connection(H11Protocol):
         return self._in_turn
 
     def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP, or a form of it that is refused: says why, and closes."""
+        """The bytes are not HTTP, or a refused form of it: sends the reason, and closes."""
         problem = self._parser.problem
         status = 431 if problem is not None and problem.error_status_hint == 431 else 400
         words = msg if problem is None else str(problem)
         self._refuse(status, error(words, "invalid_request_error", code="invalid_http"))
 
     def _go_on(self) -> None:
-        """There is room for more, as uvicorn says: what came already is the next."""
+        """uvicorn can take more: parses bytes that were received already."""
         if self._unparsed:
             self.transport.pause_reading()
             if not self._in_turn:
@@ -188,12 +188,12 @@ class Connection(H11Protocol):
                 self._connections.parse_later(self)
 
     def on_response_complete(self) -> None:
-        """An answer is out: the next request may come, for which uvicorn keeps the time."""
+        """An answer is sent: the next request may follow; uvicorn has the timeout for it."""
         super().on_response_complete()
         self.answered = True
         if self in self._connections.inside and self.conn.their_state in WAITING:
             self._connections.wait(self)
-            if self.conn.their_state is h11.SEND_BODY:  # the next request came with the last one
+            if self.conn.their_state is h11.SEND_BODY:  # it was received with the last one
                 self._set_timer()
 
     def pause_writing(self) -> None:
@@ -207,7 +207,7 @@ class Connection(H11Protocol):
         self._trust_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed, by whomever."""
+        """It was closed, by either side."""
         self._unparsed.clear()
         self._forget()
         super().connection_lost(exc)
@@ -217,7 +217,7 @@ class Connection(H11Protocol):
         self._unread = self.loop.call_later(self._connections.write_s, self._on_unread, waits)
 
     def _untaken(self) -> int:
-        """Bytes of answers, here and in the kernel, that the client's side has not acknowledged."""
+        """Bytes of answers, here and in the kernel, that the client has not acknowledged."""
         size = bytearray(4)
         fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
         return self.transport.get_write_buffer_size() + int.from_bytes(size, sys.byteorder)
@@ -228,7 +228,7 @@ class Connection(H11Protocol):
             self._unread = None
 
     def _on_unread(self, before: int) -> None:
-        """`before`: bytes that waited a while ago. Nothing is written meanwhile."""
+        """`before`: the bytes that waited at the last check. Nothing is written in between."""
         if self._untaken() < before:
             self._watch_reader()
             return
@@ -236,12 +236,12 @@ class Connection(H11Protocol):
         self.leave()
 
     def leave(self) -> None:
-        """Makes room at once."""
+        """Closes it at once."""
         self._forget()
         self.transport.abort()
 
     def _set_timer(self) -> None:
-        """Sets the clock where the client's part has begun, and stops it where that is done."""
+        """Starts the timeout of the client's turn, and stops it at the end of the turn."""
         if self not in self._connections.inside:
             return
         state = self.conn.their_state
@@ -257,14 +257,14 @@ class Connection(H11Protocol):
 
     def _on_timeout(self) -> None:
         if self.answered and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self.leave()  # nothing was begun: an answer would be taken for that of the next request
+            self.leave()  # no request was started: an answer would be read as that of the next one
             return
         part = "head" if self.conn.their_state is h11.IDLE else "body"
         words = f"the request's {part} did not come within {self._connections.read_s:g} s"
         self._refuse(408, error(words, "invalid_request_error", code="request_timeout"))
 
     def _refuse(self, status: int, answer: Json) -> None:
-        """Closes, with an answer where none has begun."""
+        """Closes, with an answer if none was started."""
         self._unparsed.clear()
         self._forget()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -292,7 +292,7 @@ class Connection(H11Protocol):
 
 
 def raise_descriptor_limit() -> int:
-    """Lets this process and its children open as many descriptors as they may; returns how many."""
+    """Raises the limit of descriptors of this process and its children to the most; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -302,5 +302,5 @@ def raise_descriptor_limit() -> int:
 
 
 def room_for_connections(limit: int) -> int:
-    """Connections for which there are descriptors, `limit` being the process's; at least one."""
+    """The connections that `limit` descriptors of the process allow; at least one."""
     return max(1, limit - len(os.listdir("/proc/self/fd")) - SPARE)

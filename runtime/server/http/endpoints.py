@@ -1,6 +1,6 @@
 """Handles one HTTP request: its body, the response whole or as events, a client that disconnects.
 
-Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
+Knows HTTP. Knows no API: `routes.py` passes the function that starts an answer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Start = Callable[[Service, Blobs], Awaitable[Reply]]
 
 
 class Endpoints:
-    """The endpoints over one service; `max_body` in bytes. `draining` turns new work away;
-    `metrics_by_key`: /metrics names keys, and so is for those who have one."""
+    """The endpoints over one service; `max_body` in bytes. `draining` refuses new work;
+    `metrics_by_key`: /metrics names keys, and so needs one."""
 
     def __init__(
         self, service: Service, max_body: int | None = None, metrics_by_key: bool = False
     ) -> None:
         self.service, self.metrics_by_key = service, metrics_by_key
-        self.report: Json = {}  # what the engine is: `page/report.py`
+        self.report: Json = {}  # the engine's: `page/report.py`
         self._bodies = Bodies(max_body)
         self.draining = False
 
@@ -51,7 +51,7 @@ class Endpoints:
         return json_response({"status": "unhealthy", "reason": reason}, 503)
 
     def ready(self) -> Response:
-        """200 only while a new request would be taken at once: the queue has room, too."""
+        """200 only while a new request would be accepted at once: the queue is not full either."""
         service = self.service
         room = service.info.limits.max_seqs + service.client.max_queue
         if service.open >= room:
@@ -73,7 +73,7 @@ class Endpoints:
     async def generate(self, request: Request, start: Start) -> Response:
         """Runs one request: a stream of events or one JSON object.
 
-        A stream's status is sent with its first event: what fails before is an error response.
+        A stream's status is sent with its first event: a failure before it is an error response.
         """
         self._refuse_while_draining()
         body = await self._bodies.take(request)
@@ -100,7 +100,7 @@ class Endpoints:
         return SlicedJson([answer])
 
     async def _answer(self, body: Body, start: Start) -> Response:
-        """The answer, or its beginning. Where it is not wanted any more, nothing of it stays."""
+        """The answer, or its start. When it is cancelled, its request is closed."""
         reply = await start(self.service, body.parts)
         try:
             body.drop()
@@ -128,7 +128,7 @@ class Endpoints:
                 start = trace.now()
                 yield event
                 trace.span("loop", "send", start)
-        except Exception as problem:  # the status line is gone: the error goes into the stream
+        except Exception as problem:  # the status was sent: the error is sent in the stream
             status, answer = error_response(problem)
             note_problem(answer["error"])
             yield reply.last_words(status, answer)
@@ -136,7 +136,7 @@ class Endpoints:
             reply.close()
 
     async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-        """What `work` gives, unless the client leaves before: then it is cancelled."""
+        """The result of `work`, which is cancelled if the client disconnects."""
         answer = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
         taken = False
@@ -153,15 +153,15 @@ class Endpoints:
 
 
 class _Stream(StreamingResponse):
-    """The events of `reply`, of which nothing stays: a client that has left before the first was
-    sent leaves their iterator unbegun."""
+    """The events of `reply`, which is closed at the end: if the client disconnects before the first
+    event, their iterator is never started and cannot close it."""
 
     def __init__(self, reply: Reply, events: AsyncIterator[bytes], **given: Any) -> None:
         super().__init__(events, **given)
         self._reply = reply
 
     def close(self) -> None:
-        """Ends what nobody reads."""
+        """Closes a reply that is not sent."""
         self._reply.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,5 @@
-"""HTTP/1.1 as it is taken from a connection: h11, with bounds on the cost of one event, without the
-forms of a request that two parsers may read differently.
+"""Parsing of HTTP/1.1: h11, with bounds on the cost of one event. Refuses requests that two parsers
+may read differently.
 
 Knows bytes and h11; knows no sockets and no endpoints.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 import h11
 
-PIECE = 4 << 10  # bytes that are given to h11 at a time: at most some hundred events
-MOST_HEAD = 16 << 10  # bytes of a request's line and headers, give or take a PIECE
+PIECE = 4 << 10  # bytes that are passed to h11 at a time: at most some hundred events
+MOST_HEAD = 16 << 10  # bytes of a request's line and headers, within one PIECE
 MOST_HEADERS = 256
-FREE_CHUNKS = 16 << 10  # chunks of a body of any size; of more the mean is looked at
+FREE_CHUNKS = 16 << 10  # chunks of any size in a body; above, the mean is checked
 MEAN_CHUNK = 64  # bytes
 
 
@@ -26,7 +26,7 @@ class Parser(h11.Connection):
         self._chunks = self._size = 0  # of this body
 
     def next_event(self) -> Any:
-        """As h11's. Raises RemoteProtocolError."""
+        """h11's. Raises RemoteProtocolError."""
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
@@ -50,7 +50,7 @@ class Parser(h11.Connection):
 def _check(request: h11.Request) -> None:
     """Raises RemoteProtocolError for a request that another parser may read differently, or that
     has too many headers."""
-    if not request.target.startswith(b"/"):  # behind a replica's address it would be another's
+    if not request.target.startswith(b"/"):  # behind a front it could address another host
         shown = request.target[:80].decode("latin-1")
         raise h11.RemoteProtocolError(f"the request's target must begin with /, not {shown!r}")
     names = {name for name, _ in request.headers}

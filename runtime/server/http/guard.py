@@ -1,9 +1,9 @@
-"""Which names a server may be called by, and which pages may call it, where no key says who calls.
+"""The names by which a server without keys may be called, and the pages that may call it.
 
-A browser on this machine reaches a server on 127.0.0.1 for any page that its user visits. A page
-elsewhere may give its own name this address (DNS rebinding), which its requests then have as their
-Host; or it sends a request that needs no leave of the server, with its Origin. Programs that are no
-browsers send no Origin. Knows headers; knows no endpoint.
+A browser on this machine reaches a server on 127.0.0.1 for any page that its user visits. A foreign
+page may resolve its own name to this address (DNS rebinding); its requests then have that name as
+their Host. Or it sends a simple request, which needs no CORS preflight, with its Origin. Programs
+other than browsers send no Origin. Knows headers; knows no endpoint.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _HOST = re.compile(
     rf"(?:(?P<name>{_NAME})|\[(?P<v6>{_V6})\])(?::(?P<port>[0-9]{{1,5}})?)?", re.ASCII
 )
 _PORTS = {"http": 80, "https": 443}
-_ELSEWHERE = (b"cross-site", b"same-site")  # of Sec-Fetch-Site: another page's
+_ELSEWHERE = (b"cross-site", b"same-site")  # of Sec-Fetch-Site: a foreign page's
 _READS = ("GET", "HEAD")
 Place = tuple[str, int | None]  # a host in lower case, and its port
 
 
 def allowed_hosts(given: Sequence[str]) -> tuple[str, ...]:
-    """Names as `--allowed-hosts` takes them, several in one with commas. Raises OptionError."""
+    """The names of `--allowed-hosts`, also several separated by commas. Raises OptionError."""
     names = [name.strip() for one in given for name in one.split(",")]
     for name in names:
         if name != ALL and not _ALLOWED.fullmatch(name) and _address(name) is None:
@@ -49,7 +49,7 @@ def allowed_hosts(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class Guard:
-    """Who may call. `hosts`: names in addition to localhost and every IP address; None: any name.
+    """Checks requests. `hosts`: names in addition to localhost and every IP address; None: any.
     `origins`: of pages other than the server's own, `*` for all; None: any page's requests."""
 
     def __init__(self, hosts: Sequence[str] | None, origins: Sequence[str] | None) -> None:
@@ -61,7 +61,7 @@ class Guard:
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
-        hosts = headers.get(b"host", [])  # none: a program's of HTTP/1.0, and no browser's
+        hosts = headers.get(b"host", [])  # none: a program with HTTP/1.0, never a browser
         if self._hosts is not None and not all(map(self._knows, hosts)):
             shown = b", ".join(hosts)[:80].decode("latin-1")
             words = f"this server is not known as {shown!r}; its operator can name it with"
@@ -83,7 +83,7 @@ class Guard:
     def _serves_page(
         self, method: str, hosts: Sequence[bytes], headers: dict[bytes, list[bytes]]
     ) -> bool:
-        """Whether the request is of no page, of one of the server's own, or of one that may."""
+        """Whether the request is from no page, from the server's own, or from an allowed one."""
         origins = headers.get(b"origin")
         if origins is not None:
             return all(
@@ -96,7 +96,7 @@ class Guard:
 
 
 class Guarded:
-    """The application `app` behind a guard."""
+    """Middleware: refuses requests to `app` that the guard refuses."""
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -121,24 +121,24 @@ class Guarded:
 def guard_of(
     hosts: Sequence[str], bound: str, listener: socket.socket, locked: bool, origins: Sequence[str]
 ) -> Guard:
-    """The guard of a server that listens there, for which `bound` was given. On a loopback address
-    without keys it knows the names of `hosts` and `bound`; elsewhere `hosts`, where there are any.
-    Without keys it takes pages of its own and of `origins`."""
+    """The guard of a server on `listener`; `bound`: its --host. On a loopback address without keys
+    it allows the names of `hosts` and `bound`; elsewhere `hosts`, if there are any. Without keys it
+    allows its own pages and those of `origins`."""
     names = {*hosts, bound.lower().rstrip(".")}
     inside = is_loopback(listener) and not locked
     return Guard(tuple(names) if hosts or inside else None, origins if inside else None)
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether only this machine reaches the listener."""
     found = ip_address(listener.getsockname()[0].partition("%")[0])
     inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return (inner or found).is_loopback
 
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
-    """Whether a page of this origin came from the server that a request's Host names. A proxy
-    before it may have had another scheme: where Host has no port it is that scheme's."""
+    """Whether a page of this origin is from the server that a request's Host names. A proxy may
+    have another scheme, whose default port applies where Host has no port."""
     try:
         parts = urlsplit(origin.decode("ascii"))
         known = parts.scheme in _PORTS and not (parts.path or parts.query or parts.fragment)
@@ -152,7 +152,7 @@ def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
 
 
 def _place(host: bytes) -> Place | None:
-    """What a Host says; None where it is none."""
+    """The host and port of a Host header; None for an invalid one."""
     found = _HOST.fullmatch(host.decode("latin-1"))
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what is sent to each path, from the bodies themselves.
+"""The OpenAPI document: the body of each path, from the body classes.
 
-Knows OpenAPI's form and the limits of fields. Answers are told by their kind alone: clients know
-them by the APIs whose forms they have.
+Knows OpenAPI's format and the limits of fields. Answers have only a media type: clients know them
+from the APIs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ERRORS = {
     "429": "the key has used what it may",
     "503": "too much waits, or the server is on its way down",
 }
-_MOST = 2**53  # above, JSON's readers disagree about integers
+_MOST = 2**53  # above it, JSON parsers disagree about integers
 
 
 class Described(Protocol):
-    """What the document needs of a route."""
+    """The parts of a route that the document has."""
 
     @property
     def method(self) -> str: ...
@@ -90,7 +90,7 @@ def _operation(route: Described, path: str) -> Json:
 
 
 def _limit(schema: Json, sampled: bool) -> None:
-    """Adds the limits of numbers, and takes out what is refused."""
+    """Adds the limits of numbers, and removes refused fields."""
     fields: dict[str, Any] = schema["properties"]
     for name in UNSUPPORTED if sampled else ():
         fields.pop(name, None)

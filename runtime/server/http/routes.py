@@ -1,4 +1,4 @@
-"""Every path that is served: one table, which routes, and from which a 404 says what exists."""
+"""The table of all paths that are served; a 404 lists them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Run = Callable[[Endpoints, Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Route:
-    """One path. `words`: what it is for. `body`: what is sent to it. `open`: it needs no key.
-    `counts`: it is one of the requests that a key has in a minute."""
+    """One path. `words`: its purpose. `body`: its request body. `open`: it needs no key.
+    `counts`: it counts for a key's requests a minute."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class Route:
 
     @property
     def runs(self) -> bool:
-        """Whether it may run for long, and so is held to all limits of a key."""
+        """Whether it may run for long, so that all limits of a key apply."""
         return self.body is not None
 
     def takes(self, path: str) -> bool:
@@ -74,7 +74,7 @@ def _shows(show: Callable[[Endpoints], Response]) -> Run:
 
 
 def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
-    """What concerns one answer that is kept; it gives JSON."""
+    """An operation on one stored response, with JSON as its result."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
         found = work(endpoints.service, request.path_params["id"], request.query_params)
@@ -111,8 +111,8 @@ def _live(endpoints: Endpoints) -> Response:
 
 
 def page_routes() -> tuple[Route, ...]:
-    """Those of the page, whose files are read now. They need no key: nothing of the engine is in
-    them."""
+    """The page's routes; its files are read now. They need no key: they contain nothing of the
+    engine."""
     bundle = read_bundle()
 
     async def run(_: Endpoints, request: Request) -> Response:

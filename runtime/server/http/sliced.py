@@ -1,4 +1,4 @@
-"""JSON that may be long, sent in slices, between which the event loop does other work."""
+"""JSON that may be long, sent in slices; the event loop does other work in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLICE = 256 << 10  # bytes: sending one takes far less than a millisecond
 
 
 class SlicedJson(Response):
-    """JSON that these parts are, one after the other."""
+    """JSON in parts."""
 
     media_type = "application/json"
 

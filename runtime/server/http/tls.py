@@ -1,6 +1,6 @@
-"""TLS: the server's certificate, checked before anything is loaded, and read again on request.
+"""TLS: the server's certificate, checked before anything is loaded, and reloaded on request.
 
-Knows certificates, handshakes and where uvicorn keeps its context; knows no signal and no HTTP.
+Knows certificates, handshakes and uvicorn's context; knows no signal and no HTTP.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """The TLS context of a listener; `reload` gives connections that come later another one.
+    """The TLS context of a listener; `reload` replaces it for later connections.
 
-    `cert` and `key` are PEM files. Raises OptionError for files that cannot be served with.
+    `cert` and `key` are PEM files. Raises OptionError for files that cannot be used.
     """
 
     def __init__(self, cert: str, key: str) -> None:
         self._cert, self._key = cert, key
         self._current = load(cert, key).context
-        self.context = self._current  # of the listener: each connection asks for the current one
+        self.context = self._current  # of the listener: each connection uses the current one
         self.context.sni_callback = self._choose
 
     @classmethod
@@ -39,8 +39,8 @@ class ServerTls:
         return None if cert is None or key is None else cls(cert, key)
 
     def serve_with(self, config: uvicorn.Config, handshake_s: float) -> None:
-        """Makes uvicorn's listener use this context in place of the one that it loads itself, and
-        close connections whose handshake takes longer. Listeners of the running loop."""
+        """Makes uvicorn's listener use this context instead of the one that it loads itself, and
+        close connections with a longer handshake. For listeners of the running loop."""
         config.load()
         config.ssl = self.context
         loop = asyncio.get_running_loop()
@@ -68,34 +68,34 @@ class ServerTls:
     def _choose(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> None:
-        """OpenSSL asks this in each handshake, also where the client names no host."""
+        """OpenSSL calls this in each handshake, also where the client sends no host name."""
         connection.context = self._current
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A pair of files that a server can use. `expires`: as YYYY-MM-DD, UTC."""
+    """A valid pair of files. `expires`: as YYYY-MM-DD, UTC."""
 
     context: ssl.SSLContext
     expires: str
 
 
 def check_tls(cert: str | None, key: str | None) -> None:
-    """Raises OptionError for files that do not make a server's certificate; both None: no TLS."""
+    """Raises OptionError for files that are no certificate of a server; both None: no TLS."""
     check_given(cert, key)
     if cert is not None and key is not None:
         load(cert, key)
 
 
 def check_given(cert: str | None, key: str | None) -> None:
-    """Raises OptionError where one of the two files is given without the other."""
+    """Raises OptionError if only one of the two files is given."""
     if (cert is None) != (key is None):
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
         raise OptionError(f"{given} needs {missing} as well: a certificate and its key")
 
 
 def load(cert: str, key: str) -> Certificate:
-    """A certificate and its key, as clients will see them.
+    """A certificate and its key, checked as clients do.
 
     Raises OptionError for files that are missing or no PEM, for a key of another certificate or
     with a password, and for a certificate that clients refuse: expired or not valid yet.
@@ -121,7 +121,7 @@ def load(cert: str, key: str) -> Certificate:
 
 
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:
-    """What is wrong with files that OpenSSL does not take, and what to do."""
+    """The error of files that OpenSSL refuses, with a remedy."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return (
             f"--tls-key {key} is the key of another certificate than --tls-cert {cert}; "
@@ -137,12 +137,12 @@ def _why_no_pair(cert: str, key: str, error: OSError) -> str:
 
 
 def _handshake(context: ssl.SSLContext, cert: str) -> dict[str, object]:
-    """The certificate as a client sees it that trusts `cert` itself, after a handshake in memory.
+    """The certificate that a client with `cert` as its trust anchor gets in a handshake in memory.
 
-    Raises SSLError, which says why where the client refuses the certificate.
+    Raises SSLError with the reason if the client refuses the certificate.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.check_hostname = False  # names are the client's matter
+    trusting.check_hostname = False  # names are checked by clients
     trusting.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     trusting.load_verify_locations(cert)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

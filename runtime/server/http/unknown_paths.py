@@ -10,7 +10,7 @@ from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.replies.errors import NoSuchPath
 
 _TEXT = "this server reads and writes text"
-# what other servers have under these paths, and why this one has not
+# paths of other servers, and why this one does not have them
 ELSEWHERE = {
     "/v1/embeddings": "this engine generates text and has no embeddings; serve a model of them",
     "/v1/rerank": "this engine generates text and ranks none; serve a reranking model",
@@ -37,7 +37,7 @@ _ALSO |= {"/v2/rerank": "/v1/rerank", "/classify": "/v1/classify", "/embed": "/v
 
 
 def no_such_path(method: str, path: str) -> NoSuchPath:
-    """The error for what no route takes: 404, or 405 where another method is taken."""
+    """The error of a request without a route: 404, or 405 if the path has other methods."""
     plain = path.rstrip("/") or "/"
     methods = [route.method for route in ROUTES if route.takes(plain)]
     if methods and method not in methods:
@@ -52,5 +52,5 @@ def no_such_path(method: str, path: str) -> NoSuchPath:
 
 
 def in_api_form(path: str, status: int, problem: Json) -> Json:
-    """An error in OpenAI's form as the API under `path` says it."""
+    """An error in OpenAI's form, in the form of the API under `path`."""
     return anthropic_error(status, problem) if path.startswith("/v1/messages") else problem

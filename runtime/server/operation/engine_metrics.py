@@ -1,6 +1,6 @@
 """The engine's metrics in /metrics, read from its latest report at each scrape.
 
-Knows names and labels: ours, and vLLM's for the boards that are keyed on them.
+Knows names and labels: ours, and vLLM's for dashboards that use them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Read = Callable[[], tuple[Stats, float]]
 
 
 class EngineCollector(Collector):
-    """The engine's counters and what it is. `read` gives them and the last step's age in seconds.
+    """The engine's counters and description. `read` returns the counters and the last step's age
+    in seconds.
 
-    `limits` None leaves out what it is.
+    `limits` None omits the description.
     """
 
     def __init__(self, model: str, read: Read, limits: Limits | None = None) -> None:
@@ -58,7 +59,7 @@ class EngineCollector(Collector):
         yield from self._infos(stats)
 
     def _infos(self, stats: Stats) -> Iterator[Metric]:
-        """Facts as labels of a 1."""
+        """A gauge of 1 whose labels are facts."""
         yield self._info("spark:build", self._release)
         if (limits := self._limits) is None:
             return
@@ -71,7 +72,7 @@ class EngineCollector(Collector):
         yield self._info("vllm:cache_config", config | cached)
 
     def _cache(self, stats: Stats) -> Iterator[Metric]:
-        """Tokens, but for states, bytes and evictions; all 0 where there is no cache."""
+        """Tokens, except states, bytes and evictions; all 0 without a cache."""
         for prefix in PREFIXES:
             yield self._counter(prefix + "prefix_cache_queries", {"": stats.prefix_queries})
             yield self._counter(prefix + "prefix_cache_hits", {"": stats.prefix_hits})
@@ -86,7 +87,7 @@ class EngineCollector(Collector):
         yield self._gauge(name + "budget_bytes", stats.cache_budget)
 
     def _drafts(self, stats: Stats) -> Iterator[Metric]:
-        """Nothing of an engine without a draft head."""
+        """Empty for an engine without a draft head."""
         most = self._limits.drafts if self._limits else len(stats.drafts_by_position)
         if not most:
             return

@@ -1,7 +1,7 @@
 """One HTTP request, from its head to the end of its answer: its API key, status, tokens and times.
 
-The middleware tells the metrics, the access log and the traces of each that has ended; code in
-between finds its request by `current`. Knows HTTP and clocks.
+The middleware passes each finished request to the metrics, the access log and the traces. Code
+within a request finds it by `current`. Knows HTTP and clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_engine.runtime.server.operation.metrics import Metrics
 NO_ROUTE = "none"  # the handler of a path that does not exist
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 BROKEN = 500  # the status of a request that ended without an answer
-LEFT = 499  # and of one whose client left before
+LEFT = 499  # the status of a request whose client disconnected first
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class EngineUse:
         prompt, cached: tokens of the prompts, each counted once, and those not computed.
         completion: tokens generated, of all choices.
         ends: how the choices ended, in their order.
-        queued: before the engine began with the first of them.
+        queued: until the engine started the first of them.
         first: from the request's submission to the first token of any.
         params: how the first choice was sampled.
     """
@@ -54,11 +54,11 @@ class HttpRequest:
     Attributes:
         id: its x-request-id.
         path: as it was sent, without the query; `handler` is its route's.
-        account: its key's; None where none was asked for. `held`: to that key's limits.
+        account: its key's; None where no key is needed. `held`: it counts for that key's limits.
         start: `time.monotonic` at its head; `wall`: the same as `time.time_ns`.
-        problem: the code of the error that it was answered with, also within a stream.
-        pending: what the engine does for it has not ended: behind the answer, in the background.
-        seconds: to the end of its answer, once that has come.
+        problem: the code of the error in its answer, also within a stream.
+        pending: the engine still works for it, after the answer, in the background.
+        seconds: to the end of its answer, once that was sent.
     """
 
     id: str
@@ -76,26 +76,26 @@ class HttpRequest:
     use: EngineUse | None = None
     pending: bool = False
     seconds: float = 0.0
-    after: Callable[[HttpRequest], None] | None = None  # called when what was pending has ended
+    after: Callable[[HttpRequest], None] | None = None  # called when it is no longer pending
 
     @property
     def key(self) -> str:
-        """The name of its key; empty where none was asked for."""
+        """The name of its key; empty where no key is needed."""
         return "" if self.account is None else self.account.key.name
 
     def begin(self, prompt: int) -> None:
-        """The engine takes so many tokens of prompts for it; `finish` says what came of them."""
+        """The engine starts with this many prompt tokens; `finish` reports the result."""
         self.pending = True
         self.charge(prompt)
 
     def finish(self, use: EngineUse) -> None:
-        """What the engine does for it has ended."""
+        """The engine's work for it has ended."""
         self.use, self.pending = use, False
         if self.after is not None:
             self.after(self)
 
     def charge(self, tokens: int) -> None:
-        """Tokens were read or made for it."""
+        """Counts tokens that were read or generated for it."""
         if self.account is not None and self.held:
             self.account.charge(tokens)
 
@@ -110,26 +110,26 @@ def current() -> HttpRequest | None:
 
 
 def key() -> str:
-    """The name of the current request's key; empty where none was asked for."""
+    """The name of the current request's key; empty where no key is needed."""
     request = _CURRENT.get()
     return "" if request is None else request.key
 
 
 def owner() -> str:
-    """Whose turn the current request takes: its key's, or its connection's where it has none."""
+    """The owner of the current request in queues: its key, or its connection without a key."""
     request = _CURRENT.get()
     return "" if request is None else request.key or request.client
 
 
 def note_route(path: str) -> None:
-    """Says which route the current request took."""
+    """Records the route of the current request."""
     request = _CURRENT.get()
     if request is not None:
         request.handler = path
 
 
 def note_problem(error: Mapping[str, Any]) -> None:
-    """Says with which `error` of an answer the current request ends."""
+    """Records the `error` of the current request's answer."""
     request = _CURRENT.get()
     if request is not None:
         request.problem = str(error.get("code") or error.get("type") or "error")
@@ -138,8 +138,8 @@ def note_problem(error: Mapping[str, Any]) -> None:
 class RequestMiddleware:
     """The outermost layer of the application: it opens and ends an `HttpRequest`.
 
-    `listeners` are told of each when it has ended; what one raises is its own fault and ends
-    nothing but the request.
+    `listeners` are called with each when it has ended. An exception of theirs ends only that
+    request.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, listeners: Sequence[Listener]) -> None:
@@ -192,7 +192,7 @@ class RequestMiddleware:
 
 
 def begin(scope: Scope) -> HttpRequest:
-    """The request whose head has come."""
+    """The request with this head."""
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     client = scope.get("client")
     return HttpRequest(
@@ -207,10 +207,9 @@ def begin(scope: Scope) -> HttpRequest:
 def admit(
     headers: Mapping[str, str], keys: Keyring, runs: bool, metrics: Metrics, counts: bool = False
 ) -> None:
-    """Lets the current request in under its key, where the server asks for one. One that `runs` is
-    held to all of the key's limits. One that only `counts` is one of the requests of a minute, and
-    is let in while others run: it asks for what runs, or ends it. Raises Unauthorised and
-    LimitReached."""
+    """Admits the current request under its key, where the server needs one. All of the key's limits
+    apply to one that `runs`. One that only `counts` is limited by requests a minute and not by
+    requests at once: it queries or ends one that runs. Raises Unauthorised and LimitReached."""
     request = _CURRENT.get()
     if not keys.locked:
         return
@@ -230,7 +229,7 @@ def admit(
 
 
 def _secret(headers: Mapping[str, str]) -> bytes:
-    """The key that a request brings, as a bearer token or as Anthropic's clients send it."""
+    """The key of a request, as a bearer token or as Anthropic's clients send it."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         token = headers.get("x-api-key", "")
@@ -238,7 +237,7 @@ def _secret(headers: Mapping[str, str]) -> bytes:
 
 
 def _headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    """What is left to the key."""
+    """The key's remaining limits."""
     rows: list[tuple[str, str]] = []
     if request.account is not None:
         for kind in ("requests", "tokens"):

@@ -1,8 +1,8 @@
-"""Standard error as JSON lines: what the log did not write becomes a record of its own.
+"""Standard error as JSON lines: every line that the log did not write becomes a record.
 
 With `--log-format json` every line must be one JSON object, also those of libraries, of the engine
 process and its ranks, of crashes, and of the loading progress. All of them write to descriptor 2,
-so that is a pipe here, which a thread reads. Knows descriptors and lines; knows no option.
+which is therefore a pipe that a thread reads. Knows descriptors and lines; knows no option.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import msgspec
 from spark_engine.runtime.server.operation.logs import Json, LogFormat
 
 OWN = 2  # the descriptor of standard error
-LONGEST = 64 << 10  # bytes of one record: what is longer is split
-PIPE = 1 << 20  # bytes that a library may write while it holds Python's lock
+LONGEST = 64 << 10  # bytes of one record: longer ones are split
+PIPE = 1 << 20  # bytes that a library may write while it holds the GIL
 QUIET_S = 0.1  # after which a traceback is complete
-END_S = 2.0  # at the end, for what other processes still write
+END_S = 2.0  # at the end, for output of other processes
 LOGGER = "stderr"
 CRASH = re.compile(
     r"Traceback \(most recent call last\)|Exception (in thread|ignored in)|Fatal Python error"
@@ -33,7 +33,7 @@ CRASH = re.compile(
 )
 # After such a line a traceback belongs to the crash before it.
 CHAINED = re.compile("During handling of|The above exception|Exception in thread|--- Logging")
-_WORSE = (  # the first is also a command's last line: why it ends
+_WORSE = (  # the first is also the last line of a command that fails
     (re.compile(r"^spark-[a-z]+: |error\b", re.I), logging.ERROR),
     (re.compile(r"warning\b", re.I), logging.WARNING),
 )
@@ -41,8 +41,8 @@ _WORSE = (  # the first is also a command's last line: why it ends
 
 @contextlib.contextmanager
 def standard_error(form: LogFormat) -> Iterator[None]:
-    """Within it, with JSON as `form`, all that this process and its children write to standard
-    error is JSON lines. Does nothing where `sys.stderr` is no descriptor 2, as in a test."""
+    """Within it, with JSON as `form`, this process and its children write JSON lines to standard
+    error. Does nothing where `sys.stderr` is not descriptor 2, as in a test."""
     if form is not LogFormat.JSON or not _is_own():
         yield
         return
@@ -61,13 +61,13 @@ def _is_own() -> bool:
 
 
 class _Pipe:
-    """Descriptor 2 from its making to `close`."""
+    """Descriptor 2 until `close`."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
         self._real = os.dup(OWN)
         self._reading, writing = os.pipe()
-        with contextlib.suppress(OSError):  # more than this user may have
+        with contextlib.suppress(OSError):  # over this user's limit
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE)
         os.dup2(writing, OWN)
         os.close(writing)
@@ -76,7 +76,7 @@ class _Pipe:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what is left, and gives the descriptor back."""
+        """Writes the rest, and restores the descriptor."""
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         os.dup2(self._real, OWN)
@@ -103,7 +103,7 @@ class _Pipe:
     def _write(self, lines: Iterable[str]) -> None:
         for line in lines:
             data = line.encode("utf-8", "replace") + b"\n"
-            with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+            with contextlib.suppress(OSError):  # it is not read, or the disk is full
                 while data:
                     data = data[os.write(self._real, data) :]
 
@@ -126,13 +126,13 @@ class Records:
             yield from self._line(line)
 
     def end(self) -> Iterator[str]:
-        """Nothing came for a while: a crash has said all."""
+        """No output for QUIET_S: a crash is complete."""
         crash, self._crash = self._crash, []
         if crash:
             yield self._record("\n".join(crash).rstrip(), logging.ERROR)
 
     def last(self) -> Iterator[str]:
-        """Nothing more comes: what has no line break at its end is a line as well."""
+        """The end of the output: a last line may lack its line break."""
         rest, self._rest = self._rest, b""
         yield from self._line(rest)
         yield from self.end()

@@ -1,7 +1,7 @@
 """API keys: authentication, and rate limits of each key.
 
-Knows the file that holds them, how they are compared, and what each has used. Knows no HTTP. All
-methods belong to one event loop.
+Knows their file, how they are compared, and what each has used. Knows no HTTP. All methods run in
+one event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from spark_engine.errors import CapacityError, OptionError, RequestError
 
-LIMITS = ("requests", "tokens", "at_once")  # what a key may run into
+LIMITS = ("requests", "tokens", "at_once")  # the kinds of a key's limits
 MINUTE = 60.0  # seconds
 MOST_SALT = 256  # characters
 _HEX = 64  # digits of a SHA-256
@@ -27,7 +27,7 @@ MOST_KEYS = 10_000  # each request's key is compared with every one
 MOST_BYTES = 16 << 20  # of the file
 MOST_LIMIT = 10**12  # requests or tokens a minute
 SHORT = 16  # characters: a shorter key may be guessed
-# SHA-256 of the keys that our own examples show: everybody knows them
+# SHA-256 of the keys in our examples, which are public
 _SAMPLES = {
     hashlib.sha256(key.encode()).hexdigest()
     for key in ("replace-me-with-32-random-characters", "secret", "KEY", "…", "...")
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class Unauthorised(RequestError):
-    """The request has no key, or one that is not known."""
+    """The request has no key, or an unknown one."""
 
 
 class LimitReached(CapacityError):
-    """A key has used what it may. `kind`: one of LIMITS; `retry_s`: seconds until it may again."""
+    """A key has reached a limit. `kind`: one of LIMITS; `retry_s`: seconds until it may retry."""
 
     def __init__(self, message: str, kind: str, retry_s: float) -> None:
         super().__init__(message)
@@ -51,9 +51,9 @@ class LimitReached(CapacityError):
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `[[key]]` of the file. Of `key` and `sha256` (hexadecimal, of the key) it has one.
 
-    None is no limit: requests and tokens (prompts and answers) that are taken a minute, and
-    requests that may wait or run at a time. `salt`: only requests of keys with the same one share
-    prompts in the prefix cache; None: with all that have none.
+    None is no limit: requests and tokens (prompts and answers) a minute, and requests that wait
+    or run at a time. `salt`: only requests of keys with the same salt share prompts in the prefix
+    cache; None: all keys without a salt share.
     """
 
     name: str
@@ -77,7 +77,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Bucket:
-    """`rate` a minute, of which a minute's may come at once. May be overdrawn, and then recovers.
+    """A token bucket: `rate` a minute, a burst of one minute's. May be overdrawn, and recovers.
 
     `clock` is in seconds.
     """
@@ -89,28 +89,28 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What may be taken now; below 0 where more was taken."""
+        """The current level; below 0 where it is overdrawn."""
         now = self._clock()
         self._level = min(self.rate, self._level + (now - self._at) * self.rate / MINUTE)
         self._at = now
         return self._level
 
     def take(self, count: float) -> None:
-        """Takes, whether it is there or not."""
+        """Takes `count`, also where that overdraws it."""
         self._level = self.level - count
 
     def wait(self, count: float) -> float:
-        """Seconds until `count` are there, none being taken meanwhile."""
+        """Seconds until the level is `count`, if none is taken until then."""
         return max(0.0, (count - self.level) * MINUTE / self.rate)
 
     def change(self, rate: float) -> None:
-        """Another rate from now on; what was overdrawn stays so."""
+        """Another rate from now on; an overdraft remains."""
         self._level = min(self.level, rate)
         self.rate = rate
 
 
 class Account:
-    """A key and what it has used. A key that the file was read again for keeps its account."""
+    """A key and what it has used. When the file is reloaded, a key keeps its account."""
 
     def __init__(self, key: Key, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -126,11 +126,11 @@ class Account:
         self.tokens = self._bucket(self.tokens, key.tokens_per_minute)
 
     def is_for(self, digest: bytes) -> bool:
-        """Whether `digest` is the key's; takes the same time for any."""
+        """Whether `digest` is the key's; in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
     def enter(self) -> None:
-        """A request begins; `leave` ends it. Raises LimitReached."""
+        """Counts a request as running until `leave`. Raises LimitReached."""
         name, most = self.key.name, self.key.max_requests
         if most is not None and self.open >= most:
             words = f"key {name!r} has {self.open} requests under way (at most {most}); retry"
@@ -141,7 +141,7 @@ class Account:
         self.open += 1
 
     def count(self) -> None:
-        """A request that runs nothing: it counts to those of a minute. Raises LimitReached."""
+        """Counts a request that runs nothing: by the minute only. Raises LimitReached."""
         self._look("requests", self.requests)
         if self.requests is not None:
             self.requests.take(1)
@@ -172,10 +172,10 @@ class Account:
 
 @dataclass
 class Keyring:
-    """All keys. Without any the server is open to everybody, and `find` is not asked."""
+    """All keys. Without any the server is open, and `find` is not called."""
 
     path: Path | None = None  # the file; None: there is none
-    single: str | None = None  # a key without limits, beside the file's
+    single: str | None = None  # a key without limits, in addition to the file's
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -185,14 +185,14 @@ class Keyring:
 
     @property
     def locked(self) -> bool:
-        """Whether a key is asked for."""
+        """Whether requests need a key."""
         return self.path is not None or self.single is not None
 
     def find(self, secret: bytes) -> Account:
         """The account of a key, as UTF-8. Raises Unauthorised."""
         digest = hashlib.sha256(secret).digest()
         found = None
-        for account in self.accounts.values():  # all of them: the time tells nothing
+        for account in self.accounts.values():  # all of them, in constant time
             if account.is_for(digest):
                 found = account
         if found is None:
@@ -202,7 +202,7 @@ class Keyring:
         return found
 
     def reload(self) -> bool:
-        """Reads the file again; one that is wrong is logged, and what was known stays."""
+        """Reloads the file; an invalid one is logged, and the keys stay as they were."""
         try:
             keys = self._read()
         except OptionError as error:
@@ -267,7 +267,7 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def _check(key: Key, given: str, seen: dict[str, str]) -> None:
-    """`seen`: what the file held before it. Raises OptionError."""
+    """One row; `seen`: the rows before it. Raises OptionError."""
     name = key.name
     if not name or not name.isprintable() or len(name) > 64:
         raise OptionError(f"{given}: a name is {name!r}; it must have 1 to 64 printable characters")
@@ -294,7 +294,7 @@ def _check(key: Key, given: str, seen: dict[str, str]) -> None:
 
 
 def _check_secret(key: Key, given: str) -> None:
-    """Raises OptionError for a key that everybody knows, and warns of one that may be guessed."""
+    """Raises OptionError for a public key, and warns of one that may be guessed."""
     if key.digest.hex() in _SAMPLES:
         words = f"{given}: key {key.name!r} is one of our examples, which everybody knows"
         raise OptionError(f"{words}: make one of your own with `openssl rand -hex 16`")

@@ -10,17 +10,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-ACCESS = "spark.access"  # the logger with a line for every request, which is asked for
+ACCESS = "spark.access"  # the logger with a line for every request, an option
 EVERY_S = 1.0
-MOST_KINDS = 1000  # remembered; beyond, all are forgotten and may speak again
+MOST_KINDS = 1000  # remembered; above it, all are dropped and may log again
 
 
 class OnePerKind(logging.Filter):
     """Lets one record of a kind pass every `EVERY_S` seconds, with the number of those between.
 
-    Of a kind are records of one logger, level and format, whatever is filled in; of a text that
-    was made elsewhere (asyncio's hold addresses) the first line counts. The access log passes
-    whole. `clock` is in seconds.
+    A kind is one logger, level and format, whatever the arguments. For a text formatted elsewhere
+    (asyncio's contain addresses) its first line is the format. The access log is not limited.
+    `clock` is in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class OnePerKind(logging.Filter):
 
 @contextlib.contextmanager
 def limited_log() -> Iterator[None]:
-    """Puts the filter before every handler that the root logger has now, and removes it again."""
+    """Adds the filter to all current handlers of the root logger, and removes it at the end."""
     quiet = [(handler, OnePerKind()) for handler in logging.getLogger().handlers]
     for handler, found in quiet:
         handler.addFilter(found)

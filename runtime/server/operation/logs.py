@@ -1,6 +1,6 @@
 """The server's log, as text or JSON, and the access log, a line for every request.
 
-Knows the forms of lines. What may be said how often is `log_limit.py`'s.
+Knows the formats of lines. The rate limit is in `log_limit.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spark_engine.runtime.server.operation.log_limit import ACCESS
 
 PLAIN = frozenset(
     "-_.~:/+%=,@[]()*&?!$"
-)  # of a value that needs no quotes, beside letters and digits
-# Routes that probes, Prometheus and the page ask again and again, whatever anybody uses.
+)  # characters of a value without quotes, next to letters and digits
+# Routes that probes, Prometheus and the page poll.
 QUIET = frozenset(
     ("/health", "/ping", "/ready", "/load", "/metrics", "/page/live", "/page/{name}", "/")
 )
-FIELDS = "fields"  # of a record: what its line holds by name
+FIELDS = "fields"  # of a record: the named values of its line
 
 
 class LogFormat(enum.StrEnum):
@@ -36,7 +36,7 @@ class LogFormat(enum.StrEnum):
 
 
 class LogLevel(enum.StrEnum):
-    """What is written: this, and what is worse."""
+    """The least severe level that is written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -54,14 +54,14 @@ def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> No
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.captureWarnings(True)  # Python's warnings are records like others
-    logging.getLogger(ACCESS).setLevel(logging.INFO)  # asked for by an option of its own
+    logging.getLogger(ACCESS).setLevel(logging.INFO)  # another option enables it
 
 
 class Text(logging.Formatter):
-    """`spark-run: ` and the message, with the request's id where one is being answered."""
+    """`spark-run: ` and the message, with the current request's id."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record; a traceback follows on lines of its own."""
+        """One record; a traceback follows on separate lines."""
         fields = getattr(record, FIELDS, None)
         message = record.getMessage()
         request = current()
@@ -99,8 +99,8 @@ class Json(logging.Formatter):
 
 
 class AccessLog:
-    """One line a request, when it has ended. Without `all_` none for an answer that a probe, a
-    scrape or the page asks for again and again; one that fails has its line."""
+    """One line a request, when it has ended. Without `all_` a successful probe, scrape or poll of
+    the page has none."""
 
     def __init__(self, all_: bool = False) -> None:
         self._log = logging.getLogger(ACCESS)
@@ -108,14 +108,14 @@ class AccessLog:
 
     def __call__(self, request: HttpRequest) -> None:
         """Writes the line of a request that has ended."""
-        expected = request.status < 400 or request.status == 503  # a probe's two answers
+        expected = request.status < 400 or request.status == 503  # the two answers to a probe
         if not self._all and request.handler in QUIET and expected:
             return
         self._log.info("access", extra={FIELDS: describe(request)})
 
 
 def describe(request: HttpRequest) -> Mapping[str, str | int | float]:
-    """What is said of a request by name: seconds, tokens; what is not known is left out."""
+    """The named values of a request: seconds, tokens; unknown ones are omitted."""
     row: dict[str, str | int | float | None] = {
         "id": request.id,
         "key": request.key or None,
@@ -139,7 +139,7 @@ def describe(request: HttpRequest) -> Mapping[str, str | int | float]:
 
 
 def _quoted(value: object) -> str:
-    """A value that cannot be taken for the end of another: no space, quote or line break."""
+    """A value without ambiguity: one with a space, quote or line break is quoted."""
     text = str(value)
     if text and all(c.isascii() and (c.isalnum() or c in PLAIN) for c in text):
         return text

@@ -1,9 +1,8 @@
-"""What /metrics shows: our own `spark:` names, and vLLM's for the boards that are keyed on them.
+"""/metrics: our `spark:` names, and vLLM's for dashboards that use them.
 
-Counts what the HTTP process sees, once for both names; the engine's own counters are
-`engine_metrics.py`'s. A number has both names; a histogram, which is a series for each bucket, has
-vLLM's alone. What an alert or a board counts is there from the start, at 0, so that a first event
-is seen as a rise.
+Counts in the HTTP process, once for both names; the engine's counters are in `engine_metrics.py`. A
+number has both names; a histogram, which is a series for each bucket, has only vLLM's. Counters of
+alerts and dashboards exist from the start, at 0, so that a first event is an increase.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ PHASE = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 60, 300, 1800)
 LENGTH = (10, 100, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)  # tokens
 CHOICES = (1, 2, 5, 10, 100)
 HTTP = (1, 10, 100)
-# What a choice can end with; a cancelled one is `abort`, as boards know it.
+# Reasons for which a choice ends; dashboards call a cancelled one `abort`.
 REASONS = ("stop", "length", "abort", "error")
-# Statuses that a route with a body may well answer with, so that their first is seen.
+# Usual statuses of a route with a body, which exist from the start.
 STATUSES = (200, 400, 429, 499, 500, 503, 504)
-# What boards call a family under vLLM's prefix as well.
+# Further names of a family under vLLM's prefix.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "inter_token_latency_seconds": ("vllm:time_per_output_token_seconds",)  # until vLLM 0.11
 }
-OWN = frozenset(("admission_rejections",))  # what vLLM does not count
+OWN = frozenset(("admission_rejections",))  # vLLM has no such counter
 Pid = Callable[[], int | None]
 
 
 class Metrics:
-    """The counters of one server. `read` gives the engine's counters and its last step's age in
-    seconds, `pid` its process; `limits` None leaves out what the engine is."""
+    """The counters of one server. `read` returns the engine's counters and its last step's age in
+    seconds, `pid` its process; `limits` None omits the engine's description."""
 
     def __init__(
         self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
@@ -82,15 +81,15 @@ class Metrics:
         self._add_http()
 
     def accepted(self, prompt_tokens: int) -> None:
-        """A request went to the engine."""
+        """A request was sent to the engine."""
         self._prompt.inc(prompt_tokens)
 
     def refused(self) -> None:
-        """A request met a full queue."""
+        """A request was refused by a full queue."""
         self._refused.inc()
 
     def tokens(self, count: int, seconds: float, first: bool) -> None:
-        """A round of tokens came, `seconds` after the request (the first) or the round before."""
+        """A round of tokens arrived, `seconds` after the request (the first) or the last round."""
         self._generated.inc(count)
         (self._first if first else self._between).observe(seconds)
 
@@ -126,17 +125,17 @@ class Metrics:
                 self._http.labels(method, path, str(status))
 
     def http(self, method: str, path: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered. `path` is its route's, lest clients make series."""
+        """An HTTP request was answered. `path`: its route's, so that clients create no series."""
         self._http.labels(method, path, str(status)).inc()
         if method == "POST":  # the others answer at once
             self._http_times.labels(path).observe(seconds)
 
     def turned_away(self, status: int) -> None:
-        """A connection was closed before its request was whole."""
+        """A connection was closed before its request was complete."""
         self._http.labels("none", "none", str(status)).inc()
 
     def limited(self, key: str, kind: str) -> None:
-        """A key met one of its limits."""
+        """A key reached one of its limits."""
         self._limited.labels(key, kind).inc()
 
     def add_key(self, key: str, kinds: Iterable[str]) -> None:
@@ -157,7 +156,7 @@ class Metrics:
         return series + generate_latest(_Shown(self._of_keys)) if by_key else series
 
     def counted(self) -> Mapping[str, Mapping[str, float]]:
-        """Of each family that the HTTP process counts, by its name without a prefix: a counter's
+        """Values of each family of the HTTP process, by its name without a prefix: a counter's
         values by its last label, a histogram's buckets (cumulative) by their bounds."""
         found: dict[str, dict[str, float]] = {}
         for family in self._twice.collect():
@@ -194,12 +193,12 @@ class Metrics:
 
 
 class Stopwatch:
-    """The times of one choice, told to `metrics`; `time.monotonic`'s seconds.
+    """The times of one choice, reported to `metrics`; in seconds of `time.monotonic`.
 
     Attributes:
         prompt, count: tokens of the prompt, and generated so far.
-        begun: when the engine began with it; None before, and where that was not told.
-        first, last: when its first and latest tokens came.
+        begun: when the engine started it; None before, or where that is not known.
+        first, last: when its first and latest tokens arrived.
     """
 
     def __init__(self, metrics: Metrics, prompt: int = 0) -> None:
@@ -209,29 +208,29 @@ class Stopwatch:
         self.begun: float | None = None
         self.first: float | None = None
         self.whole = 0.0  # seconds, once it has ended
-        self.reason = ""  # for which it ended
+        self.reason = ""  # why it ended
 
     @property
     def queued(self) -> float | None:
-        """Seconds before the engine began."""
+        """Seconds until the engine started it."""
         return None if self.begun is None else max(0.0, self.begun - self.start)
 
     def tokens(self, count: int) -> None:
-        """`count` tokens of one round came."""
+        """`count` tokens of one round arrived."""
         now = time.monotonic()
         self._metrics.tokens(count, now - self.last, self.first is None)
         self.first = now if self.first is None else self.first
         self.last, self.count = now, self.count + count
 
     def end(self, reason: str) -> None:
-        """The choice ended. Boards know a cancelled one as `abort`."""
+        """The choice ended. Dashboards call a cancelled one `abort`."""
         self.whole = time.monotonic() - self.start
         self.reason = "abort" if reason == "cancelled" else reason
         self._metrics.ended(self)
 
 
 class _Twice(Collector):
-    """What is counted once, under every name that boards know it by."""
+    """A value that is counted once and shown under all its names."""
 
     def __init__(self, counted: CollectorRegistry) -> None:
         self._counted = counted
@@ -251,8 +250,8 @@ class _Twice(Collector):
 
 
 class _Shown(Collector):
-    """A registry without the times at which its series were made: nobody asks for them, and they
-    are a fifth of its text."""
+    """A registry without the creation times of its series, which are unused and a fifth of its
+    text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

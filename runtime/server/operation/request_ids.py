@@ -1,7 +1,7 @@
 """The id of each request: the client's `x-request-id`, or a new one.
 
-It goes back as a header, stands in errors, and `current()` gives it to whoever writes a log. Knows
-ASGI; knows no endpoints.
+It is returned as a header and in errors; `current()` returns it for the log. Knows ASGI; knows no
+endpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
-_TAKEN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # no client writes into our log what it likes
+_TAKEN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # a client cannot inject text into our log
 _CURRENT: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
@@ -23,7 +23,7 @@ def current() -> str:
 
 
 class RequestIds:
-    """The application `app` with names for its requests."""
+    """Middleware: gives each request of `app` an id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
 """A span for every request, sent to an OpenTelemetry collector.
 
-Knows OpenTelemetry (the extra `otel`) and the field's names of attributes; sends from a thread of
-its own and drops what cannot be sent.
+Knows OpenTelemetry (the extra `otel`) and its names of attributes; sends from a thread and drops
+what cannot be sent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from spark_engine.hints import extra
 from spark_engine.runtime.server.operation.http_request import HttpRequest
 
 NEEDED = ("opentelemetry.sdk.resources", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
-PATH = "/v1/traces"  # of a collector, where the URL says none
-SEND_S = 5.0  # one export; what is on its way down gets so long too
+PATH = "/v1/traces"  # of a collector, where the URL has no path
+SEND_S = 5.0  # one export; also the limit at shutdown
 OPERATIONS = {  # a route's operation, as the conventions for generative AI name it
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -28,7 +28,7 @@ Value = str | int | float | tuple[str, ...]
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The URL that spans are sent to. Raises OptionError for no URL, or without the extra."""
+    """The URL that spans are sent to. Raises OptionError for an invalid URL or without it."""
     given = f"--otlp-traces-endpoint is {endpoint!r}"
     try:
         for name in NEEDED:
@@ -44,7 +44,7 @@ def check_endpoint(endpoint: str) -> str:
 class Traces:
     """Sends a span for each request that used the engine. `endpoint`: a collector's http(s) URL.
 
-    Raises OptionError without the extra `otel`, or for a URL that is none.
+    Raises OptionError without the extra `otel`, or for an invalid URL.
     """
 
     def __init__(self, endpoint: str, model: str) -> None:
@@ -66,7 +66,7 @@ class Traces:
         self._tracer = self._provider.get_tracer("spark-engine")
 
     def __call__(self, request: HttpRequest) -> None:
-        """Notes a request that has ended. Never waits."""
+        """Records a request that has ended. Never waits."""
         operation = OPERATIONS.get(request.handler)
         if operation is None:
             return

@@ -1,4 +1,4 @@
-"""What the page's live view reads once a second: a few numbers, where /metrics has hundreds.
+"""The numbers that the page's live view reads once a second: fewer than /metrics has.
 
 Knows which counters the view draws; `files/metrics.js` makes rates and quantiles of them.
 """

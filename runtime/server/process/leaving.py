@@ -1,4 +1,4 @@
-"""How the server's process ends although something in it does not: a thread, or the event loop."""
+"""Ends the server's process even if a thread or the event loop does not end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-PATIENCE_S = 1.0  # for threads that are about to end
+PATIENCE_S = 1.0  # for threads that end soon
 THREADS = 4
 log = logging.getLogger(__name__)
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
-    """Runs `work` in an event loop; its result, an exit code. Where threads go on behind it, the
+    """Runs `work` in an event loop and returns its exit code. If threads still run after it, the
     process ends here, with that code."""
     return asyncio.run(_run(work))
 
@@ -45,8 +45,8 @@ def leave(code: int) -> None:
 
 
 def leave_later(seconds: float, code: Callable[[], int]) -> None:
-    """Ends the process after so long, if it is still there then: its event loop, or what it awaits,
-    does not end."""
+    """Ends the process after `seconds`, if it still runs: its event loop, or a task, does not
+    end."""
 
     def end() -> None:
         log.error(
@@ -60,6 +60,6 @@ def leave_later(seconds: float, code: Callable[[], int]) -> None:
 
 
 def _others() -> list[threading.Thread]:
-    """Threads that the interpreter would wait for at its end."""
+    """Threads that the interpreter would wait for at exit."""
     own = threading.current_thread()
     return [t for t in threading.enumerate() if t is not own and not t.daemon]

@@ -1,6 +1,5 @@
-"""Server options for operators: API keys, certificates, the access log, traces, a shorter context.
-
-Knows the options for it and how each part begins and ends; the parts know their matter.
+"""Starts, reloads and stops the parts that operators configure: keys, certificate, access log,
+traces, and a shorter context.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from spark_engine.runtime.server.operation.telemetry import SEND_S, Traces
 
 
 def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
-    """The engine as if it had been built for at most so many tokens a request.
+    """The engine as if it had been built for `most` tokens a request.
 
     Raises OptionError for more than it was built for.
     """
@@ -40,8 +39,8 @@ def shorten(info: EngineInfo, most: int | None) -> EngineInfo:
 
 
 def keep_loaded() -> None:
-    """Takes what is loaded out of the collector's work: a full collection of it would hold the
-    event loop up for 50 ms and more. Called once, before requests come."""
+    """Excludes loaded objects from garbage collection: a full collection of them would block the
+    event loop for 50 ms and more. Called once, before requests arrive."""
     gc.collect()
     gc.freeze()
 
@@ -56,9 +55,9 @@ def show_keys(keys: Keyring, metrics: Metrics) -> None:
 def on_hangup(
     keys: Keyring, tls: ServerTls | None, loaded: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """SIGHUP loads the file of keys, then calls `loaded`, and the certificate.
+    """SIGHUP reloads the file of keys, then calls `loaded`, and reloads the certificate.
 
-    Where there is neither file, the signal ends the process, as a terminal that closes expects.
+    Without either file the signal ends the process, as at the closing of a terminal.
     """
     loop = asyncio.get_running_loop()
 
@@ -82,8 +81,8 @@ def on_hangup(
 async def listeners(
     access_log: bool, whole: bool, collector: str | None, model: str
 ) -> AsyncIterator[Sequence[Listener]]:
-    """The listeners that get every request that has ended. `whole`: the access log has probes
-    as well. `collector`: a URL. Raises OptionError."""
+    """The listeners that get every request that has ended. `whole`: the access log includes
+    probes. `collector`: a URL. Raises OptionError."""
     found: list[Listener] = []
     if access_log:
         found.append(AccessLog(whole))
@@ -94,6 +93,6 @@ async def listeners(
         yield found
     finally:
         if traces is not None:
-            # a collector that does not answer must not hold the way down up
+            # a collector that does not answer must not delay the shutdown
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(traces.close), 2 * SEND_S)

@@ -1,10 +1,9 @@
-"""The address that a server will listen on: taken at once, listened on later.
+"""The server's address: claimed at the start, listened on after loading.
 
-Linux lets two sockets have one port as long as neither listens, where both may reuse what a server
-before them left (SO_REUSEADDR, without which a server cannot start again for a minute). So that a
-second server is told at once, and not when its engine is loaded, the port is also a name in the
-abstract namespace of Unix sockets, which a network namespace has as it has its ports, and which
-goes with its process.
+With SO_REUSEADDR, without which a server cannot restart for a minute, Linux lets two sockets bind
+one port as long as neither listens. To refuse a second server at once, and not only after its
+engine is loaded, the port is also claimed as a name in the abstract namespace of Unix sockets,
+which is private to a network namespace as ports are, and is released with the process.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ class Listener(socket.socket):
     claim: socket.socket | None = None
 
     def close(self) -> None:
-        """The port with it."""
+        """Closes the socket and releases the port."""
         if self.claim is not None:
             self.claim.close()
         super().close()
 
 
 def bind(host: str, port: int) -> Listener:
-    """A bound socket that does not listen yet, so that nobody waits on a loading engine. Raises
-    OptionError, with the port, where it is another's."""
+    """A bound socket that does not listen yet, so that no client waits on a loading engine. Raises
+    OptionError, with the port, if it is in use."""
     listener = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""The server process: starts the engine process, serves HTTP, drains, and says how it ended.
+"""The server process: starts the engine process, serves HTTP, drains, and returns its exit code.
 
 Knows processes, signals and deadlines; the endpoints are in `runtime/server/http/app.py`.
 """
@@ -71,11 +71,11 @@ from spark_engine.runtime.server.prompts.text_files import read_formats, read_to
 from spark_engine.runtime.server.service.service import Service
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
-LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
-BACKLOG = 2048  # connections that the kernel may hold for us
-KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
-LEAVE_S = 30.0  # for all that follows; then the process ends, whatever does not
-FORCE_S = 5.0  # between the last word to the clients and closing on them
+LARGE_BUFFER = 1 << 20  # bytes; a larger buffer is returned to the system when it is freed
+BACKLOG = 2048  # connections that the kernel may queue
+KEEP_ALIVE_S = 75  # above usual idle times of clients' pools, which must not find them closed
+LEAVE_S = 30.0  # for the rest of the shutdown; then the process exits
+FORCE_S = 5.0  # between the last message to clients and closing their connections
 log = logging.getLogger(__name__)
 
 
@@ -84,34 +84,34 @@ class ServerOptions:
     """How to serve. Times in seconds; `timeout_s` None: requests may take as long as they like.
 
     Attributes:
-        names: what the model is called in requests; empty: the engine's name.
+        names: the model's names in requests; empty: the engine's name.
         max_queue: requests that may wait beyond those that run.
-        queue_timeout_s: what a request may wait until the engine begins with it.
-        drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
-        watchdog_s: silence, or work without a step, after which the engine process is ended and
-            started again; 0: never; None: as long as suits the engine's executor.
-        restarts: how often within ten minutes it is started again, before the server gives up.
-        restart_wait_s: what a request may wait for that.
-        dumps: the folder for dumps of what both processes did; None: the system's temporary one.
-        grace_s: how long a server that has given its engine up still answers, before it exits.
-        allow_priority: requests may say how urgent they are, and put others back.
+        queue_timeout_s: what a request may wait until the engine starts it.
+        drain_timeout_s: time for requests in flight after SIGTERM; then they are cancelled.
+        watchdog_s: silence, or work without a step, after which the engine process is restarted;
+            0: never; None: the default of the engine's executor.
+        restarts: restarts within ten minutes, after which the server gives up.
+        restart_wait_s: how long a request may wait for a restart.
+        dumps: the folder for dumps of both processes; None: the system's temporary one.
+        grace_s: how long a server that has given up still answers, before it exits.
+        allow_priority: requests may set their priority, and so delay others.
         max_connections: connections at a time; fewer where descriptors do not suffice.
-        read_timeout_s: what the head of a request may take to arrive, and then its body.
-        api_keys: a file with more keys, each with limits of its own; read again on SIGHUP.
-        metrics_by_key: /metrics counts by the names of keys too, and asks for a key.
-        max_model_len: tokens that a request may reach; None: as many as the engine holds.
-        max_body_mib: what a body may hold.
-        access_log: whether every request gets a line in the log, but for successful probes,
-            scrapes and the page's own; `access_log_all`: those too.
+        read_timeout_s: the time for the head of a request, and then for its body.
+        api_keys: a file with more keys, each with its limits; reloaded on SIGHUP.
+        metrics_by_key: /metrics also counts by the names of keys, and needs a key.
+        max_model_len: tokens of a request; None: the engine's maximum.
+        max_body_mib: the largest body.
+        access_log: whether every request has a line in the log, except successful probes,
+            scrapes and the page's polling; `access_log_all`: those too.
         traces: URL of an OpenTelemetry collector.
         cors_origins: pages of these may use the server from a browser; `*`: of all.
-        allowed_hosts: names by which the server may be called; `*`: by any. Empty: by any where it
-            has keys or other machines reach it, else as localhost or by an address.
+        allowed_hosts: names by which the server may be called; `*`: any. Empty: any if it has keys
+            or other machines reach it, else localhost or an address.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
         tls_key: the certificate's key, in PEM form without a password.
-        page: there is a page at `/`.
-        chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
-        engine: how the engine is run; its queue is made long enough for `max_queue`.
+        page: serve the page at `/`.
+        chat: how conversations are read: formats of thoughts and calls, a thought's budget.
+        engine: how the engine is run; its queue is set from `max_queue`.
     """
 
     host: str = "127.0.0.1"
@@ -160,7 +160,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     shorten(info, options.max_model_len)
     if options.traces is not None:
         check_endpoint(options.traces)
-    waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
+    waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
         options = replace(options, watchdog_s=watchdog_for(folder))
@@ -168,8 +168,8 @@ def run(folder: Path, options: ServerOptions) -> int:
 
 
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
-    """What starts the engine process."""
-    # -P: `python -m` would look in the current folder first, and a clone's root holds a
+    """The command of the engine process."""
+    # -P: `python -m` would search the current folder first, and a clone's root has a
     # `spark_engine` without the other packages
     return (
         sys.executable,
@@ -203,7 +203,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     try:
         stack.enter_context(limited_log())
         stack.enter_context(on_hangup(keys, tls, show))
-        await pool.begin()  # it loads while we and the engine do
+        await pool.begin()  # it loads in parallel with the engine
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         info = shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
@@ -262,8 +262,8 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
 
 
 def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
-    # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
-    # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
+    # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it would
+    # otherwise try, and log, once for each place of the backlog. `_Server.startup` resets it.
     return uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, connections)),
@@ -279,8 +279,8 @@ def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> u
 
 
 def _give_large_buffers_back() -> None:
-    """glibc learns from large buffers that were freed to keep the next ones, up to 64 MB of them;
-    a threshold that is set stays as it is."""
+    """glibc raises its threshold with each large buffer that is freed, and then keeps up to 64 MB;
+    a threshold that is set does not change."""
     with contextlib.suppress(AttributeError, OSError):  # another libc
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
@@ -292,7 +292,7 @@ def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our way down: drain, then cancel, then close; the exit code says why."""
+    """uvicorn with our shutdown: drain, then cancel, then close, and an exit code."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class _Server(uvicorn.Server):
         self._dumping: asyncio.Task[Path | None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, then the backlog as it should be; said when signals are answered as well."""
+        """uvicorn's, then the real backlog; logged once signals are handled too."""
         keep_loaded()
         await super().startup(sockets)
         for listener in sockets or ():
@@ -344,7 +344,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._stop_requested.set)
 
     async def _drain(self) -> None:
-        """The port stays open meanwhile: probes and new work are answered with 503."""
+        """The port stays open: probes and new work are answered with 503."""
         await self._stop_requested.wait()
         if (going := self._client.in_flight) and self._signals < 2:
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
@@ -367,7 +367,7 @@ class _Server(uvicorn.Server):
         await self._force_exit_later()
 
     def _dump(self) -> None:
-        """SIGUSR1: what both processes do, into a file that the log names."""
+        """SIGUSR1: writes a dump of both processes to a file, and logs its path."""
         self._dumping = asyncio.create_task(self._client.dump("asked for by SIGUSR1"))
 
     async def _force_exit_later(self) -> None:

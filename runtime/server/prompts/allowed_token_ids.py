@@ -1,5 +1,5 @@
-"""`allowed_token_ids`: an answer of these ids alone, as a grammar. It ends by itself only where an
-id of the model's ends is among them."""
+"""`allowed_token_ids`: an answer of only these ids, as a grammar. It ends by itself only if one of
+them is an end id of the model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FIELD = "allowed_token_ids"
 def only_these_ids(
     ids: Sequence[int], known: int, ends: Sequence[int], most: int, bound: ConstraintSpec | None
 ) -> ConstraintSpec:
-    """What binds an answer of at most `most` tokens to `ids`, besides what binds it already.
+    """Adds to a constraint: an answer of at most `most` tokens has only `ids`.
 
     `known` ids have a token, and `ends` are the model's end ids.
 
-    Raises BadField for an id without one, and beside another grammar.
+    Raises BadField for an id without a token, and where there is another grammar.
     """
     if not ids:
         raise BadField(f"{FIELD} is empty; it must hold an id", FIELD)
@@ -33,7 +33,7 @@ def only_these_ids(
         words = f"{FIELD} and another form of the answer cannot be enforced together"
         raise BadField(f"{words}: give one of them", FIELD)
     spans = ",".join(_spans(sorted(set(ids))))
-    # one more than can come: a grammar that is followed to its end would be an end of its own
+    # one more than the answer can have: the end of the grammar would end the answer
     times = "*" if set(ends) & set(ids) else f"{{{most + 1}}}"
     text = f"start: id{times}\nid: <[{spans}]>"
     if len(text) > MOST_TEXT:

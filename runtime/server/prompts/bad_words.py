@@ -1,7 +1,7 @@
-"""`bad_words`: texts that an answer must not hold, as rows of token ids that must not be sampled.
+"""`bad_words`: texts that an answer must not contain, as rows of token ids not to sample.
 
-As in vLLM a text is barred in the tokens that the tokenizer gives it, alone and behind a blank, and
-what counts is the answer, thoughts included.
+As in vLLM a text is excluded as its own tokens, alone and after a space, in the whole answer,
+including thoughts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_WORDS, MOST_CHARACTERS = 1024, 16 << 10
 def bar(
     words: Sequence[str], tokenizer: Tokenizer, bound: ConstraintSpec | None
 ) -> ConstraintSpec | None:
-    """What binds an answer without these texts, besides what binds it already.
+    """Adds to a constraint: an answer without these texts.
 
-    Raises BadField for a text of nothing but blanks, and for too many.
+    Raises BadField for a blank text, and for too many.
     """
     size = sum(map(len, words))
     if len(words) > MOST_WORDS or size > MOST_CHARACTERS:

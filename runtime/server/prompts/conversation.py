@@ -1,7 +1,7 @@
-"""From a chat request to its prompt, the constraint on its answer, and the parser of the answer.
+"""From a chat request to its prompt, and the constraint on and the parser of its answer.
 
-Knows the chat template, the forms of thoughts and calls, and the switches of a request that change
-them. Knows no engine and no API's form.
+Knows the chat template, the formats of thoughts and calls, and the fields that change them. Knows
+no engine and no API's answers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-_TAIL = 8  # tokens that surely hold the mark of a thought, and white space behind it
+_TAIL = 8  # tokens that include the mark of a thought and white space after it
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a server takes conversations.
+    """How a server reads conversations.
 
     Attributes:
-        reasoning: the form of thoughts, a row of `reply_formats` or "auto".
-        tools: the form of calls, likewise.
-        think_budget: tokens of thought at most where a request does not say; None: no limit.
-        reasoning_effort: the effort where a request does not say; None: the template's own.
-        template_kwargs: options of the template where a request does not say.
+        reasoning: the format of thoughts, a row of `reply_formats` or "auto".
+        tools: the format of calls, likewise.
+        think_budget: the default maximum of thought tokens; None: no limit.
+        reasoning_effort: the default effort; None: the template's.
+        template_kwargs: the default options of the template.
     """
 
     reasoning: str = AUTO
@@ -48,9 +48,9 @@ class ChatOptions:
 
 @dataclass(frozen=True)
 class Reading:
-    """A conversation that was read. `bind` makes what binds the answer of the form that it must
-    have, `form`; `shown`: thoughts are part of the answer; `thinking`: the prompt ends inside one;
-    `fresh`: the answer begins a turn."""
+    """A conversation that was read. `form`: the grammar of the answer's form; `bind` makes the
+    constraint from it; `shown`: thoughts are part of the answer; `thinking`: the prompt ends inside
+    one; `fresh`: the answer starts a turn."""
 
     text: str
     form: ConstraintSpec | None
@@ -61,7 +61,7 @@ class Reading:
 
 
 class Reader:
-    """Reads conversations for one template and tokenizer. Thread-safe: nothing changes."""
+    """Reads conversations for one template and tokenizer. Immutable, so thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Reader:
     ) -> None:
         """`grammars` None: no answer may have a form.
 
-        Raises OptionError for a form that is not known, or a budget that cannot be held."""
+        Raises OptionError for an unknown format, or a budget that cannot be enforced."""
         source = None if template is None else template.source
         self.formats = Formats.of(source, options.reasoning, options.tools)
         self._template = template
@@ -116,8 +116,8 @@ class Reader:
     def thinking(
         self, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None = None
     ) -> Thinking:
-        """What the fields of a request and its kwargs say of thinking, and the server where they do
-        not. Raises RequestError."""
+        """Thinking by the fields of a request and its kwargs, with the server's defaults. Raises
+        RequestError."""
         return Thinking.of(fields, kwargs, self._budget, self._server, self._accepted)
 
     def form(
@@ -143,7 +143,7 @@ class Reader:
         fresh: bool = True,
         parallel: bool = True,
     ) -> ReplyParser:
-        """What takes one answer apart; the arguments are those of `ReplyParser`."""
+        """The parser of one answer; the arguments are those of `ReplyParser`."""
         known = () if self._tokenizer is None else self._tokenizer.marks.values()
         return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
 
@@ -155,19 +155,19 @@ class Reader:
         return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(thoughts.start)
 
     def bound(self, thinking: bool, body: StructuredFields) -> ConstraintSpec | None:
-        """What binds an answer to a prompt that says nothing of thoughts itself; `thinking`: it
-        ends inside an open one. Raises RequestError."""
+        """The constraint on the answer to a prompt without fields of thinking; `thinking`: it ends
+        inside an open thought. Raises RequestError."""
         return self.bind(thinking, self.form(body, thinking))
 
     def bind(self, thinking: bool, form: ConstraintSpec | None) -> ConstraintSpec | None:
-        """The same, of the form that the answer must have."""
+        """The same, from the form of the answer."""
         if self._tokenizer is None or not thinking:
             return form
         return Thinking(budget=self._open_budget).bind(form, self._tokenizer, self.formats.thoughts)
 
 
 def _defaults(options: ChatOptions) -> dict[str, Any]:
-    """What the server says of a template's options. Raises OptionError."""
+    """The server's defaults of a template's options. Raises OptionError."""
     kwargs, effort = dict(options.template_kwargs or {}), options.reasoning_effort
     if effort is not None and kwargs.setdefault("reasoning_effort", effort) != effort:
         words = "--reasoning-effort and --chat-template-kwargs contradict each other"
@@ -180,7 +180,7 @@ def _defaults(options: ChatOptions) -> dict[str, Any]:
 
 
 def _accepted(template: ChatTemplate | None) -> frozenset[str]:
-    """The efforts that a template takes: Qwen3.8's refuses all but three."""
+    """The efforts that a template accepts: Qwen3.8's accepts three."""
     if template is None:
         return frozenset(EFFORTS)
     levels = frozenset(EFFORTS) - {"none"}

@@ -73,8 +73,8 @@ def _echo(
 def read_response(
     preparer: Preparer, blobs: Sequence[bytes]
 ) -> tuple[Prepared | Missing, list[bytes]]:
-    """Reads one body; further blobs are the items and the answer of `previous_response_id`, which
-    is asked for where they are not there. Raises RequestError."""
+    """Reads one body; further blobs are the items and the answer of `previous_response_id`. Returns
+    Missing where they are needed and absent. Raises RequestError."""
     body = decode(blobs[0], ResponsesBody, halves=True)
     before: list[Json] = []
     if body.previous_response_id:

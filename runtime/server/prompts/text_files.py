@@ -27,14 +27,14 @@ def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
 
 
 def read_formats(folder: Path, chat: ChatOptions) -> Formats:
-    """The forms of thoughts and calls in an engine folder's answers. The chat template is read and
-    not compiled. Raises OptionError for a form that is not known."""
+    """The formats of thoughts and calls in an engine folder's answers. The chat template is read
+    and not compiled. Raises OptionError for an unknown format."""
     source = read_source(folder / TOKENIZER)[0] if has_text(folder) else None
     return Formats.of(source, chat.reasoning, chat.tools)
 
 
 def grammars_of(tokenizer: Tokenizer | None, info: EngineInfo) -> Grammars | None:
-    """What compiles grammars for an engine's answers; None where it has no tokenizer."""
+    """Compiles grammars for an engine's answers; None where it has no tokenizer."""
     if tokenizer is None:
         return None
     return Grammars(lambda: tokenizer, info.limits.vocab, info.eos_token_ids)

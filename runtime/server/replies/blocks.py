@@ -1,7 +1,7 @@
-"""An answer as blocks, one after the other: thoughts, text, calls. Two APIs are built of such.
+"""An answer as a sequence of blocks: thoughts, text, calls. Two APIs have such answers.
 
-Knows the parts of an answer; knows no JSON form. A block ends where a part of another kind, or
-another call, begins.
+Knows the parts of an answer; knows no JSON. A block ends where a part of another kind, or another
+call, starts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Block:
     ident: str
     name: str = ""
     text: str = ""
-    call: str = ""  # a call's id, by which its result will name it
+    call: str = ""  # a call's id, which its result refers to
 
 
 class Step(NamedTuple):
-    """What happened to a block: `text` was added, or (None) it was opened or closed, as the `last`
-    of the answer maybe."""
+    """A change of a block: `text` was added, or (None) it was opened or closed. `last`: the block
+    is the answer's last one."""
 
     block: Block
     text: str | None = None
@@ -44,8 +44,8 @@ class Step(NamedTuple):
 
 
 class Blocks:
-    """The blocks of one choice. `marks` are the tokenizer's, by id; `thinking`: it begins with a
-    thought."""
+    """The blocks of one choice. `marks` are the tokenizer's, by id; `thinking`: it starts with
+    a thought."""
 
     def __init__(self, parser: ReplyParser, thinking: bool, marks: Mapping[int, str]) -> None:
         self.all: list[Block] = []
@@ -62,7 +62,7 @@ class Blocks:
         return self._parser.is_cut
 
     def push(self, piece: Piece) -> list[Step]:
-        """What one round brought; at the end of the answer also its last block's end."""
+        """The changes of one round; at the end of the answer also its last block's end."""
         self._count(piece.tokens)
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
@@ -96,7 +96,7 @@ class Blocks:
         return [] if block is None else [Step(block, closed=True, last=last)]
 
     def _count(self, events: Iterable[Event]) -> None:
-        """Tokens of the thought, the mark of its end among them."""
+        """Counts tokens of the thought, including the mark of its end."""
         for event in events:
             if not self._thinking or event.token is None:
                 return

@@ -20,11 +20,11 @@ from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.text_stream import Piece
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
+REASONING_KEYS = ("reasoning_content", "reasoning")  # clients read one or the other
 
 
 async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
     found = await service.prepare(JobKind.CHAT, data, deadline)
     asked = found.asked
@@ -43,10 +43,10 @@ async def start(service: Service, data: Blobs) -> Reply:
 
 
 class ChatFormat:
-    """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
+    """The JSON of one choice. `legacy`: a call is a `function_call`, and there is at most one.
 
-    `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:
-    not even the token's own); `shown`: thoughts are part of the answer; `custom`: tools that take a
+    `tokenizer` is for the texts of log-probabilities, of which the `most` best are included (None:
+    no log-probabilities); `shown`: thoughts are part of the answer; `custom`: tools that take a
     text.
     """
 
@@ -71,11 +71,11 @@ class ChatFormat:
         self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
 
     def first(self) -> Json | None:
-        """Clients expect the role before anything else."""
+        """The role, which clients expect first."""
         return {"delta": {"role": "assistant", "content": ""}}
 
     def push(self, piece: Piece) -> Json:
-        """`delta` with what is new, and the tokens' `logprobs`."""
+        """`delta` with the new parts, and the tokens' `logprobs`."""
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush(piece.is_cut)
@@ -108,8 +108,8 @@ class ChatFormat:
         return {"message": message, "logprobs": logprobs}
 
     def finish(self, reason: FinishReason) -> str:
-        """Tool calls are a reason of their own, unless the last is not complete: clients run what
-        says so."""
+        """A special reason for tool calls, unless the last is not complete: clients run calls of
+        this reason."""
         if reason is FinishReason.STOP and self._parser.calls and not self._parser.is_cut:
             return "function_call" if self._legacy else "tool_calls"
         return FINISH[reason]
@@ -126,7 +126,7 @@ class ChatFormat:
         return body
 
     def _add(self, body: Json, delta: Delta) -> None:
-        """A call's first delta has its id and name, the others more of its arguments."""
+        """A call's first delta has its id and name, the others parts of its arguments."""
         if delta.name:
             self._end_input(body)
             self._input = CustomInput() if delta.name in self._custom else None
@@ -139,12 +139,12 @@ class ChatFormat:
         self._say(body, more)
 
     def _end_input(self, body: Json) -> None:
-        """What is left of a custom tool's text."""
+        """Adds the rest of a custom tool's text."""
         if self._input is not None:
             self._say(body, self._input.end())
 
     def _say(self, body: Json, text: str) -> None:
-        """More of the last call, in its row of this delta."""
+        """Adds text to the last call, in its row of this delta."""
         last, rows = self._calls[-1], body.setdefault("tool_calls", [])
         kind, key = ("function", "arguments") if "function" in last else ("custom", "input")
         last[kind][key] += text

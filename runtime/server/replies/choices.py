@@ -1,7 +1,6 @@
 """Responses of one or more choices, whole or as chunks, for chat and completions.
 
-Knows OpenAI's envelope (id, choices, usage, finish reasons). What stands in a choice is its form's
-business.
+Knows OpenAI's envelope (id, choices, usage, finish reasons). A `ChoiceFormat` makes the choices.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoiceFormat(Protocol):
-    """One choice on its way to JSON."""
+    """The JSON of one choice."""
 
     def first(self) -> Json | None:
-        """The body of a chunk that precedes the first token, or None. Asked for once, before the
-        first piece that brings a token or an end."""
+        """The body of a chunk that precedes the first token, or None. Called once, before the
+        first piece with a token or an end."""
         ...
 
     def push(self, piece: Piece) -> Json:
-        """The body of the chunk for this piece; empty values are left out."""
+        """The body of the chunk for this piece; empty values are omitted."""
         ...
 
     def whole(self) -> Json:
@@ -37,13 +36,13 @@ class ChoiceFormat(Protocol):
         ...
 
     def finish(self, reason: FinishReason) -> str:
-        """OpenAI's word for the end."""
+        """OpenAI's reason for the end."""
         ...
 
 
 class ChoicesReply:
-    """The answer of one request. `kind` is its `object`, and a chunk's but for `.chunk`; `more`
-    stands beside the choices of a whole one."""
+    """The answer of one request. `kind` is its `object`, and a chunk's without `.chunk`; `more` has
+    fields that a whole answer adds to its choices."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class ChoicesReply:
         return self.running.choices[index].prompt
 
     def _first(self, index: int, piece: Piece) -> Json | None:
-        """What comes before the first token of a choice; None where nothing does, or it came."""
+        """What precedes the first token of a choice; None if there is nothing, or it was sent."""
         if index in self._begun or not (piece.tokens or piece.finish):
             return None
         self._begun.add(index)
@@ -127,7 +126,7 @@ class ChoicesReply:
         return {"index": index, **first, "finish_reason": None, **extra}
 
     def _piece(self, index: int, piece: Piece) -> Json | None:
-        """One choice of a chunk, or None where nothing in it is worth sending."""
+        """One choice of a chunk, or None where it would be empty."""
         form = self._forms[index]
         body = form.push(piece)
         news = body.get("delta") or body.get("text") or "logprobs" in body

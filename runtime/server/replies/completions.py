@@ -23,7 +23,7 @@ ROWS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")  # of log-pro
 
 
 async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
     found = await service.prepare(JobKind.COMPLETIONS, data, deadline)
     tokenizer = service.tokenizer if found.asked.words else None
@@ -36,10 +36,10 @@ async def start(service: Service, data: Blobs) -> Reply:
 
 
 class CompletionFormat:
-    """One choice on its way to JSON.
+    """The JSON of one choice.
 
-    `prompt`: its token ids; `echo`: the text to put before the answer. `tokenizer` is for the words
-    of log-probabilities; `stream` has those of the prompt, where they are wanted.
+    `prompt`: its token ids; `echo`: the text to put before the answer. `tokenizer` is for the texts
+    of log-probabilities; `stream` has the prompt's.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class CompletionFormat:
         self._rows: Json = {key: [] for key in ROWS}
 
     def first(self) -> Json | None:
-        """The echo, if one is wanted, with its log-probabilities."""
+        """The echo, if it was requested, with its log-probabilities."""
         if not self._echo:
             return None
         self._text = self._echo
         if self._body.logprobs is None:
             return {"text": self._echo}
-        start = Event(0, self._prompt[0])  # nothing foretold it
+        start = Event(0, self._prompt[0])  # the first token has no probability
         return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
 
     def push(self, piece: Piece) -> Json:
@@ -78,7 +78,7 @@ class CompletionFormat:
         return body
 
     def whole(self) -> Json:
-        """`text`, `logprobs` and the prompt's own, where they are wanted."""
+        """`text`, `logprobs` and `prompt_logprobs`, where they were requested."""
         logprobs = None if self._body.logprobs is None else self._rows
         body: Json = {"text": self._text, "logprobs": logprobs}
         if self._body.prompt_logprobs is not None:
@@ -87,7 +87,7 @@ class CompletionFormat:
         return body
 
     def finish(self, reason: FinishReason) -> str:
-        """As the engine says."""
+        """The engine's reason."""
         return FINISH[reason]
 
     def _chances(self, events: Iterable[Event]) -> Json:

@@ -19,12 +19,12 @@ _WHOLE = re.compile(
 
 
 class CustomInput:
-    """One call's input. What is no object with a text `input` first is passed on at the end: the
-    only text that it holds, or else the JSON itself."""
+    """One call's input. Arguments that do not start with a text `input` are returned at the end:
+    their only text, or else the JSON itself."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
-        self._rest = ""  # JSON that was not read yet, behind `_held`
+        self._rest = ""  # JSON that was not read yet, after `_held`
         self._held: list[str] = []  # JSON that has no such head
         self._head: bool | None = None  # whether it has one; None: not known yet
         self._ended = False
@@ -35,7 +35,7 @@ class CustomInput:
         return "".join(self._texts)
 
     def push(self, more: str) -> str:
-        """What these characters of the arguments add to the input."""
+        """The input in these characters of the arguments."""
         if self._ended:
             return ""
         self._rest += more
@@ -52,7 +52,7 @@ class CustomInput:
         return ""
 
     def end(self) -> str:
-        """What is left of it; the arguments have ended, or were cut off."""
+        """The rest of it; the arguments have ended, or were cut off."""
         if self._head or self._ended:
             return ""
         self._ended = True

@@ -28,17 +28,17 @@ class TooLarge(BadField):
 
 
 class UnknownEncoding(BadField):
-    """The body is compressed in a way that is not known here."""
+    """The body has an unknown content encoding."""
 
     status = 415
 
 
 class Draining(Busy):
-    """The server is on its way down."""
+    """The server is shutting down."""
 
 
 class NoSuchPath(HTTPException):
-    """A path that is not served, or not in this way."""
+    """A path that is not served, or not with this method."""
 
     def __init__(self, status: int, words: str, code: str) -> None:
         super().__init__(status, words)
@@ -46,7 +46,7 @@ class NoSuchPath(HTTPException):
 
 
 def error_response(problem: Exception) -> tuple[int, Json]:
-    """(HTTP status, body) of an exception; the body says whose it is beside the error."""
+    """(HTTP status, body) of an exception; the body has the request's id next to the error."""
     status, body = _response(problem)
     name = current()
     return status, {**body, "request_id": name} if name else body

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages, whole or as events, and Anthropic's form of an error."""
+"""Answers of /v1/messages, whole or as events."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from spark_engine.runtime.text.text_stream import Piece
 
 
 async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
-    with renamed(NAMES, PLACES):  # a form that its worker refuses
+    with renamed(NAMES, PLACES):  # for a form that its worker refuses
         found = await service.prepare(JobKind.MESSAGES, data, deadline)
     running = service.submit(found, deadline)
     return MessagesReply(running, found, service, new_id("msg", "_"), found.asked.managed)
 
 
 class MessagesReply:
-    """The answer to one conversation. `managed`: the client asked for edits of its context, and is
-    told that none was applied."""
+    """The answer to one conversation. `managed`: the client requested edits of its context; the
+    answer says that none was applied."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class MessagesReply:
         elif finish is FinishReason.STOP and self._blocks.calls and not self._blocks.is_cut:
             reason = "tool_use"
         elif finish is FinishReason.CANCELLED:
-            reason = "pause_turn"  # the server had to go
+            reason = "pause_turn"  # the server shuts down
         return {"stop_reason": reason, "stop_sequence": last.stop if last is not None else None}
 
     def _usage(self) -> Json:
-        """Anthropic counts the tokens of a prompt that were cached apart from the others."""
+        """Anthropic counts cached prompt tokens separately."""
         counts = self._running.usage
         cached = counts["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -144,11 +144,11 @@ def _content(block: Block) -> Json:
 
 
 def _input(text: str) -> Any:
-    """A call's arguments; of one that was cut off, what came."""
+    """A call's arguments, as far as they were generated."""
     value = from_json(text, allow_partial="trailing-strings") if text else {}
     return value if isinstance(value, dict) else {}
 
 
 def _signature(block: Block) -> str:
-    """Clients keep a thought only with a signature; this one signs nothing."""
+    """Clients keep a thought only with a signature; this one is not a proof of anything."""
     return f"unsigned-{hashlib.sha256(block.text.encode()).hexdigest()[:16]}"

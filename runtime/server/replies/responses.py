@@ -23,14 +23,14 @@ MOST_LISTED = 100  # items of one page
 
 
 async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline, owner = service.deadline(), http_request.key()
 
     def stored(ident: str) -> Sequence[Blobs]:
         last = service.responses.ended(ident, owner)
         return last.before.parts, [last.data]
 
-    with renamed(NAMES, PLACES):  # a form that its worker refuses
+    with renamed(NAMES, PLACES):  # for a form that its worker refuses
         found = await service.prepare(JobKind.RESPONSES, data, deadline, stored)
     asked, (kept, ends, repeated) = found.asked, found.more
     items = StoredItems(kept, array("Q", ends))
@@ -52,7 +52,7 @@ async def start(service: Service, data: Blobs) -> Reply:
 
 
 def _head(repeated: bytes, service: Service, ident: str) -> Json:
-    """The response before it has said anything. What it repeats of its request stays JSON."""
+    """The response before its first token. Fields that repeat the request stay raw JSON."""
     asked = msgspec.json.decode(repeated, type=dict[str, msgspec.Raw])
     return {
         "id": ident,
@@ -93,7 +93,7 @@ def delete(service: Service, ident: str, query: Query) -> list[Part]:
 
 
 def cancel(service: Service, ident: str, query: Query) -> list[Part]:
-    """POST /v1/responses/ID/cancel: what runs ends; what has ended stays as it is."""
+    """POST /v1/responses/ID/cancel: ends a running one; a finished one stays as it is."""
     entry = service.responses.find(ident, http_request.key())
     if entry.stop is not None:
         entry.stop()

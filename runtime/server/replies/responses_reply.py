@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class ResponsesReply:
-    """One response. `head` is its JSON, which grows into the whole one; `names`: of its tools."""
+    """One response. `head` is its initial JSON, which is completed; `names`: of its tools."""
 
     def __init__(
         self,
@@ -58,26 +58,26 @@ class ResponsesReply:
         self._entry: StoredResponse | None = None
         self._kept: ResponseStore | None = None
         self._alone = False
-        self._status = "incomplete"  # of the response and its last item, as far as it came
+        self._status = "incomplete"  # of the response and its last item, if it ended now
 
     def keep(self, kept: ResponseStore, before: StoredItems, owner: str) -> None:
-        """The response, which answers `before`, can be asked for until it is forgotten, and
-        cancelled while it runs. Raises what `ResponseStore.put` raises."""
+        """Stores the response, which answers `before`; it can be cancelled while it runs. Raises
+        what `ResponseStore.put` raises."""
         self._entry, self._kept = kept.put(self._response, before, owner, self._cancel), kept
 
     def run_by_itself(self) -> None:
-        """Nobody waits for it; it was kept before."""
+        """Runs it in the background; `keep` was called before."""
         assert self._entry is not None
         self._alone = True
         self._entry.task = asyncio.create_task(self._finish())
 
     def close(self) -> None:
-        """Ends what is not running by itself. May be called twice."""
+        """Ends it unless it runs in the background. May be called twice."""
         if not self._alone:
             self._end_early()
 
     async def whole(self) -> Json:
-        """The response: the whole one, or how far one is that runs by itself. Raises what
+        """The whole response, or the current state of one in the background. Raises what
         `Generation.pieces` raises."""
         if not self._alone:
             try:
@@ -103,7 +103,7 @@ class ResponsesReply:
         yield self._event("incomplete" if status == CANCELLED else status, response=self._response)
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error, and the response as it failed."""
+        """The error, and the failed response."""
         words = problem["error"]
         self._fail(words)
         plain = {"code": words["code"], "message": words["message"], "param": words["param"]}
@@ -126,7 +126,7 @@ class ResponsesReply:
             self._running.close()
 
     def _cancel(self) -> None:
-        """From outside: it ends as cancelled, with what came so far."""
+        """A request to cancel it: it ends as cancelled, with its output so far."""
         if self._response["status"] == "in_progress":
             self._response["status"] = CANCELLED
             self._response["output"] = self._output("incomplete")
@@ -134,7 +134,7 @@ class ResponsesReply:
             self._update()
 
     def _end_early(self) -> None:
-        """The client left, or it failed."""
+        """The client disconnected, or it failed."""
         self._running.close()
         if self._response["status"] == "in_progress":
             self._response["status"] = CANCELLED
@@ -142,7 +142,7 @@ class ResponsesReply:
             self._update()
 
     def _fail_by(self, problem: Exception) -> None:
-        """In the words that a client is told; those of a bug of ours go into the log alone."""
+        """With the message for clients; that of a bug is only logged."""
         _, answer = error_response(problem)
         note_problem(answer["error"])
         self._fail(answer["error"])

@@ -16,14 +16,14 @@ class TimedOut(CapacityError):
 
 
 class QueuedTooLong(Busy):
-    """The engine did not begin with the request in time."""
+    """The engine did not start the request in time."""
 
     code = "queue_timeout"
 
 
 class Deadline:
-    """`timeout_s` seconds from now for all of it, `queue_s` until the engine begins; None for
-    never."""
+    """`timeout_s` seconds from now for the whole request, `queue_s` until the engine starts it;
+    None for no limit."""
 
     def __init__(self, timeout_s: float | None, queue_s: float | None = None) -> None:
         self.timeout_s, self.queue_s = timeout_s, queue_s
@@ -31,7 +31,7 @@ class Deadline:
 
     @contextlib.asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
-        """Ends what is awaited in the block when it is time, and raises TimedOut."""
+        """Cancels the block at the deadline and raises TimedOut."""
         try:
             async with asyncio.timeout(self._left(self.timeout_s)):
                 yield
@@ -41,7 +41,7 @@ class Deadline:
 
     @contextlib.asynccontextmanager
     async def enforced_in_queue(self) -> AsyncIterator[None]:
-        """The same while the engine has not begun; raises QueuedTooLong or TimedOut."""
+        """The same before the engine has started; raises QueuedTooLong or TimedOut."""
         if self.queue_s is None or (self.timeout_s is not None and self.timeout_s < self.queue_s):
             async with self.enforced():
                 yield

@@ -1,7 +1,7 @@
-"""All choices of one HTTP request on their way through the engine.
+"""Generates all choices of one HTTP request.
 
-Knows the engine client and text streams. Knows no HTTP and no JSON. Whatever happens (an error,
-a client that leaves, a deadline), nothing of the request stays behind in the engine.
+Knows the engine client and text streams. Knows no HTTP and no JSON. However the request ends (an
+error, a disconnect, a deadline), nothing of it stays in the engine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
 class GenerationFailed(InternalError):
-    """The engine gave a request up, for instance because its logits were not finite."""
+    """The engine aborted a request, for instance because its logits were not finite."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer that is wanted: what goes to the engine, and the text that comes of it.
+    """One answer: its request to the engine, and its text.
 
-    `ended` says, once a piece was taken, that what follows would be left out of the answer.
+    `ended` returns, after each piece, whether the rest would not be part of the answer.
     """
 
     request: Request
@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def forced(self) -> tuple[int, ...]:
-        """Tokens of the prompt that come as the answer's first, to be scored."""
+        """Tokens of the prompt that are generated as the answer's first, to be scored."""
         bound = self.request.constraint
         return () if bound is None else bound.forced
 
@@ -73,19 +73,19 @@ class Generation:
         self._deadline = deadline
         ids = client.submit([c.request for c in choices], self._box, slots)
         self._trace, self._start = client.trace, client.trace.now()
-        self._begun = False  # the engine, with one of them at least
+        self._begun = False  # the engine has started one of them
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._metrics = metrics
         self._watches = [Stopwatch(metrics, c.prompt_tokens) for c in choices]
-        # choices of one prompt share its tokens; what counts is what the engine reads
+        # choices of one prompt share its tokens, which the engine reads once
         metrics.accepted(sum(c.prompt_tokens for c in choices))
         self._request = current()
         if self._request is not None:
             self._request.begin(sum(group[0][0].prompt_tokens for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(index of the choice, what a round brought it), until every choice has finished.
+        """(index of the choice, its new piece), until every choice has finished.
 
         Raises Busy when the engine's queue is full, EngineDied, GenerationFailed, TimedOut.
         """
@@ -123,7 +123,7 @@ class Generation:
         self._end("cancelled")
 
     def cancel(self) -> None:
-        """Asks for the end of what has not finished; its last pieces still come."""
+        """Cancels what has not finished; its last pieces are still delivered."""
         for number in self._open:
             self._client.cancel(number)
 
@@ -165,7 +165,7 @@ class Generation:
         return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]
 
     def _sum_up(self) -> None:
-        """Everything has ended: tells what is counted by prompt, and by request."""
+        """Everything has ended: counts by prompt, and by request."""
         groups = self._by_prompt()
         for group in groups:
             choice = group[0][0]

@@ -1,7 +1,6 @@
-"""From bodies to requests in the engine: binds the pool that reads prompts, the engine, deadlines.
+"""From bodies to requests in the engine: the pool that reads bodies, the engine, deadlines.
 
-Knows what an answer is made of. Knows no HTTP and no API's form: those are in `api/`; what a body
-means is found out in another process (`prompts/`).
+Knows no HTTP and no API's answers (`replies/`). Bodies are read in other processes (`prompts/`).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class ReadingFailed(InternalError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A body that was read: its choices, what takes each answer apart, the echo of each, and what
-    else its worker found (`more`)."""
+    """A body that was read: its choices, the parser and the echo of each, and further results of
+    its worker (`more`)."""
 
     asked: Asked
     choices: tuple[Choice, ...]
@@ -102,15 +101,15 @@ class Running:
         self.generation.close()
 
     def cancel(self) -> None:
-        """Asks for the end of what has not finished; its last pieces still come."""
+        """Cancels what has not finished; its last pieces are still delivered."""
         self.generation.cancel()
 
     @property
     def usage(self) -> Json:
         """Tokens so far, and drafts where the engine makes any.
 
-        A prompt counts once, however many choices are made of it: so do its cached tokens, which
-        are the first choice's, since the others find what that one leaves.
+        A prompt counts once, whatever the number of its choices, and so do its cached tokens: the
+        first choice's, since the others always find its pages.
         """
         streams = [choice.stream for choice in self.choices]
         cached = sum(s.cached for s in streams[:: self.body.n or 1])
@@ -120,9 +119,9 @@ class Running:
 
 
 class Service:
-    """One engine behind one or more names. All methods belong to one event loop.
+    """One engine under one or more names. All methods run in one event loop.
 
-    `pool` reads bodies; `formats` are those of answers. `timeout_s` limits a request, `queue_s` its
+    `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
     wait for the engine; None for no limit.
     """
 
@@ -155,7 +154,7 @@ class Service:
 
     @property
     def open(self) -> int:
-        """Requests that have not ended, those included whose prompts are still being read."""
+        """Requests that have not ended, including those with prompts that are still being read."""
         return self.client.in_flight + self._reading
 
     @property
@@ -164,7 +163,7 @@ class Service:
         return capacity(self.info.limits)
 
     def now(self) -> int:
-        """Seconds since 1970, as answers say when they were made."""
+        """Seconds since 1970, for the creation time of answers."""
         return int(time.time())
 
     def unhealthy_reason(self) -> str | None:
@@ -174,15 +173,15 @@ class Service:
     # What an API does with one body, in this order.
 
     def deadline(self) -> Deadline:
-        """The time that a request which begins now may take."""
+        """The deadline of a request that starts now."""
         return Deadline(self._timeout_s, self._queue_s)
 
     async def prepare(
         self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
     ) -> Conversation:
-        """Reads a body, in another process. `stored` finds a response that the body goes on from.
+        """Reads a body, in another process. `stored` finds the response that the body continues.
 
-        What waits counts like a request in the queue. Raises RequestError, Busy, TimedOut, and
+        One that waits counts as a request in the queue. Raises RequestError, Busy, TimedOut, and
         what `stored` does.
         """
         self._reading += 1
@@ -221,7 +220,7 @@ class Service:
         return blobs[0]
 
     def submit(self, found: Conversation, deadline: Deadline) -> Running:
-        """Submits, as the last thing that can fail: an error leaves no request behind."""
+        """Submits all choices or none: nothing after it can fail."""
         limits, tokens = self.info.limits, found.prompt_tokens
         whose, salt = owner(), salt_of(found.asked.cache_salt)
         choices = tuple(
@@ -241,7 +240,7 @@ class Service:
         return self.tokenizer
 
     def _check_room(self) -> None:
-        """Raises Busy where a further prompt would be too many, and nobody makes way."""
+        """Raises Busy where another prompt would be too many and no waiting one can be refused."""
         room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
         if self._reading > room and (room <= 0 or not self._pool.make_way(owner())):
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
@@ -287,8 +286,8 @@ class Service:
     def _choices(
         self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
     ) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
-        binds their answers."""
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
+        the constraint."""
         asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
         forced = prompt.forced
         if asked.prompt_scored:
@@ -324,7 +323,7 @@ def _of(kind: type[R], result: Result) -> R:
 
 
 def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
-    """What binds an answer, now that the grammars of the forms are known."""
+    """The constraint on an answer, with the grammar of its form."""
     if bounds.form == "":
         return bounds.bound
     grammar = forms[bounds.form]
@@ -334,7 +333,7 @@ def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
 
 
 def _own(params: SamplingParams, prompt: PreparedPrompt, seed: int) -> SamplingParams:
-    """The parameters of one choice. All were checked: that is not done again for each."""
+    """The parameters of one choice, without checks: all were checked before."""
     own = copy(params)
     for name, value in (
         ("max_tokens", prompt.max_tokens),

@@ -1,4 +1,4 @@
-"""With whom a request shares the prefix cache: the salt of a `Request`.
+"""The salt of a request: it shares the prefix cache with requests of the same salt.
 
 Knows the salts of API keys and of bodies; no engine.
 """
@@ -15,8 +15,8 @@ SALT_BYTES = 16  # of a digest
 
 
 def salt_of(given: str | None) -> bytes:
-    """Of the current request, with the `cache_salt` that it brings: a digest of that and of its
-    key's salt. Requests share what was computed only where both are the same."""
+    """The current request's: a digest of its `cache_salt` (`given`) and of its key's salt. Requests
+    share cached prefixes only where both are equal."""
     request = current()
     account = None if request is None else request.account
     of_key = None if account is None else account.key.salt
@@ -27,5 +27,5 @@ def salt_of(given: str | None) -> bytes:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    """Any text: JSON may hold halves of characters."""
+    """UTF-8 of any text: JSON may hold halves of surrogate pairs."""
     return None if text is None else text.encode("utf-8", "surrogatepass")

@@ -1,12 +1,12 @@
-"""Responses of /v1/responses that are stored for an hour (`store: true`), for their owner alone.
+"""Responses of /v1/responses that are stored for an hour (`store: true`), for their owner only.
 
-Knows their ids, owners, ages and sizes; knows no API's form beyond that. All methods belong to one
+Knows their ids, owners, ages and sizes, and nothing else of their JSON. All methods run in one
 event loop, and none of them decodes what is stored.
 
-Those that have ended share MOST_BYTES: where it is too little, the owner who has most loses the
-oldest of theirs, and nobody else loses any. Those that run are never forgotten; a new one is
-refused where its owner would have more than a fair share of what they may take, which leaves room
-for one more owner, or all together too much.
+Finished responses share MOST_BYTES: above it, the owner with the most bytes loses its oldest ones,
+and no other owner loses any. Running responses are never dropped. A new one is refused where its
+owner would exceed a fair share of MOST_RUNNING or MOST_RUNNING_BYTES (one share stays free for
+another owner), or all together would exceed them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.stored_items import StoredItems
 from spark_engine.runtime.server.engine_client.client import Busy
 
-KEPT_S = 3600.0  # after it was last asked for
-MOST_BYTES = 64 << 20  # of all together that have ended
-MOST_RUNNING_BYTES = 128 << 20  # of all together that run
+KEPT_S = 3600.0  # after its last use
+MOST_BYTES = 64 << 20  # of all finished ones
+MOST_RUNNING_BYTES = 128 << 20  # of all running ones
 MOST_RUNNING = 4096
-MOST_ONE = 32 << 20  # bytes of the conversation before one
-OVERHEAD = 1 << 10  # bytes of one in addition to its JSON
+MOST_ONE = 32 << 20  # bytes of the conversation before a response
+OVERHEAD = 1 << 10  # bytes of a response in addition to its JSON
 
 
 class UnknownResponse(BadField):
-    """No answer is kept under this id."""
+    """No response is stored under this id."""
 
     status = 404
 
 
 @dataclass
 class StoredResponse:
-    """One answer, as JSON. `before` are the items of the conversation that it answers.
+    """One response, as JSON. `before` are the items of the conversation that it answers.
 
-    `owner`: the name of the key that it was asked for with; empty where there are no keys. `stop`
-    ends it while it runs; `task` is what runs it where nobody waits for it.
+    `owner`: the name of its request's key; empty without keys. `stop` ends it while it runs;
+    `task` runs it in the background.
     """
 
     ident: str
@@ -56,14 +56,14 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes. One that runs has its answer twice."""
+        """Bytes. A running one has its answer twice."""
         times = 1 if self.stop is None else 2
         return self.before.size + times * len(self.data) + OVERHEAD
 
 
 @dataclass
 class _Owner:
-    """What is kept for one owner, the least recent first, and what runs; sizes in bytes."""
+    """One owner's finished responses, the least recent first, and running ones; sizes in bytes."""
 
     ended: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     runs: dict[str, StoredResponse] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Owner:
             self.run_bytes += entry.size
 
     def remove(self, ident: str) -> StoredResponse | None:
-        """What is kept under this id, which is forgotten; its size must be as it was added."""
+        """Removes the response of this id; its size must be the same as when it was added."""
         if (entry := self.ended.pop(ident, None)) is not None:
             self.ended_bytes -= entry.size
         elif (entry := self.runs.pop(ident, None)) is not None:
@@ -91,7 +91,7 @@ class _Owner:
 
 
 class ResponseStore:
-    """The responses, each found by its owner alone. `clock` is in seconds."""
+    """The responses, each visible to its owner only. `clock` is in seconds."""
 
     def __init__(
         self, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic
@@ -102,11 +102,11 @@ class ResponseStore:
 
     @property
     def bytes(self) -> int:
-        """Of those that have ended."""
+        """Of the finished ones."""
         return sum(owner.ended_bytes for owner in self._owners.values())
 
     def check(self, before: StoredItems, owner: str = "") -> None:
-        """Raises what `put` will raise."""
+        """Raises what `put` would raise."""
         if before.size > MOST_ONE:
             words = f"the conversation has {before.size} bytes as it is stored, at most {MOST_ONE}"
             raise BadField(f"{words} are stored: send store: false", "store")
@@ -125,7 +125,7 @@ class ResponseStore:
     def put(
         self, response: Json, before: StoredItems, owner: str, stop: Callable[[], None]
     ) -> StoredResponse:
-        """Keeps an answer that runs; `stop` ends it. Raises BadField where it is too long to be
+        """Stores a running response; `stop` ends it. Raises BadField where it is too long to be
         stored, Busy where too many run."""
         self.check(before, owner)
         data = msgspec.json.encode(response)
@@ -137,8 +137,8 @@ class ResponseStore:
     def update(
         self, entry: StoredResponse, response: Json, stop: Callable[[], None] | None
     ) -> None:
-        """Its answer has changed; with `stop` None it has ended. Nothing happens to one that was
-        forgotten."""
+        """Its answer has changed; with `stop` None it has ended. Does not store one that was
+        dropped."""
         mine = self._owners.get(entry.owner) or _Owner()
         if mine.get(entry.ident) is not entry:
             entry.stop = stop
@@ -162,14 +162,14 @@ class ResponseStore:
         return entry
 
     def drop(self, ident: str, owner: str = "") -> None:
-        """Forgets an answer, and ends it where it runs. Raises UnknownResponse."""
+        """Deletes a response, and ends it if it runs. Raises UnknownResponse."""
         entry = self.find(ident, owner)
         self._owners[owner].remove(ident)
         if entry.stop is not None:
             entry.stop()
 
     def ended(self, ident: str, owner: str = "") -> StoredResponse:
-        """One to go on from. Raises UnknownResponse, and BadField where it has not ended."""
+        """One to continue from. Raises UnknownResponse, and BadField where it has not ended."""
         entry = self.find(ident, owner)
         if entry.stop is not None:
             words = f"response {ident!r} has not ended: wait for it, or cancel it"
@@ -177,8 +177,8 @@ class ResponseStore:
         return entry
 
     def _forget(self) -> None:
-        """What is too old, and the oldest of who has most while there is too much; never one that
-        runs."""
+        """Drops expired responses, then the oldest of the largest owner while there are too many
+        bytes; never a running one."""
         oldest = self._clock() - KEPT_S
         for name, owner in list(self._owners.items()):
             while owner.ended and next(iter(owner.ended.values())).at < oldest:
