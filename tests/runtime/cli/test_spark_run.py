@@ -32,7 +32,7 @@ from tests import patient
 from tests.ports import free_port
 from tests.runtime import small_engine
 
-# A process of its own costs seconds on a small machine: only where that is the point.
+# Another process costs seconds on a small machine: only where the test needs one.
 RUN = [sys.executable, "-m", "spark_engine.runtime.cli.spark_run"]
 
 
@@ -374,7 +374,7 @@ def test_a_chat_on_a_real_engine_streams_what_it_gives_whole(url: str) -> None:
 
 
 def test_a_thought_within_its_budget_on_a_real_engine(engine: Path, url: str) -> None:
-    """Three tokens, then the engine closes it, whatever the model would have said."""
+    """Three tokens, then the engine closes it, whatever the model would generate."""
     tokenizer, thoughts = Tokenizer.load(engine / "tokenizer"), Formats().thoughts
     assert thoughts is not None
     close = tokenizer.encode(thoughts.close)

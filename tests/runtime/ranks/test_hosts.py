@@ -1,4 +1,4 @@
-"""Which rank a host is, and what --hosts may say."""
+"""The rank of a host, and valid values of --hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_engine.runtime.ranks.rendezvous import PORT, address_of, split_hosts
 from spark_engine.runtime.server.engine_client import engine_folder as assets
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S
 
-ELSEWHERE = "203.0.113.7"  # kept for documentation: nobody's
+ELSEWHERE = "203.0.113.7"  # reserved for documentation
 
 
 def test_a_host_is_a_name_and_perhaps_a_port() -> None:
@@ -93,7 +93,7 @@ def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
 
 
 def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which every host is told before it stands by."""
+    """Every host gets this error before it waits for rank 0."""
     monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
     with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
         spawn.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
@@ -102,7 +102,7 @@ def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or on one; who lacks the package is told how to get it before anything is loaded."""
+    """Or on one; without the package the error says how to install it, before loading."""
     across, packages = manifest("native", 2, True), {"nccl"}
     monkeypatch.setattr(spawn, "find_spec", lambda name: name in packages or None)
     spawn.check_hosts(("a", "b"), across)
@@ -120,7 +120,7 @@ def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nccl_is_told_the_network_of_the_hosts() -> None:
-    """What the user says goes before; an address that no interface has says nothing."""
+    """The user's setting has precedence; an address without an interface sets nothing."""
     found: dict[str, str] = {}
     hosts.name_network(found, ELSEWHERE)
     hosts.name_network(found, "no.such.host.invalid")
@@ -217,7 +217,7 @@ def test_a_rank_that_stands_still_is_ended_and_started_again(
 
     def start_rank(spec: spawn.RankSpec) -> Any:
         ends.append(os.dup(spec.beat))  # as a process has it
-        if len(ends) == 2:  # the second life runs, and ends for something to be mended
+        if len(ends) == 2:  # the second start runs, and ends with an error to fix
             os.write(ends[1], b".")
             os.close(ends[1])
         return SimpleNamespace(kill=lambda: done.append("kill"), wait=lambda: len(ends))
@@ -262,7 +262,7 @@ def test_a_host_hears_that_its_rank_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         beats, beat = os.pipe()
         told = pool.submit(rank_process._beat, beat)
         assert b"".join(os.read(beats, 1) for _ in range(3)) == b"..."
-        os.close(beats)  # who stands by has gone
+        os.close(beats)  # the waiting process has ended
         assert told.result(5) is None
     os.close(beat)
 

@@ -128,7 +128,7 @@ def test_an_option_may_be_kept_out_of_files(tmp_path: Path) -> None:
 def test_a_file_may_hold_what_is_for_other_modes_but_nothing_idle(tmp_path: Path) -> None:
     given = _file(tmp_path, 'engine = "none"\nserve = true\nmax-tokens = 3\nport = 1\nlogprobs = 2')
     for words in ((), ("--prompt", "a", "--json")):
-        done = _run("--config", given, *words)  # the mode of the command line goes before
+        done = _run("--config", given, *words)  # the mode of the command line has precedence
         assert done.exit_code == 2 and "there is no engine folder none" in done.stderr
     done = _run("--config", given, "--prompt", "a")
     assert "--logprobs does nothing without --json" in done.stderr

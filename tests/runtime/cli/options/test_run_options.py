@@ -1,4 +1,4 @@
-"""The table of options: each row fills a field, has that field's default and says what it is."""
+"""The table of options: each row fills a field and has that field's default and a help text."""
 
 from __future__ import annotations
 

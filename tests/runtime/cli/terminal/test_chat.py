@@ -71,7 +71,7 @@ def _type(session: Session, chat: Conversation, *lines: str | None) -> str:
 
 
 def test_a_sessions_options_are_those_of_its_chats(folder: Path) -> None:
-    """As a server's are; `/think` goes before them."""
+    """As a server's; `/think` has precedence."""
     ask, open_thought = [{"role": "user", "content": "hi"}], "assistant\n<think>\n"
     plain = Session(folder, EngineOptions())
     assert plain.thinks and plain.render(ask).endswith(open_thought)
@@ -127,7 +127,7 @@ def test_an_answer_that_a_stop_string_ended_leaves_nothing_to_the_next(session: 
 
 
 def _interrupting(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> list[str]:
-    """Ctrl-C comes when so many pieces of a thought were shown; gives the pieces."""
+    """Ctrl-C after this many pieces of a thought; returns the pieces."""
     shown, seen = Screen.thought, []
 
     def thought(screen: Screen, text: str) -> None:
@@ -168,7 +168,7 @@ READY, SENT = "(ready)", "(sent)"
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """The command on a new terminal."""
 
     def __init__(self, words: list[str], home: Path) -> None:
         self.shown, self._at = "", 0
@@ -183,14 +183,14 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
 
     def until(self, words: str, seconds: float = 120.0) -> None:
-        """Reads on until the screen shows it, behind what was waited for before."""
+        """Reads until the screen shows it, after the text of the last wait."""
         end = time.monotonic() + seconds
         while (found := self.shown.find(words, self._at)) < 0:
             assert time.monotonic() < end and self._read(0.2), (words, repr(self.shown[-900:]))
         self._at = found + len(words)
 
     def more(self, count: int, seconds: float = 120.0) -> None:
-        """Reads on until there are so many characters behind what was waited for."""
+        """Reads until there are this many characters after the text of the last wait."""
         end = time.monotonic() + seconds
         while len(self.shown) < self._at + count:
             assert time.monotonic() < end and self._read(0.2), repr(self.shown[-900:])
@@ -212,7 +212,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._fd, 1 << 16)
-        except OSError:  # how Linux says that the other side is gone
+        except OSError:  # Linux: the other side has closed
             return False
         text = self._half + self._decoder.decode(data)
         cut = re.search(r"\x1b(\[[0-9;?]*)?\Z", text)  # the rest comes with the next read

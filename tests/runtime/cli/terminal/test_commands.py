@@ -1,4 +1,4 @@
-"""The /commands of a chat: each does what its line of /help says, and a mistake is a sentence."""
+"""The /commands of a chat: each does what its line in /help says, and a mistake gives a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat: what it holds, what it takes back, and that what is saved is loaded again."""
+"""A chat: its messages, removing the last ones, and loading a saved chat."""
 
 from __future__ import annotations
 

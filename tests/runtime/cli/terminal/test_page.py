@@ -1,4 +1,4 @@
-"""docs/terminal.md says what there is: every /command, and a file of options that is read."""
+"""docs/terminal.md lists every /command, and its configuration file is valid."""
 
 from __future__ import annotations
 

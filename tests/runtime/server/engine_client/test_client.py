@@ -30,7 +30,7 @@ async def _until(ok: Callable[[], bool]) -> None:
 def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine may be silent only where it owes no step: pings alone prove nothing.
 
-    By a clock that goes on when a ping was answered: a process that does not run loses no time.
+    The clock only advances when a ping was answered: a process that does not run loses no time.
     """
     now = 0.0
     monkeypatch.setattr(module, "PING_S", 0.02)

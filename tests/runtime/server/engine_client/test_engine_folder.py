@@ -1,4 +1,4 @@
-"""What may be asked of an engine's drafts and prefix cache, and what is said of them."""
+"""Options of an engine's drafts and prefix cache, and their lines in the log."""
 
 from __future__ import annotations
 

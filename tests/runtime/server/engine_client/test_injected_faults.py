@@ -1,4 +1,4 @@
-"""What goes wrong in a server, and the one thing that then happens: docs/faults.md has the table.
+"""Faults in a server and the one outcome of each: docs/faults.md has the table.
 
 A real engine process and the real loop, over executors without a model; the HTTP face without a
 socket.
@@ -66,7 +66,7 @@ class Running:
         return asyncio.create_task(self.ask(body))
 
     async def taken(self) -> None:
-        """The fault that was ordered has begun."""
+        """The requested fault has started."""
         await self.until(lambda: not (self.folder / "fault").exists())
 
     def hung(self) -> None:
@@ -85,10 +85,10 @@ class Running:
         return str(answer.json().get("reason", ""))
 
     async def idle(self) -> None:
-        """Nothing is held by anybody any more: the engine says so itself."""
+        """Waits until the engine reports that nothing is held."""
         await self.until(lambda: self.client.in_flight == 0)
         end = time.monotonic() + 90
-        while wrong := await self._held():  # what was cancelled may be on its way there
+        while wrong := await self._held():  # a cancellation may be on its way
             assert time.monotonic() < end, wrong
             await asyncio.sleep(0.02)
 
@@ -101,7 +101,7 @@ class Running:
         return check_state(state, {"engine_client": {"in_flight": 0}})
 
     def dumps(self) -> list[str]:
-        """Those that were written, the oldest first; taken away."""
+        """The written dumps, the oldest first; they are removed."""
         paths = sorted(self.folder.glob("spark-dump-*"), key=lambda p: p.stat().st_mtime_ns)
         found = [path.read_text() for path in paths]
         for path in paths:
@@ -147,7 +147,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PATH)
 
 
-FALLS = [  # stage, kind, words of the error, words of the dump ("": none is written)
+FALLS = [  # stage, kind, text of the error, text of the dump ("": none is written)
     ("schedule", "raise", "RuntimeError: the step went wrong", "in fail"),
     ("_prepare", "kill", "ended with code -9", ""),
     ("_launch", "crash", "ended with code -11", "Segmentation fault"),
@@ -160,7 +160,7 @@ FALLS = [  # stage, kind, words of the error, words of the dump ("": none is wri
 def test_an_engine_that_falls_at_any_stage_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was being answered gets an error, who waited is answered, health says both."""
+    """A request with a token gets an error, a waiting one is answered, and health shows both."""
 
     async def use(server: Running) -> None:
         for i, (stage, kind, words, dumped) in enumerate(FALLS):
@@ -324,7 +324,7 @@ def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: 
         # four of them want 16 pages at their ends, and there are 12
         bodies = [{**LONG, "prompt": [5 + i, 6], "max_tokens": 240} for i in range(5)]
         assert server.client.pid is not None
-        os.kill(server.client.pid, signal.SIGSTOP)  # nobody comes to an end meanwhile
+        os.kill(server.client.pid, signal.SIGSTOP)  # no request ends while it is stopped
         tasks = [server.ask_later(body) for body in bodies]
         await server.until(lambda: server.client.in_flight == 5)
         refused = await server.ask()

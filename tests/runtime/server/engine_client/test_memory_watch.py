@@ -1,4 +1,4 @@
-"""What happens when the host's memory is short: limits, and the way from the engine to a client."""
+"""Short memory of the host: its limits, and the path from the engine to a client."""
 
 from __future__ import annotations
 

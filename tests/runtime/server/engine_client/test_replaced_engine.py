@@ -120,7 +120,7 @@ def test_the_same_engine_built_again_is_served_on(
 def test_an_engine_that_is_replaced_while_it_is_loaded_is_loaded_again(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Whether it was read as a mixture of two, which the hashes tell, or as the second."""
+    """Whether it was read as a mixture of two, by the hashes, or as the second."""
     closed: list[bool] = []
 
     def opened(*_: object) -> Any:
@@ -149,7 +149,7 @@ def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.Mo
 def test_a_server_whose_texts_are_of_another_engine_does_not_start(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is read before the engine process begins."""
+    """The tokenizer is read before the engine process starts."""
     read: Any = server.find_manifest
 
     def before(path: Path) -> Manifest:

@@ -81,7 +81,7 @@ def test_time_in_which_the_server_itself_did_not_run_counts_for_nobody() -> None
 
 
 class Lives(Supervisor):
-    """A supervisor whose processes are made by hand."""
+    """A supervisor with fake processes."""
 
     def __init__(self, client: EngineClient) -> None:
         super().__init__((), client, FAST, NoTrace())
@@ -109,7 +109,7 @@ class Lives(Supervisor):
 
 
 class Trial:
-    """A client over such lives."""
+    """A client over such processes."""
 
     def __init__(self, max_queue: int = 10) -> None:
         self.client = EngineClient((), max_queue, FAST)
@@ -296,7 +296,7 @@ def test_no_room_for_another_process_is_a_death_like_any(
 def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGUSR1 ends a process that does not handle it yet, or has no room for its stacks."""
+    """SIGUSR1 ends a process that does not handle it yet, or cannot write its stacks."""
     monkeypatch.setattr(engine_process, "ANSWER_S", 0.3)
 
     async def use() -> None:
@@ -305,7 +305,7 @@ def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
         process = engine_process.EngineProcess(command, context, lambda data: None)
         await process.start()
         await process.dump()
-        await process.close(patience_s=60)  # it leaves when its standard input ends
+        await process.close(patience_s=60)  # it exits when its standard input ends
         context.term()
         assert process._process is not None and process._process.returncode == 0
 
@@ -340,7 +340,7 @@ def test_clients_read_neither_exit_code_nor_reason() -> None:
 
 @pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
 def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
-    """A process that ends so has said why; zmq's thread has not run since."""
+    """Such a process sent its reason; zmq's thread has not run since."""
 
     async def ended() -> int:
         return code

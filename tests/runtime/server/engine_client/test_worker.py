@@ -1,4 +1,4 @@
-"""The engine process's loop: idle it answers, and when a step raises everyone is told."""
+"""The engine process's loop: idle it answers, and when a step raises, clients get the error."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Closed(Exception):
 
 
 class Socket:
-    """Commands on the way in, by default two requests; reports on the way out."""
+    """A socket with commands, by default two requests; records reports."""
 
     def __init__(self, *commands: Command) -> None:
         commands = commands or tuple(Submit.of(number, Request((1,))) for number in (70, 80))
@@ -86,7 +86,7 @@ class Socket:
 
 
 def test_a_step_that_raises_ends_the_loop_and_brings_nobody_an_end() -> None:
-    """Who is told what, and who is tried again, is decided where the requests are kept."""
+    """The client, which has the requests, decides about errors and retries."""
     socket: Any = Socket()
     with pytest.raises(ExecutorError, match="the device is gone"):
         Worker(socket, INFO, Broken()).run()
@@ -126,7 +126,7 @@ def test_the_options_of_the_server_reach_the_engine(
 
 
 class Busy(Idle):
-    """Somebody runs, and taking a request takes a while."""
+    """A request runs, and reading another one takes time."""
 
     idle = False  # type: ignore[assignment]
 

@@ -116,7 +116,7 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
 
 
 def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> None:
-    """The body of a stream that was never begun has no end of its own."""
+    """The body of a stream that was never started does not close its reply."""
     client = FakeClient([Event(0, 40)])
     served = service(client, None)
     endpoints = Endpoints(served)
@@ -138,7 +138,7 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
 
     async def send(message: Any) -> None:
         began.set()
-        await asyncio.Event().wait()  # no byte of it goes out
+        await asyncio.Event().wait()  # no byte of it is sent
 
     async def ask() -> None:
         request = Request(scope, receive)

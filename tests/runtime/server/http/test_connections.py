@@ -1,6 +1,6 @@
-"""uvicorn with our connections: deadlines, room for another, who gives way.
+"""uvicorn with our connections: deadlines, the limit, and which one is closed for another.
 
-Client and server share an event loop whose clock stands until a test moves it: however long the
+Client and server share an event loop with a clock that only the test moves: however long the
 machine takes over a line, no deadline passes meanwhile.
 """
 
@@ -45,7 +45,7 @@ async def until(ok: Callable[[], bool]) -> None:
 
 
 async def passes(seconds: float) -> None:
-    """Time, and what it ends."""
+    """Advances the time, and runs the timers."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, StandingLoop)
     await turns()
@@ -99,7 +99,7 @@ class Server:
             timer.cancel()
 
     async def open(self, data: bytes = b"") -> Streams:
-        """The server has taken it, and heard the data."""
+        """The server has accepted it, and received the data."""
         count = len(self.made)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._streams.append((reader, writer))
@@ -108,7 +108,7 @@ class Server:
         return reader, writer
 
     async def say(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        """Until the server has heard it."""
+        """Sends, and waits until the server has received it."""
         writer.write(data)
         self.said += len(data)
         await until(lambda: self.heard >= self.said)
@@ -118,7 +118,7 @@ class Server:
         return await answer(reader)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Reads the body; /slow is answered when a test says so."""
+        """Reads the body; /slow is answered when a test releases it."""
         more = scope["path"] != "/early"  # which answers before the body came
         while more:
             message = await receive()
@@ -301,7 +301,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads
 def test_the_longest_silent_gives_way() -> None:
     async def use(server: Server) -> None:
         idle = [await server.open() for _ in range(4)]
-        await server.say(idle[0][1], GET[:10])  # heard last
+        await server.say(idle[0][1], GET[:10])  # received last
         assert b"200 OK" in await server.ask()
         assert await _end(idle[1][0]) == b""
         left = [one in server.connections.inside for one in server.made]

@@ -39,14 +39,14 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _say(port: int, parts: list[bytes]) -> bytes:
-    """All that a server says to a client that sends these and then reads to the end."""
+    """The whole output of a server to a client that sends these and then reads to the end."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         try:
             for part in parts:
                 client.sendall(part)
             client.settimeout(60)
         except (ConnectionResetError, BrokenPipeError):
-            pass  # it has closed; what it said may still come
+            pass  # it has closed; its output may still arrive
         said: list[bytes] = []
         try:
             while part := client.recv(1 << 16):
@@ -57,7 +57,7 @@ def _say(port: int, parts: list[bytes]) -> bytes:
 
 
 def serve(*parts: bytes, app: Any = app) -> tuple[bytes, Longest]:
-    """What a server of this application says to these bytes, and its longest callback."""
+    """The output of a server of this application for these bytes, and its longest callback."""
 
     async def run() -> bytes:
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ def test_no_form_of_a_request_keeps_the_loop(name: str) -> None:
     if name.startswith("many"):
         asked = sum(part.count(b"HTTP/1.1") for part in SLOW_FORMS[name])
         assert said.count(b"HTTP/1.1 200") == asked
-    elif said:  # a client that still sent when the server closed may not see it
+    elif said:  # a client that was sending when the server closed may not see it
         assert said.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
 
 

@@ -45,7 +45,7 @@ def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
 
 
 def _expired(folder: Path) -> tuple[str, str]:
-    """A pair whose certificate ends in the second in which it is made."""
+    """A pair with a certificate that expires in the second in which it is made."""
     assert OPENSSL is not None
     (_, key), cert, asked = pair(folder, "expired"), folder / "ended.crt", folder / "ended.csr"
     ask = ["req", "-new", "-key", key, "-subj", "/CN=test", "-out", str(asked)]

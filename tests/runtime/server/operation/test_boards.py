@@ -27,7 +27,7 @@ def _queries() -> list[tuple[str, str]]:
     return rows
 
 
-# vLLM's own board (examples/observability), by panel: what it draws of each name.
+# vLLM's board (examples/observability): the series of each panel.
 _TIMES = {"E2E latency": "e2e_request_latency_seconds", "TTFT": "time_to_first_token_seconds"}
 _TIMES |= {"ITL": "inter_token_latency_seconds", "TPOT": "time_per_output_token_seconds"}
 _SUMS = [f"request_{phase}_time_seconds" for phase in ("queue", "prefill", "decode")]

@@ -1,4 +1,4 @@
-"""HTTP requests: under which key each came, and what the log and the metrics say of it."""
+"""HTTP requests: the key of each, and its lines in the log and the metrics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2}
 
 
 class Server:
-    """An application, who asks it, and what it said of each request."""
+    """An application, its client, and the records of each request."""
 
     def __init__(self, folder: Path, script: list[Event]) -> None:
         (folder / "keys").write_text(KEYS)

@@ -62,7 +62,7 @@ def test_a_key_is_known_by_itself_or_by_its_digest(ring: Keyring) -> None:
 
 
 def test_every_key_is_compared_whole(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the time says neither whose key it is nor how much of it is right."""
+    """The time depends neither on the key nor on the number of its right characters."""
     compared: list[tuple[int, int]] = []
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -90,7 +90,7 @@ def test_requests_a_minute(ring: Keyring, clock: Clock) -> None:
     ann.enter()
     ann.leave()
     clock.now += 1000
-    for _ in range(2):  # no more than a minute's are saved up
+    for _ in range(2):  # no more than a minute's accumulate
         ann.enter()
         ann.leave()
     with pytest.raises(LimitReached, match="2 requests a minute"):

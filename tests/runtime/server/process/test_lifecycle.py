@@ -1,4 +1,4 @@
-"""What those who run a server do with it: other keys, limits, the log of a real process."""
+"""Operating a server: other keys, limits, the log of a real process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_port_whose_last_connections_linger_is_taken() -> None:
         first.listen()
         with socket.create_connection(("127.0.0.1", port)) as client:
             served, _ = first.accept()
-            served.close()  # who closes first keeps the address for a minute
+            served.close()  # the side that closes first keeps the address for a minute
             assert client.recv(1) == b""
     with contextlib.closing(bind("127.0.0.1", port)) as again:
         assert again.getsockname()[1] == port

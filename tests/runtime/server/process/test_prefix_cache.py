@@ -1,4 +1,4 @@
-"""The prefix cache as clients see it: a real engine behind HTTP, warm answers beside cold ones."""
+"""The prefix cache as clients see it: a real engine behind HTTP, warm and cold answers compared."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _cached(answer: dict[str, Any]) -> int:
 
 
 def _turns(server: Server, name: str, count: int) -> list[dict[str, Any]]:
-    """The answers of an agent that is told a tool's result in every turn."""
+    """The answers of an agent that gets a tool's result in every turn."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}]
     messages.append({"role": "user", "content": f"I am {name}. Where is it warm?"})
     answers = []

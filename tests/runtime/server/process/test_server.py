@@ -39,7 +39,7 @@ STEPS = "spark:engine_launches_total"
 
 @dataclass(frozen=True)
 class Running:
-    """A server process and the ways to talk to it."""
+    """A server process and its clients."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -96,7 +96,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _server(
     folder: Path, log: Path | None = None, shell: str = "", **options: object
 ) -> Iterator[Running]:
-    """`log` is where standard error goes; `shell` runs before the server, in its process."""
+    """`log` is standard error; `shell` runs before the server, in its process."""
     port = free_port()
     words = json.dumps({"port": port, **options})
     command = [sys.executable, str(FAKE), "server", str(folder), words]
@@ -418,7 +418,7 @@ def test_metrics_have_our_names_and_vllms(server: Running) -> None:
 
 
 def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
-    prompts = [f"ECHO of the bear {i:02d} " for i in range(32)]  # each has an answer of its own
+    prompts = [f"ECHO of the bear {i:02d} " for i in range(32)]  # each has a different answer
 
     def ask(i: int) -> tuple[str, int]:
         chunks = server.client.completions.create(
@@ -710,7 +710,7 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
 
 
 def test_processes_that_are_stopped_do_not_keep_the_server(tokenizer_folder: Path) -> None:
-    """Those that read prompts: others take over, and the server ends when it is to."""
+    """Those that read prompts: others take over, and the server ends on a signal."""
     with _server(tokenizer_folder) as server:
         (forking,) = (pid for pid in server.children if b"prompts.worker" in _command(pid))
         workers = Path(f"/proc/{forking}/task/{forking}/children").read_text().split()
@@ -760,7 +760,7 @@ def test_the_drain_has_a_deadline(tokenizer_folder: Path) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
-    """The engine process stands meanwhile: nobody who runs or waits comes to an end."""
+    """The engine process is stopped: no running or waiting request ends."""
     options: dict[str, Any] = {"max_queue": 2, "api_key": "a key of the test", "names": ["m"]}
     with _server(tokenizer_folder, watchdog_s=0.0, **options) as server:
         url, key = server.url + TEXT, {"Authorization": "Bearer a key of the test"}

@@ -1,4 +1,4 @@
-"""An answer of a few ids alone: what the engine is told, and that a grammar takes just these."""
+"""An answer of only some ids: the engine's constraint, and that its grammar accepts just these."""
 
 from __future__ import annotations
 

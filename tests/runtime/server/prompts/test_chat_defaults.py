@@ -1,4 +1,4 @@
-"""What a server says of chats where requests do not, and efforts that a template refuses."""
+"""A server's defaults for chats, and efforts that a template refuses."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_thoughts_are_left_out_where_nobody_wants_them(
 
 
 def test_one_call_at_most(tokenizer: Tokenizer) -> None:
-    """The second is not generated: the request is cancelled behind the first."""
+    """The second is not generated: the request is cancelled after the first."""
     text = "hm\n</think>\n\n" + CALL + "\n" + CALL
     both, client = _whole(tokenizer, text, tools=[TOOL])
     assert len(both["message"]["tool_calls"]) == 2 and client.cancelled == []

@@ -1,4 +1,4 @@
-"""Forms of answers on their way from a body to the engine's request."""
+"""Forms of answers, from a body to the engine's request."""
 
 from __future__ import annotations
 

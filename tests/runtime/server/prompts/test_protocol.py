@@ -1,4 +1,4 @@
-"""Request bodies: defaults, forms, and that nothing but a RequestError ever comes of a bad one."""
+"""Request bodies: defaults, forms, and that an invalid one only raises RequestError."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ GAPS = (" ", " ", " ", "\n", "  ", "\n\n", " \n ", "")
 
 
 class Counting(Tokenizer):
-    """Counts the characters of what it is given."""
+    """Counts the characters of its texts."""
 
     count = 0
 

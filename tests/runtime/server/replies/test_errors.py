@@ -1,4 +1,4 @@
-"""What clients are told of exceptions."""
+"""The error that a client gets for an exception."""
 
 from __future__ import annotations
 

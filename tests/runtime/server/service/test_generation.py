@@ -1,4 +1,4 @@
-"""What a request leaves in the engine: nothing, however it ends."""
+"""A request leaves nothing in the engine, however it ends."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Queued(FakeClient):
-    """Begins with a request after 0.1 s, and brings its token 0.3 s later."""
+    """Starts a request after 0.1 s, and sends its token 0.3 s later."""
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         later = asyncio.get_running_loop().call_later

@@ -1,4 +1,4 @@
-"""What is refused before it costs anything, what runs beside the event loop, what is counted."""
+"""What is refused early, what runs outside the event loop, what is counted."""
 
 from __future__ import annotations
 
@@ -310,10 +310,10 @@ def test_every_request_tells_where_its_turns_begin(tokenizer: Counting) -> None:
 
 
 def test_cached_tokens_count_once_a_prompt(tokenizer: Counting) -> None:
-    """Those of the first choice: the others find what it has left."""
+    """Those of the first choice: the others find its pages."""
 
     class Forked(FakeClient):
-        """The i-th request finds i + 1 tokens, and says so with its first token."""
+        """The i-th request has i + 1 cached tokens, reported with its first token."""
 
         def submit(self, requests: Any, box: Any, slots: int) -> list[int]:
             first = len(self.submitted)

@@ -1,4 +1,4 @@
-"""Whose requests are, and which share the prefix cache, from HTTP's heads to the engine."""
+"""The owner of a request, and which requests share the prefix cache, from HTTP to the engine."""
 
 from __future__ import annotations
 

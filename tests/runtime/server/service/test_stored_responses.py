@@ -1,4 +1,4 @@
-"""What is stored of responses: how long, how much, and of whom."""
+"""Stored responses: how long, how many, and for which owner."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_owner_takes_nothing_of_anothers() -> None:
     assert has(kept, "b99", "bob") and not has(kept, "b0", "bob") and kept.bytes <= 64 * KIB
     end(kept, running)
     assert has(kept, "runs", "alice")
-    for i in range(20):  # who comes later gets a fair share of it
+    for i in range(20):  # a later owner gets a fair share of it
         end(kept, run(kept, f"c{i}", 8 * KIB, "carol"))
     left = [
         sum(has(kept, f"{name}{i}", owner) for i in range(100))
