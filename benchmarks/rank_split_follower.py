@@ -1,6 +1,6 @@
 """A rank's process that times its launches when rank 0 does: `rank_split`.
 
-    python -m benchmarks.rank_split_follower SPEC    in the place of runtime.rank_process
+    python -m benchmarks.rank_split_follower SPEC    instead of runtime.cli.rank_process
 
 Rank 0 tells family and rows of the bucket among the tables.
 """
