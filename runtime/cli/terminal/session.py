@@ -176,7 +176,7 @@ class Session:
         check(body)
         info, eos = self.info, self.info.eos_token_ids
         room = room_after(prompt, info.limits)
-        params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
+        params = sampling(body, Defaults.of(info.generation), room, logprobs)
         thinking = self._reader.opens_thought(prompt)
         bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)

@@ -47,7 +47,7 @@ NONE = Defaults.of({})
 
 def _params(body: Body, defaults: Defaults = DEFAULTS, room: int = 100) -> SamplingParams:
     check(body)
-    return sampling(body, defaults, INFO, room)
+    return sampling(body, defaults, room)
 
 
 def test_the_generation_config_holds_where_the_request_is_silent() -> None:
