@@ -30,7 +30,7 @@ def commit() -> str:
 
 
 class Build(build_py):
-    """Writes `spark_engine/commit.txt`, which runtime/server/release.py reads."""
+    """Writes `spark_engine/commit.txt`, which runtime/server/operation/release.py reads."""
 
     def run(self) -> None:
         super().run()

@@ -48,7 +48,14 @@ def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
     `more` are options of `spark-run`; what it says goes to `say`. Call it from the main thread.
     Raises EngineError.
     """
-    module = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", str(engine), "--serve"]
+    module = [
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.cli.spark_run",
+        str(engine),
+        "--serve",
+    ]
     command = [*module, "--port", "0", "--max-queue", QUEUE, *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     before = signal.signal(signal.SIGTERM, _leave)

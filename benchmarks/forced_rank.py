@@ -1,6 +1,6 @@
 """A rank's process whose rounds are forced too: `forced_drafts`, for engines of several ranks.
 
-    python -m benchmarks.forced_rank SPEC        in the place of spark_engine.runtime.rank_process
+    python -m benchmarks.forced_rank SPEC        instead of spark_engine.runtime.cli.rank_process
 
 Rank 0 tells what is forced among the tables, in the order of launches, so that every rank's states
 say the same ahead of a round.
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.forced_drafts import PATHS, PLACE, Forcing, Paths
 from spark_engine.interface import PREFILL
-from spark_engine.runtime import rank_process
+from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks import spawn

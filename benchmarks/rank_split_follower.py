@@ -1,6 +1,6 @@
 """A rank's process that times its launches when rank 0 does: `rank_split`.
 
-    python -m benchmarks.rank_split_follower SPEC    in the place of runtime.rank_process
+    python -m benchmarks.rank_split_follower SPEC    instead of runtime.cli.rank_process
 
 Rank 0 tells family and rows of the bucket among the tables.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.kernel_split import time_launches
 from spark_engine.engine_file import read_engine, read_manifest
-from spark_engine.runtime import rank_process
+from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.follower import Follower

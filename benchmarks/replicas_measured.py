@@ -30,14 +30,14 @@ from typing import Any
 
 import aiohttp
 
-from spark_engine.runtime.cli import cache_folder
-from spark_engine.runtime.embedded import embedded_engine
+from spark_engine.runtime.cli.embedded import embedded_engine
+from spark_engine.runtime.cli.spark_run import cache_folder
 from spark_engine.runtime.replicas.server_process import ServerProcess
-from spark_engine.runtime.server.server import ServerOptions
+from spark_engine.runtime.server.process.server import ServerOptions
 
 HOST, MODEL = "127.0.0.1", "tiny"
 START_S, WARM_S = 600.0, 5.0
-FRONT = (sys.executable, "-m", "spark_engine.runtime.replicas_command", "front")
+FRONT = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas", "front")
 
 
 @contextlib.contextmanager

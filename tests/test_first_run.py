@@ -22,7 +22,7 @@ from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
 from spark_engine.builder.fetch import name_of
 from spark_engine.check import cli as check
-from spark_engine.runtime import cli as runtime
+from spark_engine.runtime.cli import spark_run as runtime
 from tests.repository import ROOT
 
 SCRIPT = ROOT / "scripts" / "first_run_on_a_spark.sh"

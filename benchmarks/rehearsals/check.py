@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.rehearsals.measured import of_script
 from benchmarks.rehearsals.told import Told
 from spark_engine.device.gpu import present
-from spark_engine.runtime.embedded import find_checkpoint
+from spark_engine.runtime.cli.embedded import find_checkpoint
 from tests.runtime import batch_trial
 
 _FOUND = re.compile(

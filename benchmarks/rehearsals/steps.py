@@ -25,7 +25,7 @@ from benchmarks.rehearsals.shapes import MODELS, cut
 from benchmarks.rehearsals.told import Told
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.embedded import find_checkpoint
+from spark_engine.runtime.cli.embedded import find_checkpoint
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
 

@@ -36,7 +36,7 @@ from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
 from spark_engine.runtime.ranks.messages import Begin
 from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
 
-MODULE = "spark_engine.runtime.rank_process"
+MODULE = "spark_engine.runtime.cli.rank_process"
 
 
 class RankSpec(msgspec.Struct, frozen=True):

@@ -21,9 +21,8 @@ from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
 from spark_engine.runtime.replicas.routing import Choice, Ticket
 from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstream
-from spark_engine.runtime.server.api.answers import error
-from spark_engine.runtime.server.api.messages_answer import anthropic_error
-from spark_engine.runtime.server.bodies import Body
+from spark_engine.runtime.server.api.answers import anthropic_error, error
+from spark_engine.runtime.server.http.bodies import Body
 
 TRIES = 3  # replicas that a request is offered to while they refuse it
 BREAKS = 2  # replicas that may break under it: a request that breaks engines breaks no more

@@ -26,11 +26,11 @@ from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.merged_metrics import merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
 from spark_engine.runtime.server.api.fields import BadField
-from spark_engine.runtime.server.bodies import Bodies
-from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.guard import Guard, Guarded, is_own
-from spark_engine.runtime.server.http_errors import error_response
-from spark_engine.runtime.server.request_ids import RequestIds, current
+from spark_engine.runtime.server.engine_client.client import Busy
+from spark_engine.runtime.server.http.bodies import Bodies
+from spark_engine.runtime.server.http.guard import Guard, Guarded, is_own
+from spark_engine.runtime.server.operation.request_ids import RequestIds, current
+from spark_engine.runtime.server.replies.errors import error_response
 
 METRICS_S = 5.0  # for one replica's counters
 ASKED = 3  # replicas, each of which may be silent, that are asked whether they take a key

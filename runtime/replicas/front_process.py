@@ -20,19 +20,19 @@ from spark_engine.runtime.replicas.fleet import Fleet, Members
 from spark_engine.runtime.replicas.front import Front
 from spark_engine.runtime.replicas.routing import Policy, Router
 from spark_engine.runtime.replicas.upstream import Upstream
-from spark_engine.runtime.server.connections import (
+from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
+from spark_engine.runtime.server.http.connections import (
     Connection,
     Connections,
     raise_descriptor_limit,
     room_for_connections,
 )
-from spark_engine.runtime.server.guard import guard_of
-from spark_engine.runtime.server.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.keys import Keyring
-from spark_engine.runtime.server.operation import keep_loaded, on_hangup
-from spark_engine.runtime.server.port import bind
-from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
-from spark_engine.runtime.server.tls import ServerTls, check_tls
+from spark_engine.runtime.server.http.guard import guard_of
+from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.operation.keys import Keyring
+from spark_engine.runtime.server.process.lifecycle import keep_loaded, on_hangup
+from spark_engine.runtime.server.process.port import bind
+from spark_engine.runtime.server.process.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ import msgspec
 
 from spark_engine.command import command
 from spark_engine.errors import CapacityError
-from spark_engine.runtime.server.json_stderr import standard_error
-from spark_engine.runtime.server.logs import set_up
-from spark_engine.runtime.server.server import ServerOptions, run
+from spark_engine.runtime.server.operation.json_stderr import standard_error
+from spark_engine.runtime.server.operation.logs import set_up
+from spark_engine.runtime.server.process.server import ServerOptions, run
 
 LOOK_S = 0.1  # between two looks while it starts
 ANSWER_S = 3.0

@@ -70,7 +70,14 @@ def served(*arguments: str) -> Iterator[str]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", *arguments, "--serve"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.cli.spark_run",
+        *arguments,
+        "--serve",
+    ]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
         url = f"http://127.0.0.1:{port}"

@@ -11,7 +11,7 @@ from spark_engine.builder import cli as build_cli
 from spark_engine.check import cli as check_cli
 from spark_engine.device.choice import ORDER, VISIBLE, choose
 from spark_engine.errors import OptionError
-from spark_engine.runtime import cli as run_cli
+from spark_engine.runtime.cli import spark_run as run_cli
 
 
 def _host(folder: Path, gpus: int) -> Path:

@@ -41,7 +41,7 @@ def main() -> int:
         sys.executable,
         "-P",
         "-m",
-        "spark_engine.runtime.cli",
+        "spark_engine.runtime.cli.spark_run",
         "--serve",
         "--port",
         str(port),

@@ -22,18 +22,19 @@ import pytest
 import yaml
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime import config_file, replicas_command
-from spark_engine.runtime.options import OF_FILE, OPTIONS
+from spark_engine.runtime.cli import spark_replicas as replicas_command
+from spark_engine.runtime.cli.options import config_file
+from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS
 from spark_engine.runtime.replicas.fleet import listed
-from spark_engine.runtime.server.api.routes import ROUTES
-from spark_engine.runtime.server.connections import MOST_DESCRIPTORS
-from spark_engine.runtime.server.ipc import Stats
-from spark_engine.runtime.server.keys import read_keys
-from spark_engine.runtime.server.metrics import Metrics, Stopwatch
-from spark_engine.runtime.server.server import FORCE_S
+from spark_engine.runtime.server.engine_client.ipc import Stats
+from spark_engine.runtime.server.http.connections import MOST_DESCRIPTORS
+from spark_engine.runtime.server.http.routes import ROUTES
+from spark_engine.runtime.server.operation.keys import read_keys
+from spark_engine.runtime.server.operation.metrics import Metrics, Stopwatch
+from spark_engine.runtime.server.process.server import FORCE_S
 from tests.certificates import OPENSSL, pair
 from tests.repository import ROOT
-from tests.runtime.server.promql import Panels, Scrape
+from tests.runtime.server.operation.promql import Panels, Scrape
 
 FOLDER = ROOT / "docs" / "deploy"
 UNIT, DOCKER = FOLDER / "spark-run.service", (FOLDER / "Dockerfile").read_text()

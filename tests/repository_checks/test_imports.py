@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,20 @@ ALLOWED = {
     "check": {"spark_engine", "device", "plugins", "models", "builder", "runtime"},
     "bench": {"spark_engine", "device", "runtime"},
 }
-# Folders of a package, bottom up: each may use those named, and "" is the package's own files.
+# Folders of a package or of a folder, bottom up: each may use those named, and "" is the files next
+# to them.
 _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
         "common": set(),
-        "linear": {"common", "ranks"},
         "rowwise": {"common"},
+        "ranks": {"common", "rowwise"},
+        "linear": {"common", "ranks"},
         "gdn": {"common"},
         "attention": {"common", "rowwise"},
         "moe": {"common", "linear", "rowwise", "ranks"},
         "sampling": {"common", "rowwise", "ranks"},
         "drafts": {"common"},
-        "ranks": {"common", "rowwise"},
         "": _OPS,
     },
     "models": {
@@ -64,7 +66,34 @@ FOLDERS = {
         "server": {"engine", "ranks", "text", "structured"},
         "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
-        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor", "replicas"},
+        "cli": {
+            "executors",
+            "ranks",
+            "engine",
+            "text",
+            "structured",
+            "server",
+            "doctor",
+            "replicas",
+        },
+        "": set(),
+    },
+    "runtime/server": {
+        "engine_client": set(),
+        "operation": {"engine_client"},
+        "api": set(),
+        "prompts": {"engine_client", "api"},
+        "service": {"engine_client", "operation", "api", "prompts"},
+        "replies": {"engine_client", "operation", "api", "prompts", "service"},
+        "page": {"engine_client", "operation", "api", "prompts"},
+        "http": {"engine_client", "operation", "api", "prompts", "service", "replies", "page"},
+        "process": {"engine_client", "operation", "prompts", "service", "page", "http"},
+        "": set(),
+    },
+    "runtime/cli": {
+        "options": set(),
+        "terminal": {"options"},
+        "": {"options", "terminal"},
     },
     "check": {
         "verdicts": set(),
@@ -104,7 +133,7 @@ ONE_FILE = {
     "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
     "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
     "ray": {"runtime/replicas/ray_serve.py"},
-    "opentelemetry": {"runtime/server/telemetry.py"},
+    "opentelemetry": {"runtime/server/operation/telemetry.py"},
     "nccl": {"runtime/executors/nccl.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
@@ -132,14 +161,23 @@ def _package(name: str) -> str:
     return second if second in PACKAGES else "spark_engine"
 
 
-def _folder(parts: tuple[str, ...]) -> str:
-    """The folder within a package of a file or a module, given as the names from the package on."""
-    return parts[1] if len(parts) > 1 and parts[1] in FOLDERS.get(parts[0], ()) else ""
+def _folder(parts: tuple[str, ...], inside: str) -> str:
+    """The folder within `inside` of a file or a module, given as the names from the package on."""
+    depth = inside.count("/") + 1
+    return parts[depth] if len(parts) > depth and parts[depth] in FOLDERS[inside] else ""
 
 
-def _up(here: str, there: str, package: str) -> bool:
-    """Whether an import between two folders of a package is not allowed."""
-    return here != there and there not in FOLDERS[package][here]
+def _shared(here: tuple[str, ...], there: tuple[str, ...]) -> Iterator[str]:
+    """The packages and folders in FOLDERS that a file and what it imports are both in."""
+    for depth in range(1, len(there)):
+        inside = "/".join(here[:depth])
+        if here[:depth] == there[:depth] and inside in FOLDERS:
+            yield inside
+
+
+def _up(here: str, there: str, inside: str) -> bool:
+    """Whether an import between two folders of `inside` is not allowed."""
+    return here != there and there not in FOLDERS[inside][here]
 
 
 def _wrong(path: Path) -> list[str]:
@@ -152,10 +190,11 @@ def _wrong(path: Path) -> list[str]:
         elif top == "spark_engine":
             if (package := _package(name)) != here and package not in ALLOWED[here]:
                 wrong.append(f"{here} may not import {package}: {name}")
-            elif package == here and here in FOLDERS and len(name.split(".")) > 2:
-                folders = _folder(path.parts), _folder(tuple(name.split(".")[1:]))
-                if _up(*folders, here):
-                    wrong.append(f"{here}/{folders[0]} may not import {here}/{folders[1]}: {name}")
+            there = tuple(name.split(".")[1:])
+            for inside in _shared(path.parts, there):
+                own, other = _folder(path.parts, inside), _folder(there, inside)
+                if _up(own, other, inside):
+                    wrong.append(f"{inside}/{own} may not import {inside}/{other}: {name}")
         elif top in PACKAGES or top == "tests":
             wrong.append(f"bare import of {name}: say spark_engine.{name}")
         elif top not in sys.stdlib_module_names:
@@ -181,16 +220,31 @@ def test_imports_are_allowed(path: Path) -> None:
 @pytest.mark.parametrize("path", files("plugins/*.cu", "plugins/*.cuh"), ids=str)
 def test_includes_are_allowed(path: Path) -> None:
     included = re.findall(r'#include "([^"]+)"', (ROOT / path).read_text())
-    there = {_folder(("plugins", *Path(name).parts)) for name in included}
-    up = {folder for folder in there if _up(_folder(path.parts), folder, "plugins")}
+    there = {_folder(("plugins", *Path(name).parts), "plugins") for name in included}
+    own = _folder(path.parts, "plugins")
+    up = {folder for folder in there if _up(own, folder, "plugins")}
     assert not up and "" not in there, f"{path} may not include what is in {up or 'no folder'}"
 
 
 def test_every_package_is_listed() -> None:
-    for package, folders in FOLDERS.items():
-        found = {_folder(path.parts) for path in SOURCES if path.parts[0] == package}
-        assert found == set(folders), package
+    for inside, folders in FOLDERS.items():
+        within = [path for path in SOURCES if path.as_posix().startswith(f"{inside}/")]
+        assert {_folder(path.parts, inside) for path in within} == set(folders), inside
     assert {path.parts[0] for path in SOURCES} == set(PACKAGES) == set(ALLOWED)
+
+
+def test_every_folder_with_folders_is_listed() -> None:
+    """A new model family adds a folder and no row here."""
+    folders = {path.parent for path in SOURCES if len(path.parts) > 2}
+    assert {folder.parent.as_posix() for folder in folders} <= {*FOLDERS, "models/families"}
+
+
+@pytest.mark.parametrize("inside", FOLDERS)
+def test_folders_are_listed_bottom_up(inside: str) -> None:
+    below: set[str] = set()
+    for folder, uses in FOLDERS[inside].items():
+        assert uses <= below, f"{inside}/{folder} uses {uses - below} above it"
+        below.add(folder)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +258,13 @@ def test_every_package_is_listed() -> None:
             "may not import plugins/moe",
         ),
         ("runtime/text/x.py", "from spark_engine.runtime.server import y", "runtime/server"),
-        ("runtime/text/x.py", "from spark_engine.runtime import cli", "runtime/: "),
+        ("runtime/text/x.py", "from spark_engine.runtime import cli", "runtime/cli: "),
+        (
+            "runtime/server/api/x.py",
+            "from spark_engine.runtime.server.service import y",
+            "runtime/server/api may not import runtime/server/service",
+        ),
+        ("runtime/server/page/x.py", "import spark_engine.runtime.server.http.y", "server/http"),
         ("runtime/x.py", "from spark_engine import plugins", "may not import plugins"),
         ("runtime/x.py", "def f():\n    import torch", "may not import torch"),
         ("runtime/x.py", "import onnxruntime as ort", "only"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.server.server import worker_command
+from spark_engine.runtime.server.process.server import worker_command
 from tests.repository import PACKAGES, ROOT, files
 
 TOOLS = (
@@ -151,7 +151,8 @@ def test_the_wheel_works_alone(dist: Path, bare: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     _install(bare, wheel)
     assert Path(_works(bare, tmp_path)).is_relative_to(bare)
-    code = "from spark_engine.runtime.server.release import release; print(release()['commit'])"
+    module = "spark_engine.runtime.server.operation.release"
+    code = f"from {module} import release; print(release()['commit'])"
     assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == COMMIT
 
 
@@ -169,5 +170,5 @@ def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
 def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
     _install(bare, "-e", clone)
     assert Path(_works(bare, tmp_path)) == clone / "spark_engine"
-    code = "from spark_engine.runtime.server.release import release; print(*release())"
+    code = "from spark_engine.runtime.server.operation.release import release; print(*release())"
     assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == "version"

@@ -9,14 +9,14 @@ from typing import Any
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import NoTrace
-from spark_engine.runtime.server.api import chat, completions, tokenize
 from spark_engine.runtime.server.api.answers import Json, Reply
-from spark_engine.runtime.server.client import Mailbox
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo, Stats
-from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.engine_client.client import Mailbox
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.prompts.contract import JobKind, Setup
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.handler import Handler, Inline
-from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.replies import chat, completions
+from spark_engine.runtime.server.service.service import Service
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -58,10 +58,10 @@ class Served(Service):
         return await completions.start(self, [data])
 
     async def tokenize(self, data: bytes) -> Json:
-        return _json(await tokenize.tokenize(self, [data]))
+        return _json(await self.compute(JobKind.TOKENIZE, [data]))
 
     async def detokenize(self, data: bytes) -> Json:
-        return _json(await tokenize.detokenize(self, [data]))
+        return _json(await self.compute(JobKind.DETOKENIZE, [data]))
 
 
 def _json(data: bytes) -> Json:

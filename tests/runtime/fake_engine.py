@@ -21,9 +21,11 @@ from typing import Any
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server import logs, server, worker
-from spark_engine.runtime.server.ipc import EngineInfo
-from spark_engine.runtime.server.json_stderr import standard_error
+from spark_engine.runtime.server.engine_client import worker
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.operation import logs
+from spark_engine.runtime.server.operation.json_stderr import standard_error
+from spark_engine.runtime.server.process import server
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 SLOTS = 8

@@ -22,8 +22,8 @@ from typing import Any
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.server import worker
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client import worker
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from tests.runtime import fake_executor
 from tests.runtime.fake_executor import build_fake
 

@@ -8,7 +8,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.embedded import find_checkpoint
+from spark_engine.runtime.cli.embedded import find_checkpoint
 from tests.runtime import batch_trial
 
 

@@ -98,8 +98,8 @@ HOSTILE = "hostile engine folders"
 def _embedded() -> Path:
     """The embedded model's engine folder, which the first server built."""
     code = (
-        "from spark_engine.runtime.cli import cache_folder\n"
-        "from spark_engine.runtime.embedded import embedded_engine\n"
+        "from spark_engine.runtime.cli.spark_run import cache_folder\n"
+        "from spark_engine.runtime.cli.embedded import embedded_engine\n"
         "print(embedded_engine(cache_folder(), lambda _: None))"
     )
     done = subprocess.run(

@@ -31,10 +31,10 @@ from pathlib import Path
 import httpx
 
 from spark_engine.manifest import WEIGHTS
-from spark_engine.runtime.cli import cache_folder
-from spark_engine.runtime.embedded import embedded_engine
+from spark_engine.runtime.cli.embedded import embedded_engine
+from spark_engine.runtime.cli.spark_run import cache_folder
 
-COMMAND = (sys.executable, "-m", "spark_engine.runtime.replicas_command")
+COMMAND = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas")
 START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
 CLIENTS, QUIET_S = 8, 10.0
 

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import httpx
 
-from spark_engine.runtime.cli import cache_folder
-from spark_engine.runtime.embedded import embedded_engine
+from spark_engine.runtime.cli.embedded import embedded_engine
+from spark_engine.runtime.cli.spark_run import cache_folder
 from tests.soak.replicas import CLIENTS, COMMAND, ENDS_S, START_S, Soak, children, listener
 
 REPLICAS = 2

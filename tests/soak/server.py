@@ -75,7 +75,7 @@ class Soak:
         )
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "spark_engine.runtime.cli", *options),
+                *(sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run", *options),
                 stdout=log,
                 stderr=log,
             )

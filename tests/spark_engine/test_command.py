@@ -21,7 +21,7 @@ from spark_engine.check import cli as check_cli
 from spark_engine.command import command
 from spark_engine.errors import CapacityError, EngineError, GraphError
 from spark_engine.progress import Progress
-from spark_engine.runtime import cli as run_cli
+from spark_engine.runtime.cli import spark_run as run_cli
 
 COMMANDS = {
     "spark-bench": bench_cli.main,

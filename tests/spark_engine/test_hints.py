@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from spark_engine import hints
 from spark_engine.builder.cli import main as build
 from spark_engine.foreign_options import FOREIGN
-from spark_engine.runtime.cli import main as run
+from spark_engine.runtime.cli.spark_run import main as run
 from tests.repository import ROOT
 
 PIP, UV = "{python} -m pip install", "uv pip install --python {python}"

@@ -1,1 +1,1 @@
-"""The APIs that are served, a file each: their bodies, and the JSON of their answers."""
+"""The request bodies of each API, and the JSON that answers share. Imports no service."""

@@ -1,6 +1,6 @@
 """JSON that the APIs' responses share: log-probabilities, token counts, errors, ids.
 
-Knows the forms; knows no HTTP and no engine.
+Knows the formats; knows no HTTP and no engine.
 """
 
 from __future__ import annotations
@@ -15,15 +15,27 @@ from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+Part = bytes | memoryview  # of JSON that is sent in parts
 FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "abort",
 }
+# Anthropic's error type by status
+ANTHROPIC_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class Reply(Protocol):
-    """One answer on its way out, in the form of its API.
+    """One answer, in the form of its API.
 
     Attributes:
         stream: whether the client wants events.
@@ -36,12 +48,12 @@ class Reply(Protocol):
         ...
 
     def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events, the last included. Raises what `Generation.pieces` raises; nothing
-        comes before the first token, so that a failure until then can be a status."""
+        """Server-sent events, the last included. Raises what `Generation.pieces` raises. The first
+        one waits for the first token, so that a failure before it can be a status."""
         ...
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The events that end a stream which has begun and failed; `problem` is OpenAI's form."""
+        """The events that end a stream after a failure; `problem` is OpenAI's form."""
         ...
 
     def close(self) -> None:
@@ -50,7 +62,7 @@ class Reply(Protocol):
 
 
 def chat_logprob(event: Event, tokenizer: Tokenizer | None, most: int | None = None) -> Json:
-    """One entry of `logprobs.content`, with at most so many of the best."""
+    """One entry of `logprobs.content`, with at most `most` of the best."""
     entry = _entry(event.token, event.logprob, tokenizer)
     return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top[:most]]}
 
@@ -61,7 +73,7 @@ def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer | None
 
 
 def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
-    """The token alone as text; part of a character becomes U+FFFD. Without a tokenizer its id."""
+    """The token as text; part of a character becomes U+FFFD. Without a tokenizer its id."""
     if token is None or tokenizer is None:
         return "" if token is None else f"token_id:{token}"
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
@@ -85,8 +97,8 @@ def prompt_logprobs(events: Sequence[Event], most: int, tokenizer: Tokenizer | N
 
 
 def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
-    """Token counts. `cached`: those of the prompt that were not computed; `drafts`: those verified
-    and those kept, of an engine that drafts."""
+    """Token counts. `cached`: prompt tokens from the prefix cache; `drafts`: those verified and
+    those accepted, of an engine with drafts."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
@@ -108,8 +120,17 @@ def error(message: str, kind: str, param: str | None = None, code: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def anthropic_error(status: int, problem: Json) -> Json:
+    """OpenAI's form of an error in Anthropic's."""
+    kind = ANTHROPIC_ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    body: Json = {"type": "error", "error": {"type": kind, "message": problem["error"]["message"]}}
+    if "request_id" in problem:
+        body["request_id"] = problem["request_id"]
+    return body
+
+
 def new_id(prefix: str, joint: str = "-") -> str:
-    """An id that nobody has had, e.g. `chatcmpl-1f0c…`."""
+    """A unique id, e.g. `chatcmpl-1f0c…`."""
     return f"{prefix}{joint}{secrets.token_hex(12)}"
 
 

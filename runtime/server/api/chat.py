@@ -1,50 +1,26 @@
-"""/v1/chat/completions: from a body to a running conversation, and from its parts to JSON.
-
-Knows OpenAI's chat form. What a conversation means is `Service.converse`'s business.
-"""
+"""/v1/chat/completions: its body, including the older fields for functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.engine.request import FinishReason
-from spark_engine.runtime.server.api.answers import (
-    FINISH,
-    Json,
-    Reply,
-    chat_logprob,
-    new_id,
-    prompt_logprobs,
-)
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.chat_tools import read_tools
-from spark_engine.runtime.server.api.choices import ChoicesReply
-from spark_engine.runtime.server.api.custom_input import CustomInput
-from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Prepared
-from spark_engine.runtime.server.prompts.preparer import Preparer
-from spark_engine.runtime.server.service import Service
-from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.reply_parts import Delta, Kind
-from spark_engine.runtime.text.text_stream import Piece
-from spark_engine.runtime.text.tokenizer import Tokenizer
-
-REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
+from spark_engine.runtime.server.api.fields import BadField
 
 
 class ChatBody(ChatRequest, kw_only=True):
-    """/v1/chat/completions: a conversation, and the names that tools had before they were tools."""
+    """/v1/chat/completions: a conversation, and the older fields for functions."""
 
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     echo: bool | None = None
 
     def modern(self) -> tuple[ChatRequest, frozenset[str]]:
-        """The same in today's names, and the names of custom tools. Raises BadField where both
-        names are given, and what `read_tools` raises."""
+        """The same with `tools` and `tool_choice`, and the names of custom tools. Raises BadField
+        where old and new fields are both given, and what `read_tools` raises."""
         if self.echo:
             raise BadField("echo is not supported for chats; use /v1/completions", "echo")
         given, choice = self.tools, self.tool_choice
@@ -60,144 +36,3 @@ class ChatBody(ChatRequest, kw_only=True):
         found = read_tools(given, choice)
         chat = msgspec.structs.replace(self, tools=found.tools, tool_choice=found.choice)
         return chat, found.custom
-
-
-def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
-    body = decode(blobs[0], ChatBody, halves=True)
-    chat, custom = body.modern()
-    asked = Asked(legacy=body.functions is not None, custom=custom)
-    return preparer.converse(preparer.accept(chat), asked)
-
-
-async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
-    deadline = service.deadline()
-    found = await service.prepare(JobKind.CHAT, data, deadline)
-    asked = found.asked
-    tokenizer = service.tokenizer if asked.words else None
-    how = asked.shown, asked.legacy, asked.custom
-    forms = [ChatFormat(parser, tokenizer, asked.logprobs, *how) for parser in found.parsers]
-    running = service.submit(found, deadline)
-
-    def more() -> Json:
-        if (most := asked.prompt_logprobs) is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(found.choices[0].stream.scored, most, tokenizer)}
-
-    ident, name = new_id("chatcmpl"), service.names[0]
-    return ChoicesReply(running, forms, "chat.completion", ident, name, more)
-
-
-class ChatFormat:
-    """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
-
-    `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:
-    not even the token's own); `shown`: thoughts are part of the answer; `custom`: tools that take a
-    text.
-    """
-
-    def __init__(
-        self,
-        parser: ReplyParser,
-        tokenizer: Tokenizer | None,
-        most: int | None,
-        shown: bool = True,
-        legacy: bool = False,
-        custom: frozenset[str] = frozenset(),
-    ) -> None:
-        self._parser = parser
-        self._shown = shown
-        self._tokenizer = tokenizer
-        self._most = most
-        self._logprobs: list[Json] | None = None if most is None else []
-        self._texts: dict[Kind, str] = {}
-        self._calls: list[Json] = []
-        self._legacy = legacy
-        self._custom = custom
-        self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
-
-    def first(self) -> Json | None:
-        """Clients expect the role before anything else."""
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    def push(self, piece: Piece) -> Json:
-        """`delta` with what is new, and the tokens' `logprobs`."""
-        deltas = self._parser.push(piece.text, piece.marks)
-        if piece.finish is not None:
-            deltas += self._parser.flush(piece.is_cut)
-        delta = self._delta(deltas)
-        if piece.finish is not None:
-            self._end_input(delta)
-        if self._legacy and (rows := delta.pop("tool_calls", None)) and not rows[0]["index"]:
-            delta["function_call"] = rows[0]["function"]
-        body: Json = {"delta": delta}
-        if self._logprobs is not None and piece.tokens:
-            entries = [chat_logprob(event, self._tokenizer, self._most) for event in piece.tokens]
-            self._logprobs += entries
-            body["logprobs"] = {"content": entries}
-        return body
-
-    def whole(self) -> Json:
-        """`message` and `logprobs`."""
-        message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
-        if Kind.REASONING in self._texts:
-            message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])
-        if self._calls and self._legacy:
-            message["function_call"] = self._calls[0]["function"]
-        elif self._calls:
-            message["tool_calls"] = [
-                {k: v for k, v in c.items() if k != "index"} for c in self._calls
-            ]
-        elif message["content"] is None:
-            message["content"] = ""
-        logprobs = None if self._logprobs is None else {"content": self._logprobs}
-        return {"message": message, "logprobs": logprobs}
-
-    def finish(self, reason: FinishReason) -> str:
-        """Tool calls are a reason of their own, unless the last is not complete: clients run what
-        says so."""
-        if reason is FinishReason.STOP and self._parser.calls and not self._parser.is_cut:
-            return "function_call" if self._legacy else "tool_calls"
-        return FINISH[reason]
-
-    def _delta(self, deltas: list[Delta]) -> Json:
-        body: Json = {}
-        for delta in deltas:
-            if delta.kind is Kind.CALL:
-                self._add(body, delta)
-            elif self._shown or delta.kind is not Kind.REASONING:
-                keys = REASONING_KEYS if delta.kind is Kind.REASONING else ("content",)
-                body |= dict.fromkeys(keys, body.get(keys[0], "") + delta.text)
-                self._texts[delta.kind] = self._texts.get(delta.kind, "") + delta.text
-        return body
-
-    def _add(self, body: Json, delta: Delta) -> None:
-        """A call's first delta has its id and name, the others more of its arguments."""
-        if delta.name:
-            self._end_input(body)
-            self._input = CustomInput() if delta.name in self._custom else None
-            kind, key = ("function", "arguments") if self._input is None else ("custom", "input")
-            call = {"id": new_id("call"), "type": kind, kind: {"name": delta.name, key: ""}}
-            self._calls.append({"index": len(self._calls), **call})
-            row = {**self._calls[-1], kind: dict(self._calls[-1][kind])}
-            body.setdefault("tool_calls", []).append(row)
-        more = delta.text if self._input is None else self._input.push(delta.text)
-        self._say(body, more)
-
-    def _end_input(self, body: Json) -> None:
-        """What is left of a custom tool's text."""
-        if self._input is not None:
-            self._say(body, self._input.end())
-
-    def _say(self, body: Json, text: str) -> None:
-        """More of the last call, in its row of this delta."""
-        last, rows = self._calls[-1], body.setdefault("tool_calls", [])
-        kind, key = ("function", "arguments") if "function" in last else ("custom", "input")
-        last[kind][key] += text
-        if rows and rows[-1]["index"] == last["index"]:
-            rows[-1][kind][key] += text
-        elif text:
-            rows.append({"index": last["index"], kind: {key: text}})
-        if not rows:
-            del body["tool_calls"]

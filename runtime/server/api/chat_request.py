@@ -1,6 +1,6 @@
 """`ChatRequest`: the body of /v1/chat/completions, and the one form of a chat request.
 
-The other chat APIs are translated to it and back, so what a conversation means stands in one place.
+The other chat APIs are translated to it and back, so the meaning of a conversation is defined once.
 Knows fields and their checks; knows no template and no engine.
 """
 
@@ -16,7 +16,7 @@ TRANSLATED = ("tool_choice", "response_format", "reasoning_effort", "thinking")
 
 
 class ChatRequest(Body, kw_only=True):
-    """One conversation that is to be answered."""
+    """One conversation to answer."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -25,7 +25,7 @@ class ChatRequest(Body, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None  # false: the answer ends behind the first call
+    parallel_tool_calls: bool | None = None  # false: the answer ends after the first call
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # whether to think, for how long, and whether that is shown (`thinking.Thinking`):
@@ -49,15 +49,15 @@ class ChatRequest(Body, kw_only=True):
         return None if self.tool_choice == "none" else self.tools
 
     def most_tokens(self) -> int | None:
-        """The newer name of the field goes before the older."""
+        """The newer field takes precedence over the older."""
         return limit_of(either(self.max_completion_tokens, self.max_tokens))
 
     def wanted_logprobs(self) -> int | None:
-        """Two fields say it."""
+        """From two fields."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check_own(self) -> None:
-        """Messages, tools and what belongs together. Raises BadField."""
+        """Checks messages, tools and combinations of fields. Raises BadField."""
         for name in TRANSLATED:
             check_type(self, name)
         if not self.messages:

@@ -1,7 +1,7 @@
-"""The tools and the tool choice of /v1/chat/completions, in every form that clients write.
+"""The tools and the tool choice of /v1/chat/completions, in every form that clients send.
 
-Knows OpenAI's form, the flat one of /v1/responses, and Anthropic's words for a choice. A custom
-tool is offered as a function of one text, as in /v1/responses; tools of other types are left out.
+Knows OpenAI's form, the flat one of /v1/responses, and Anthropic's choices. A custom
+tool is offered as a function of one text, as in /v1/responses; tools of other types are omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "requir
 
 @dataclass(frozen=True)
 class ChatTools:
-    """What a request offers. `custom`: names of functions whose calls are of custom tools."""
+    """The tools of a request. `custom`: names of functions that represent custom tools."""
 
     tools: list[Json] | None
     choice: str | Json | None
@@ -29,7 +29,7 @@ class ChatTools:
 
 
 def read_tools(given: list[Json] | None, choice: str | Json | None) -> ChatTools:
-    """Raises BadField for a function without a name, and a choice that cannot be followed."""
+    """Raises BadField for a function without a name, and a choice that cannot be met."""
     tools: list[Json] = []
     custom: set[str] = set()
     hosted: set[str] = set()
@@ -50,13 +50,13 @@ def read_tools(given: list[Json] | None, choice: str | Json | None) -> ChatTools
     check_any(chosen, bool(given), bool(tools))
     allowed = _allowed(chosen)
     if allowed is not None and allowed <= {tool["function"]["name"] for tool in tools}:
-        # no grammar binds a free answer: the model is not offered what it may not call
+        # no grammar constrains a free answer, so tools that may not be called are not offered
         tools, chosen = [t for t in tools if t["function"]["name"] in allowed], None
     return ChatTools(tools or None, chosen, frozenset(custom))
 
 
 def _tool(tool: Json) -> Json | None:
-    """A function, in OpenAI's form; None for what is none, or has no name."""
+    """A function, in OpenAI's form; None for other tools, or without a name."""
     kind = tool.get("type", "function")
     if kind not in ("function", "custom"):
         return None
@@ -95,8 +95,8 @@ def _choice(choice: Json, hosted: set[str]) -> str | Json:
 
 
 def _allowed(choice: Any) -> set[str] | None:
-    """The names that a choice allows where the model may answer freely, too; None for another, and
-    for one that is malformed, which is refused later."""
+    """The names that an "auto" choice allows; None for other choices, and for a malformed one,
+    which is refused later."""
     inner = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
     rows = (
         inner.get("tools") if isinstance(inner, Mapping) and inner.get("mode") == "auto" else None

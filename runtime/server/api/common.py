@@ -1,8 +1,8 @@
-"""The fields that chat and completions share, and what they mean to the engine.
+"""The fields that chat and completions share, and their meaning for the engine.
 
 Knows ranges and defaults. Knows no messages, no prompts' text and no answers. Unknown fields are
-ignored, as clients of every server expect; a known field that would change the answer and is not
-supported is refused.
+ignored, as clients expect; a known field that would change the answer and is not supported is
+refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
 from spark_engine.runtime.server.api.unsupported_fields import UnsupportedFields
-from spark_engine.runtime.server.ipc import EngineInfo
 
-NO_LIMIT = -1  # of tokens; null says the same
+NO_LIMIT = -1  # of tokens; same as null
 MAX_CHOICES = 512  # choices of one HTTP request, over all its prompts
-COLDEST = 1e-4  # the engine takes 0 or at least this; what lies between means argmax
+COLDEST = 1e-4  # the engine takes 0 or at least this; values in between mean argmax
 GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # name: (lowest, highest), None for no limit
 RANGES: Mapping[str, tuple[float | None, float | None]] = {
@@ -46,7 +45,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
 MOST_STOP_IDS = 512
 MOST_SALT = 256  # characters
 MOST_STOP = 4096  # characters of all stop strings together
-MOST_SUBMITTED = 8 << 20  # bytes of a prompt's ids, once for each of its choices
+MOST_SUBMITTED = 8 << 20  # bytes of a prompt's ids, times its choices
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
 
 
@@ -58,7 +57,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class Body(UnsupportedFields, kw_only=True):
-    """What both kinds of request share. Null is as good as absent."""
+    """The fields of both kinds of request. Null is the same as absent."""
 
     model: str | None = None
     n: int | None = None
@@ -85,15 +84,15 @@ class Body(UnsupportedFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    detokenize: bool | None = None  # false: ids alone
-    truncate_prompt_tokens: int | None = None  # the last so many; -1: as many as fit
+    detokenize: bool | None = None  # false: only ids
+    truncate_prompt_tokens: int | None = None  # the last ones; -1: as many as fit
     priority: int | None = None
     drafts: int | None = None  # of a round, at most; changes no token
     prompt_logprobs: int | None = None
     cache_salt: str | None = None  # prompts are shared in the cache with requests of the same one
 
     def most_tokens(self) -> int | None:
-        """How many tokens are wanted at most; None: as many as fit."""
+        """The maximum number of tokens; None: as many as fit."""
         return limit_of(self.max_tokens)
 
     def scores_prompt(self) -> bool:
@@ -101,16 +100,16 @@ class Body(UnsupportedFields, kw_only=True):
         return self.prompt_logprobs is not None
 
     def wanted_logprobs(self) -> int | None:
-        """k for the log-probabilities of each token and the top k beside it, or None."""
+        """k for the log-probabilities of each token and the top k; None for none."""
         return None
 
     def check_own(self) -> None:
-        """What only this kind of body can say of itself. Raises BadField."""
+        """Checks the fields of this kind of body. Raises BadField."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds where a request says nothing: the checkpoint's generation config."""
+    """Defaults of absent fields: the checkpoint's generation config."""
 
     values: Mapping[str, float]
 
@@ -124,7 +123,7 @@ class Defaults:
 
 
 def check(body: Body) -> None:
-    """Ranges and combinations. Raises BadField."""
+    """Checks ranges and combinations. Raises BadField."""
     for name, (low, high) in RANGES.items():
         check_range(name, getattr(body, name, None), low, high)
     if body.top_p == 0:
@@ -153,11 +152,11 @@ def check(body: Body) -> None:
 
 
 def sampling(
-    body: Body, defaults: Defaults, info: EngineInfo, room: int, logprobs: int | None = None
+    body: Body, defaults: Defaults, room: int, logprobs: int | None = None
 ) -> SamplingParams:
     """The parameters of one choice; `room` is how many tokens fit after the prompt.
 
-    `logprobs` counts where the kind of body has no field for it.
+    `logprobs` is used where the kind of body has no field for it.
 
     Raises BadField or RequestError where a value is over the engine's limits.
     """
@@ -190,8 +189,8 @@ def sampling(
 
 
 def scored(body: Body, params: SamplingParams, forced: int) -> SamplingParams:
-    """The same where a prompt's tokens are to be scored: `forced` of them come before the answer's,
-    each with its log-probabilities. Raises BadField where nothing would come."""
+    """The same for a prompt whose tokens are scored: `forced` of them are generated before the
+    answer's, each with its log-probabilities. Raises BadField where there would be none."""
     most = 0 if body.max_tokens == 0 else params.max_tokens or 0
     if not forced + most:
         words = "max_tokens is 0, and a prompt of one token has nothing to score"
@@ -211,12 +210,12 @@ def room_after(prompt: Sequence[int], limits: Limits) -> int:
 
 
 def limit_of(given: int | None) -> int | None:
-    """A number of tokens at most; None: no limit."""
+    """A maximum number of tokens; None: no limit."""
     return None if given == NO_LIMIT else given
 
 
 def fold_seed(seed: int) -> int:
-    """Any integer as one of 64 bits with a sign, which is what the engine takes."""
+    """Any integer as a signed one of 64 bits, which the engine takes."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
@@ -226,7 +225,7 @@ def either(first: Any, second: Any) -> Any:
 
 
 def check_together(prompt: Sequence[int], n: int) -> None:
-    """Raises BadField where the engine is sent too much: each choice goes there with its prompt."""
+    """Raises BadField where too much is sent to the engine: each choice with its prompt."""
     if 4 * len(prompt) * n > MOST_SUBMITTED:
         most = MOST_SUBMITTED // (4 * len(prompt))
         words = f"n is {n}; of a prompt of {len(prompt)} tokens at most {most} choices are made"
@@ -234,7 +233,7 @@ def check_together(prompt: Sequence[int], n: int) -> None:
 
 
 def _stop_ids(given: Sequence[int]) -> tuple[int, ...]:
-    """Each id once. They go to the engine with every choice."""
+    """Each id once. They are sent to the engine with every choice."""
     ids = tuple(dict.fromkeys(given))
     if len(ids) > MOST_STOP_IDS:
         words = f"stop_token_ids holds {len(ids)} ids; at most {MOST_STOP_IDS} are allowed"

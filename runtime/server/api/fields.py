@@ -1,6 +1,6 @@
 """Request bodies: decoding, and errors that name the field.
 
-Knows JSON, types and ranges. Knows no API: the bodies are in the files beside this one.
+Knows JSON, types and ranges. Knows no API: the bodies are in the files next to this one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 
 from spark_engine.errors import RequestError
 
-_SHOWN = 1000  # bytes of a field's JSON beyond which an error shows it as it was sent
+_SHOWN = 1000  # bytes of a field's JSON above which an error shows it undecoded
 # escapes one after the other: a whole pair of surrogates, a half of one (which is kept), any other
 _ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
 
 
 class BadField(RequestError):
-    """A request is malformed. `param` names the field, `code` is OpenAI's word for the case."""
+    """A request is malformed. `param` names the field, `code` is OpenAI's error code."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -39,10 +39,9 @@ class UnknownModel(BadField):
 
 
 def too_long(said: str, most: int, param: str = "prompt") -> BadField:
-    """The error of a prompt without room. `said`: how long it is; `most`: tokens that there are.
+    """The error of a prompt that does not fit. `said`: its length; `most`: the context length.
 
-    Clients know by its first words that they are to shorten the conversation, or to take another
-    model.
+    Clients detect this error by its first words, and shorten the conversation or switch models.
     """
     words = f"prompt is too long: {said}; this model's maximum context length is {most} tokens"
     what = "shorten the conversation or start a new one"
@@ -57,11 +56,10 @@ def decode(data: bytes, kind: type[T], halves: bool = False) -> T:
     """One request body. Raises BadField naming the field, its value and what was expected.
 
     `halves`: half of a surrogate pair is read as U+FFFD, since clients that cut texts in the middle
-    of a character have it in their history; else it is refused.
+    of a character store it in their history; else it is refused.
 
-    Fields that are not known are skipped without being built: a body may be large and hold little.
-    What some clients write is taken as it is meant: 64.0 or "64" for an integer, "true" for a
-    boolean, a byte order mark before the body.
+    Unknown fields are skipped without building them. Some deviations of clients are accepted: 64.0
+    or "64" for an integer, "true" for a boolean, a byte order mark before the body.
     """
     data = data.removeprefix(BOM_UTF8)
     try:
@@ -85,8 +83,8 @@ def _whole(found: re.Match[bytes]) -> bytes:
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str], places: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatRequest`.
-    `places` are regexes of what an error may begin with, and how the body says it."""
+    """Errors in the block name a body's own fields; `names` maps from those of a `ChatRequest`.
+    `places` maps regexes of the start of an error to the body's own field."""
     try:
         yield
     except RequestError as error:
@@ -108,7 +106,7 @@ def check_range(name: str, value: Any, low: float | None, high: float | None) ->
         return
     above = low is None or value >= low
     below = high is None or value <= high
-    # an integer may have any number of digits: it is compared, never made a float
+    # an integer may have any number of digits: it is compared, never converted to float
     finite = isinstance(value, int) or math.isfinite(value)
     if not (finite and above and below):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
@@ -116,7 +114,7 @@ def check_range(name: str, value: Any, low: float | None, high: float | None) ->
 
 
 def check_type(body: msgspec.Struct, name: str) -> None:
-    """Raises BadField where a field that was set holds what its type does not allow."""
+    """Raises BadField where a field holds a value that its type does not allow."""
     value = getattr(body, name)
     try:
         msgspec.convert(value, _types(type(body))[name])
@@ -131,12 +129,12 @@ def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def is_id(value: Any) -> bool:
-    """Whether it may be a token id: an integer, and no boolean."""
+    """Whether it may be a token id: an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _explain(message: str, data: bytes) -> BadField:
-    """msgspec's words, with the field's name and value."""
+    """msgspec's message, with the field's name and value."""
     found = _PATH.search(message)
     text = _PATH.sub("", message).replace("`", "")
     if found is None or not found[1]:
@@ -150,7 +148,7 @@ def _explain(message: str, data: bytes) -> BadField:
 
 
 def _field(data: bytes, name: str) -> str:
-    """One field of a body for an error. A long one is not built: it is cut as it was sent."""
+    """One field of a body for an error. A long one is cut without decoding it."""
     try:
         raw = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name])
         whole = msgspec.json.decode(raw) if len(raw) <= _SHOWN else None

@@ -1,7 +1,7 @@
 """Tools that a provider's own server runs (web search, code execution, …), which this one does not.
 
-They are left out of what the model is offered, since agents send them with every request. A choice
-that names one cannot be followed, and is refused.
+They are not offered to the model, since agents send them with every request. A choice that names
+one is refused.
 """
 
 from __future__ import annotations

@@ -1,30 +1,25 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's form of a `ChatRequest`.
 
-Knows its bodies and blocks; the answers are in `messages_answer.py`. A model thinks here only when
-`thinking` asks for it, since that is what this API's clients expect of a body without it.
+Knows its bodies and blocks. A model thinks here only when `thinking` requests it, which is the
+default of this API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from spark_engine.runtime.server.api.answers import Json, Reply, new_id
+from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.api.common import check
-from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
+from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
-from spark_engine.runtime.server.api.messages_answer import MessagesReply
 from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
-from spark_engine.runtime.server.prompts.contract import Asked, Blobs, Done, JobKind, Prepared
-from spark_engine.runtime.server.prompts.preparer import Preparer, json_of
-from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.messages import joined
 from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 
 BILLING = "x-anthropic-billing-header:"  # a line for Anthropic's own servers, new in each request
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# the names under which fields of a `ChatRequest` were sent, for errors
+# for errors: the body's names of a `ChatRequest`'s fields
 NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
@@ -49,14 +44,14 @@ class CountBody(ThinkingFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # accepted, and nothing is done for them: no edit is applied, no tool is run here
+    # accepted and ignored: no edit is applied, no tool is run here
     context_management: dict[str, Any] | None = None
     mcp_servers: Any = None
     container: Any = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """/v1/messages. The last five are no fields of Anthropic's."""
+    """/v1/messages. The last five fields are not Anthropic's."""
 
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -71,42 +66,8 @@ class MessagesBody(CountBody, kw_only=True):
     cache_salt: str | None = None
 
 
-def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
-    with renamed(NAMES, PLACES):
-        body = decode(blobs[0], MessagesBody, halves=True)
-        asked = Asked(managed=body.context_management is not None)
-        return preparer.converse(preparer.accept(to_chat_request(body)), asked)
-
-
-def prepare_count(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
-    """Counts the tokens of one body's prompt. Raises RequestError."""
-    with renamed(NAMES, PLACES):
-        body = decode(blobs[0], CountBody, halves=True)
-        chat = to_chat_request(body)
-        check(chat)
-        tokens = len(preparer.encode(preparer.read(chat).text, "messages"))
-    managed = body.context_management is not None
-    edited: Json = {"context_management": {"original_input_tokens": tokens}} if managed else {}
-    return Done(), json_of({"input_tokens": tokens, **edited})
-
-
-async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
-    deadline = service.deadline()
-    with renamed(NAMES, PLACES):  # a form that its worker refuses
-        found = await service.prepare(JobKind.MESSAGES, data, deadline)
-    running = service.submit(found, deadline)
-    return MessagesReply(running, found, service, new_id("msg", "_"), found.asked.managed)
-
-
-async def count(service: Service, data: Blobs) -> bytes:
-    """JSON: `input_tokens` of a body."""
-    return await service.compute(JobKind.COUNT, data)
-
-
 def to_chat_request(body: CountBody) -> ChatRequest:
-    """The conversation that a body means. Raises BadField in the body's own words."""
+    """The conversation of a body. Raises BadField that names the body's fields."""
     messages = _system(body.system)
     for i, message in enumerate(body.messages):
         messages += _message(f"messages[{i}]", message)
@@ -133,7 +94,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[Json]:
 
 
 def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
-    """One message; the results of tools that it holds are messages of their own."""
+    """One message; each result of a tool in it becomes a separate message."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         words = f"{where}.role is {short(role)}; it must be 'user' or 'assistant'"
@@ -148,8 +109,8 @@ def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
 
 
 def _is_begun(message: Json) -> bool:
-    """Whether it is an answer that is to go on. A call that was not answered is no such text, and
-    a thought alone is none that every template can continue."""
+    """Whether it is an answer to continue: it has text, and no call. Not every template can
+    continue a thought without text."""
     if message["role"] != "assistant" or "tool_calls" in message:
         return False
     blocks = message["content"]
@@ -159,9 +120,9 @@ def _is_begun(message: Json) -> bool:
 def _turn(role: str, blocks: list[Any]) -> list[Json]:
     """The messages of a user's blocks: the results of tools, else one turn.
 
-    What else is said next to results becomes part of the result before it (or of the first). It is
-    the client's, a reminder mostly; a turn of the user's would end the model's loop of calls, whose
-    thoughts and cached prefix would then be gone.
+    Text next to results becomes part of the result before it (or of the first). It is mostly a
+    reminder of the client; a user's turn would end the model's loop of calls, and lose the loop's
+    thoughts and cached prefix.
     """
     results: list[Json] = []
     rest: list[Any] = []
@@ -179,14 +140,14 @@ def _turn(role: str, blocks: list[Any]) -> list[Json]:
 
 
 def _append(results: list[Json], blocks: list[Any]) -> None:
-    """Adds what blocks say to the last result, if there is one."""
+    """Adds the text of blocks to the last result, if there is one."""
     if results:
         results[-1]["content"] = joined(results[-1]["content"], text_of(blocks))
 
 
 def _result(block: Mapping[str, Any]) -> Json:
     text = text_of(block.get("content"), "\n")
-    if block.get("is_error") is True:  # templates have no word for it
+    if block.get("is_error") is True:  # templates have no field for it
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text}
 
@@ -212,7 +173,7 @@ def _string(where: str, row: Mapping[str, Any], name: str, field: str) -> str:
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Json | None:
-    """OpenAI's form of a tool; None for one of those that Anthropic's models know by its type."""
+    """OpenAI's form of a tool; None for a type that only Anthropic's models know."""
     if tool.get("type") not in (None, "custom", "function") and "input_schema" not in tool:
         return None
     if isinstance(inner := tool.get("function"), dict):
@@ -249,7 +210,7 @@ def _choose(chat: ChatRequest, body: CountBody) -> None:
 
 
 def _think(chat: ChatRequest, body: CountBody) -> None:
-    """What is said of thinking, and of the form of the answer."""
+    """Sets the fields of thinking and of the answer's format."""
     config = body.output_config or {}
     asks = body.copy_to(chat)
     effort = config.get("effort")

@@ -1,38 +1,26 @@
 """/v1/responses: OpenAI's newer form of a conversation, as a `ChatRequest`.
 
-Knows its body and its items; the answers are in `responses_answer.py`, those that are kept in
-`runtime/server/stored_responses.py`.
+Knows its body and its items. Stored responses are in `runtime/server/service/stored_responses.py`.
 """
 
 from __future__ import annotations
 
-import re
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.server import http_request
-from spark_engine.runtime.server.api.answers import Json, Reply, new_id
+from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
-from spark_engine.runtime.server.api.responses_answer import ResponsesReply
+from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
 from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
-from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind, Missing, Prepared
-from spark_engine.runtime.server.prompts.preparer import Preparer
-from spark_engine.runtime.server.service import Service
-from spark_engine.runtime.server.sliced import Part
-from spark_engine.runtime.server.stored_items import StoredItems, store_items
 
-Query = Mapping[str, str]
-MOST_LISTED = 100  # items of one page
 MOST_REPEATED = 256 << 10  # bytes of one field of a request that its response repeats
 LOGPROBS = "message.output_text.logprobs"  # of `include`
-# the names under which fields of a `ChatRequest` were sent, for errors
+# for errors: the body's names of a `ChatRequest`'s fields
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -42,7 +30,7 @@ PLACES = {
     r"response_format(\.json_schema)?": "text.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
 }
-# fields that would need more than this server has: what they may hold
+# unsupported fields: the values that are accepted, and the alternative
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "say previous_response_id"),
     "prompt": ((), "send the prompt's text as instructions"),
@@ -55,7 +43,7 @@ CARRIED = (
 
 
 class ResponsesBody(ThinkingFields, kw_only=True):
-    """/v1/responses. The last row is of no fields of OpenAI's, nor are those of thinking but for
+    """/v1/responses. The last group of fields is not OpenAI's, nor are those of thinking other than
     `reasoning`."""
 
     input: str | list[dict[str, Any]] | None = None
@@ -80,7 +68,7 @@ class ResponsesBody(ThinkingFields, kw_only=True):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    context_management: Any = None  # accepted: what is sent is read whole
+    context_management: Any = None  # accepted: everything is read
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
@@ -95,59 +83,8 @@ class ResponsesBody(ThinkingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def prepare(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared | Missing, list[bytes]]:
-    """Reads one body; further blobs are the items and the answer of `previous_response_id`, which
-    is asked for where they are not there. Raises RequestError."""
-    body = decode(blobs[0], ResponsesBody, halves=True)
-    before: list[Json] = []
-    if body.previous_response_id:
-        if len(blobs) == 1:
-            return Missing(body.previous_response_id), []
-        before = msgspec.json.decode(blobs[1])
-        before += msgspec.json.decode(blobs[2])["output"]
-    items = _items(body, before)
-    asked = Asked(background=bool(body.background), store=body.store is not False)
-    asked.token_chances = LOGPROBS in (body.include or ())
-    with renamed(NAMES, PLACES):
-        stored = store_items(items)  # it bounds their number
-        chat, names = to_chat_request(body, items)
-        asked.names = names.special()
-        found, prompts = preparer.converse(preparer.accept(chat), asked)
-    ends = array("Q", stored.ends).tobytes()
-    return found, [*prompts, stored.data, ends, msgspec.json.encode(_asked(body))]
-
-
-async def start(service: Service, data: Blobs) -> Reply:
-    """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
-    deadline, owner = service.deadline(), http_request.key()
-
-    def stored(ident: str) -> Sequence[Blobs]:
-        last = service.responses.ended(ident, owner)
-        return last.before.parts, [last.data]
-
-    with renamed(NAMES, PLACES):  # a form that its worker refuses
-        found = await service.prepare(JobKind.RESPONSES, data, deadline, stored)
-    asked, (kept, ends, repeated) = found.asked, found.more
-    items = StoredItems(kept, array("Q", ends))
-    if asked.store:
-        service.responses.check(items, owner)
-    running = service.submit(found, deadline)
-    try:
-        head = _head(repeated, service, new_id("resp", "_"))
-        names = ToolNames.of_special(asked.names)
-        reply = ResponsesReply(running, found, service, head, asked.token_chances, names)
-        if asked.store:
-            reply.keep(service.responses, items, owner)
-    except BaseException:
-        running.close()
-        raise
-    if asked.background:
-        reply.run_by_itself()
-    return reply
-
-
 def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatRequest, ToolNames]:
-    """The conversation that a body means, whose items are `items`, and the names of its tools.
+    """The conversation of a body with these items, and the names of its tools.
     Raises BadField."""
     for name, (neutral, instead) in ONLY.items():
         value = getattr(body, name)
@@ -171,8 +108,8 @@ def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatReq
     return chat, names
 
 
-def _items(body: ResponsesBody, before: list[Json]) -> list[Json]:
-    """What was said so far: the conversation that is gone on from, and the body's own items."""
+def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
+    """The items of the conversation: `before`, which it continues, and the body's own."""
     if isinstance(body.input, str):
         return [*before, {"type": "message", "role": "user", "content": body.input}]
     known = {item["id"] for item in before if isinstance(item.get("id"), str)}
@@ -183,13 +120,13 @@ def _items(body: ResponsesBody, before: list[Json]) -> list[Json]:
 
 
 def _refers(item: Json, known: set[str]) -> bool:
-    """Whether it refers to an item that is there already."""
+    """Whether it refers to an item in `known`."""
     ident = item.get("id")
     return item.get("type") == "item_reference" and isinstance(ident, str) and ident in known
 
 
 def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
-    """What is said of the answer's form, and of thinking."""
+    """Sets the fields of the answer's format and of thinking."""
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")
@@ -205,9 +142,9 @@ def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
     chat.response_format = form
 
 
-def _asked(body: ResponsesBody) -> Json:
-    """What was asked, as OpenAI repeats it: as JSON, which costs nothing more, and without what is
-    long: a stream would repeat it three times."""
+def repeated_fields(body: ResponsesBody) -> Json:
+    """The request's fields that a response repeats, as raw JSON, without long values: a stream
+    repeats them three times."""
     effort = body.reasoning.get("effort") if isinstance(body.reasoning, dict) else None
     asked = {
         "background": bool(body.background),
@@ -237,52 +174,3 @@ def _asked(body: ResponsesBody) -> Json:
         name: msgspec.Raw(data if len(data) <= MOST_REPEATED else empty.get(name, b"null"))
         for name, data in found.items()
     }
-
-
-def _head(repeated: bytes, service: Service, ident: str) -> Json:
-    """The response before it has said anything. What it repeats of its request stays JSON."""
-    asked = msgspec.json.decode(repeated, type=dict[str, msgspec.Raw])
-    return {
-        "id": ident,
-        "object": "response",
-        "created_at": service.now(),
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "model": service.names[0],
-        "output": [],
-        "usage": None,
-        **asked,
-    }
-
-
-def find(service: Service, ident: str, query: Query) -> list[Part]:
-    """GET /v1/responses/ID."""
-    if query.get("stream", "false") != "false":
-        raise BadField("a stored response is not streamed; leave stream out", "stream")
-    return [service.responses.find(ident, http_request.key()).data]
-
-
-def inputs(service: Service, ident: str, query: Query) -> list[Part]:
-    """GET /v1/responses/ID/input_items: the newest first, unless `order` says otherwise."""
-    order, limit = query.get("order", "desc"), query.get("limit", "20")
-    if order not in ("asc", "desc"):
-        raise BadField(f"order is {short(order)}; it must be 'asc' or 'desc'", "order")
-    if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= MOST_LISTED:
-        raise BadField(f"limit is {short(limit)}; it must be 1 to {MOST_LISTED}", "limit")
-    before = service.responses.find(ident, http_request.key()).before
-    return before.page(int(limit), query.get("after"), order == "asc")
-
-
-def delete(service: Service, ident: str, query: Query) -> list[Part]:
-    """DELETE /v1/responses/ID."""
-    service.responses.drop(ident, http_request.key())
-    return [msgspec.json.encode({"id": ident, "object": "response", "deleted": True})]
-
-
-def cancel(service: Service, ident: str, query: Query) -> list[Part]:
-    """POST /v1/responses/ID/cancel: what runs ends; what has ended stays as it is."""
-    entry = service.responses.find(ident, http_request.key())
-    if entry.stop is not None:
-        entry.stop()
-    return [entry.data]

@@ -1,7 +1,7 @@
-"""The items of /v1/responses as messages: what was said, thought and called so far.
+"""The items of /v1/responses as messages: texts, thoughts and calls so far.
 
-Knows OpenAI's types of items. A client sends all that it has stored, also of other servers and of
-newer versions, so no item is refused: one that cannot be read becomes a note in its place.
+Knows OpenAI's types of items. A client sends everything that it stored, also from other servers and
+newer versions, so no item is refused: one that cannot be read becomes a note.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from spark_engine.runtime.server.api.responses_tools import INPUT, ToolNames
 from spark_engine.runtime.text.parts import short_json, text_of
 
 _MOST_KIND = 80  # characters of a type in a note
-# items of what OpenAI's servers ran themselves: nobody sends a result of theirs
+# calls that OpenAI's servers ran themselves: no result follows
 _RUN_THERE = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("tool_search_call", "mcp_list_tools", "mcp_approval_request"),
 )
 _COMPACTED = ("compaction", "compaction_summary", "context_compaction")
-_ARGUMENTS = ("arguments", INPUT, "action", "operation")  # of a call, the first that is there
-# of an item that is no message: keys whose values are no words for the model
+_ARGUMENTS = ("arguments", INPUT, "action", "operation")  # of a call; the first that it has
+# of an item that is not a message: keys that are not shown to the model
 _PLAIN = ("type", "id", "call_id", "status", "result", "encrypted_content", "results", "outputs")
 
-_GROWING = ("content", "reasoning_content")  # of a turn of the model's
+_GROWING = ("content", "reasoning_content")  # fields of the model's turn
 
 
 class Growing(list[str]):
-    """The parts of a text that still grows; no client's value is one."""
+    """The parts of a text that is not complete; never a client's value."""
 
 
 def to_messages(items: Iterable[Json], names: ToolNames) -> list[Json]:
-    """The messages of a chat request; the items of one turn of the model's are one message.
+    """The messages of a chat request; the items of one turn of the model are one message.
 
     Raises BadField for a message without a role. The texts of a turn are lists until all items are
-    read: a string that grows by each item would be copied as often.
+    read, since appending to a string would copy it for each item.
     """
     messages: list[Json] = []
     for i, item in enumerate(items):
@@ -99,7 +99,7 @@ def _add_result(messages: list[Json], item: Mapping[str, Any]) -> None:
 
 
 def _note(messages: list[Json], kind: str, item: Mapping[str, Any]) -> None:
-    """What the model did, or nobody here knows, as a line of the model's turn."""
+    """An action of the model, or an unknown item, as a line of the model's turn."""
     more = {key: value for key, value in item.items() if key not in _PLAIN}
     words = f": {short_json(more)}" if more else ""
     content = _turn(messages, "content", "")["content"]
@@ -115,7 +115,7 @@ def _turn(messages: list[Json], field: str, text: str) -> Json:
     last = messages[-1] if messages else {}
     begins = last.get("role") != "assistant"
     if field == "reasoning_content" and (last.get("content") or "tool_calls" in last):
-        begins = True  # a thought is the first of a turn
+        begins = True  # a thought starts a turn
     if begins:
         last = {"role": "assistant", "content": Growing()}
         messages.append(last)

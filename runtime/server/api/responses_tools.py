@@ -1,8 +1,8 @@
-"""The tools of /v1/responses as functions, and the names by which its items speak of them.
+"""The tools of /v1/responses as functions, and the names of these tools in its items.
 
 Knows OpenAI's types of tools. A `namespace` is offered as functions `NAMESPACE__NAME`, a `custom`
-tool as a function of one text. What OpenAI's servers run themselves, or their models know by its
-type alone, is left out.
+tool as a function of one text. Tools that OpenAI's servers run themselves, or that only their
+models know, are omitted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 
-INPUT = "input"  # the one parameter of a custom tool
+INPUT = "input"  # the only parameter of a custom tool
 _KEYS = ("description", "parameters", "strict")
 _MOST_NOTE = 16 << 10  # characters of a custom tool's grammar that its description shows
 
 
 class Named(NamedTuple):
-    """What a tool's items call it. `custom`: it takes a text, and no JSON."""
+    """A tool's name in its items. `custom`: it takes a text and not JSON."""
 
     name: str
     namespace: str | None = None
@@ -29,7 +29,7 @@ class Named(NamedTuple):
 
 
 class ToolNames:
-    """Which tool each function is that the model is offered."""
+    """The tool that each offered function represents."""
 
     def __init__(self) -> None:
         self._tools: dict[str, Named] = {}  # by function
@@ -38,7 +38,7 @@ class ToolNames:
         self._same: dict[str, int] = {}
 
     def add(self, tool: Named) -> str:
-        """The name of its function; one in a namespace has it for itself."""
+        """The name of its function; unique for a tool in a namespace."""
         name = joined = function_name(tool.name, tool.namespace)
         while tool.namespace is not None and name in self._tools:
             self._same[joined] = self._same.get(joined, 1) + 1
@@ -50,23 +50,22 @@ class ToolNames:
         return name
 
     def of(self, function: str) -> Named:
-        """The tool that a call of this function means."""
+        """The tool of this function."""
         return self._tools.get(function) or Named(function)
 
     def special(self) -> dict[str, Named]:
-        """The tools that are more than a function of the same name, by function: what answers need
-        to know."""
+        """The tools that are not a function of the same name, by function: answers need them."""
         return {f: tool for f, tool in self._tools.items() if tool != Named(f)}
 
     @classmethod
     def of_special(cls, tools: Mapping[str, Named]) -> ToolNames:
-        """As much as `of` needs, from `special`."""
+        """The inverse of `special`; enough for `of`."""
         names = cls()
         names._tools = dict(tools)
         return names
 
     def function(self, name: str, namespace: Any = None) -> str:
-        """The function of a tool, also of one that is not offered any more."""
+        """The function of a tool, also of one that is no longer offered."""
         space = namespace if isinstance(namespace, str) else None
         return self._functions.get((space, name)) or function_name(name, space)
 
@@ -88,7 +87,7 @@ def function_name(name: str, namespace: str | None) -> str:
 
 
 def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames:
-    """Sets the tools of a chat, and what is said of calling them. Raises BadField."""
+    """Sets the tools and the tool choice of a chat. Raises BadField."""
     names = ToolNames()
     tools: list[Json] = []
     for where, tool, namespace in _flat(given or []):
@@ -106,7 +105,7 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
 
 
 def _flat(given: Iterable[Json]) -> Iterator[tuple[str, Json, str | None]]:
-    """(place, tool, its namespace) of what can be offered."""
+    """(place, tool, its namespace) of tools that can be offered."""
     for i, tool in enumerate(given):
         kind = _kind(tool)
         if kind in ("function", "custom"):
@@ -136,7 +135,7 @@ def _function(tool: Json) -> Json:
 
 def custom_function(tool: Json) -> Json:
     """The description and parameters of a custom tool's function. A regex of its input becomes a
-    pattern, which binds a call that is asked for; a grammar is shown to the model alone."""
+    pattern, which constrains a required call; a grammar is only shown to the model."""
     words = tool["description"] if isinstance(tool.get("description"), str) else ""
     form = tool.get("format")
     form = form.get("grammar", form) if isinstance(form, dict) else {}

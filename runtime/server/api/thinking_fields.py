@@ -1,4 +1,4 @@
-"""The fields of a request body that say whether a model thinks, for the APIs that are translated.
+"""The fields of thinking in the bodies of the APIs that are translated.
 
 Knows names only; their meaning is in `runtime/text/thinking.py`.
 """
@@ -14,7 +14,7 @@ from spark_engine.runtime.text.thinking import FIELDS
 
 
 class ThinkingFields(msgspec.Struct, kw_only=True):
-    """The same as in a `ChatRequest`. Null is as good as absent."""
+    """The same as in a `ChatRequest`. Null is the same as absent."""
 
     enable_thinking: bool | None = None
     enableThinking: bool | None = None  # noqa: N815 (as its clients write it)
@@ -31,7 +31,7 @@ class ThinkingFields(msgspec.Struct, kw_only=True):
     include_reasoning: bool | None = None
 
     def copy_to(self, chat: ChatRequest) -> bool:
-        """Sets these fields of a chat. Whether one of them says something of thinking itself."""
+        """Sets these fields of a chat. Returns whether one of them decides about thinking."""
         given = {name: getattr(self, name) for name in FIELDS}
         for name, value in given.items():
             setattr(chat, name, value)

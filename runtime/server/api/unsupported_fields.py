@@ -1,7 +1,7 @@
 """Fields that would change an answer and that this server does not support.
 
-Silence would be a wrong answer, so each is refused with words on what to send instead; a value that
-asks for nothing is taken. Knows names and values; what is honoured is in the bodies.
+Ignoring them would give a wrong answer, so each is refused with an alternative; a value without
+effect is accepted. Knows names and values; supported fields are in the bodies.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.structured.fields import StructuredFields
 
 _ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
-_SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
+_SHOWN = 4096  # bytes; a longer value has an effect
 _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
 _GRAMMAR = "use response_format or structured_outputs"
-VERBOSITIES = ("low", "medium", "high")  # a wish of OpenAI's; it changes nothing here
-# name: (values that ask for nothing, what to do instead); null always asks for nothing
+VERBOSITIES = ("low", "medium", "high")  # OpenAI's; has no effect here
+# name: (values without effect, the alternative); null never has an effect
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         "use_beam_search": ((False,), "answers are sampled, one token at a time"),
@@ -94,7 +94,7 @@ class UnsupportedFields(StructuredFields, kw_only=True):
     stop_regex: msgspec.Raw = _ABSENT
 
     def check_supported(self) -> None:
-        """Raises BadField for a field that asks for something."""
+        """Raises BadField for a field with an effect."""
         for name, (neutral, instead) in UNSUPPORTED.items():
             if not (data := bytes(getattr(self, name))):
                 continue
@@ -105,6 +105,6 @@ class UnsupportedFields(StructuredFields, kw_only=True):
 
 
 def _kinds(value: Any) -> tuple[type, ...]:
-    """JSON's types that mean the same as this value's."""
+    """JSON's types that are equivalent to this value's."""
     number = isinstance(value, int) and not isinstance(value, bool)
     return (int, float) if number else (type(value),)

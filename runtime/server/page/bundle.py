@@ -1,7 +1,7 @@
-"""The page's files as answers: kinds, tags, and what a browser may do with them.
+"""The page's files as answers: media types, tags, and the content security policy.
 
-Knows the files beside it and HTTP's headers. Knows nothing of what the page shows: the scripts in
-`files/` ask the same endpoints as any client.
+Knows the files next to it and HTTP's headers. Knows nothing of what the page shows: the scripts in
+`files/` use the same endpoints as any client.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Scripts and styles come from the bundle alone, and no script can be made of text: what a model
-# writes is shown, whatever it is.
+# Scripts and styles are loaded from the bundle only, and no script can be made from text: a model's
+# text is only shown.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -43,7 +43,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for by its tag each time: a new version is seen at once
+    "Cache-Control": "no-cache",  # checked by its tag each time: a new version is used at once
 }
 
 
@@ -56,7 +56,7 @@ class PageFile:
     tag: str
 
     def response(self, known: str = "") -> Response:
-        """The file, or 304 where `known`, the request's If-None-Match, holds its tag."""
+        """The file, or 304 where `known`, the request's If-None-Match, has its tag."""
         headers = {**HEADERS, "ETag": self.tag}
         tags = (tag.strip().removeprefix("W/") for tag in known.split(","))
         if self.tag in tags:
@@ -71,14 +71,14 @@ class Bundle:
     files: Mapping[str, PageFile]
 
     def response(self, name: str, known: str = "") -> Response:
-        """One file, or 304 as `PageFile.response` says. Raises HTTPException 404."""
+        """One file, or 304 as of `PageFile.response`. Raises HTTPException 404."""
         if name not in self.files:
             raise HTTPException(404, f"the page has no file {name!r}")
         return self.files[name].response(known)
 
 
 def read_bundle() -> Bundle:
-    """The files beside this module."""
+    """The files next to this module."""
     found = {}
     for entry in files(__package__).joinpath("files").iterdir():
         kind = KINDS.get(PurePosixPath(entry.name).suffix)

@@ -1,4 +1,4 @@
-"""What the page's live view reads once a second: a few numbers, where /metrics has hundreds.
+"""The numbers that the page's live view reads once a second: fewer than /metrics has.
 
 Knows which counters the view draws; `files/metrics.js` makes rates and quantiles of them.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.ipc import Stats
-from spark_engine.runtime.server.metrics import Metrics
+from spark_engine.runtime.server.engine_client.ipc import Stats
+from spark_engine.runtime.server.operation.metrics import Metrics
 
 COUNTERS = {  # of the HTTP process, by the view's names
     "prompt": "prompt_tokens",

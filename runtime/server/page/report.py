@@ -1,7 +1,7 @@
-"""The engine's report: what was built and what it takes, as JSON for the page.
+"""The engine's report: what was built and its memory, as JSON for the page.
 
-Knows the manifest and what the open engine says of itself. A summary: modules are grouped, and of
-a tactic's times only the chosen one's is kept.
+Knows the manifest and the open engine's description. A summary: modules are grouped, and only the
+time of the chosen tactic is included.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from spark_engine.manifest import Manifest
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 
 Json = dict[str, Any]
 
@@ -21,8 +21,8 @@ Json = dict[str, Any]
 def make_report(
     info: EngineInfo, manifest: Manifest | None, chat: ChatOptions | None = None
 ) -> Json:
-    """`GET /report`. Without a manifest (an engine that no folder describes) the limits alone.
-    `chat`: what holds where a chat request does not say.
+    """`GET /report`. Without a manifest (an engine without a folder) only the limits.
+    `chat`: the defaults of chat requests.
 
     Sizes are bytes, times microseconds.
     """
@@ -69,7 +69,7 @@ def _buckets(m: Manifest) -> list[Json]:
 
 
 def _quantisation(m: Manifest) -> list[Json]:
-    """Modules grouped by what they are called below their layer, and by format."""
+    """Modules grouped by their name within a layer, and by format."""
     modules: Counter[tuple[str, str]] = Counter()
     tensors: Counter[tuple[str, str]] = Counter()
     for row in m.quantisation:

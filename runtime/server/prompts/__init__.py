@@ -1,1 +1,1 @@
-"""The text of requests: read, checked and tokenised in processes of its own, with limits."""
+"""The text of requests: read, checked and tokenised in worker processes with limits."""

@@ -1,6 +1,6 @@
-"""What the HTTP process and the processes that read prompts say to each other.
+"""The messages between the HTTP process and the processes that read prompts.
 
-A message is a MessagePack header and blobs: bodies and lists of tokens travel as blobs, which the
+A message is a MessagePack header and blobs: bodies and lists of tokens are sent as blobs, which the
 event loop never reads or copies as a whole. Knows no transport.
 """
 
@@ -18,17 +18,17 @@ from spark_engine.runtime.engine.request import SamplingParams
 from spark_engine.runtime.server.api.common import StreamOptions
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.api.responses_tools import Named
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
 
-PLACE = "?"  # where the text of a grammar belongs
-Blobs = Sequence[bytes | bytearray | memoryview]  # several, or the parts of one
+PLACE = "?"  # stands for the text of a grammar
+Blobs = Sequence[bytes | bytearray | memoryview]  # several blobs, or the parts of one
 
 
 class JobKind(enum.StrEnum):
-    """What is to be done with a job's blobs. The first is a body, but for FORM."""
+    """The kind of a job. Its first blob is a body, except for FORM."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -45,7 +45,7 @@ class TooCostly(BadField):
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """What bodies are read for. `most_answers`: choices of one request."""
+    """The engine and options that bodies are read for. `most_answers`: choices of one request."""
 
     info: EngineInfo
     names: tuple[str, ...]
@@ -62,22 +62,22 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, kw_only=True):
-    """The fields of a body that its answer is written by.
+    """The fields of a body that determine the form of its answer.
 
     Attributes:
-        conversation: the answer may have thoughts and calls, which are taken apart.
+        conversation: the answer is parsed for thoughts and calls.
         words: log-probabilities show tokens as text, not as ids.
         shown: thoughts are part of the answer; `thinking`: the prompt ends inside one.
-        fresh: the answer begins a turn. `parallel`: it may make several calls.
-        types: of the parameters of the tools that may be called; None: there are none.
+        fresh: the answer starts a turn. `parallel`: it may make several calls.
+        types: of the parameters of the tools that may be called; None without tools.
         legacy: calls are written as `function_call`.
-        custom, names: tools of chats that take a text; tools of /v1/responses, by function, that
-            are more than a function.
-        managed: the client asked for edits of its context.
+        custom, names: custom tools of chats; tools of /v1/responses, by function, that are not
+            functions.
+        managed: the client requested edits of its context.
         detokenize, skip_special, keep_stop: how tokens become text.
-        prompt_scored: the prompt's tokens but the first come with the answer's, to be scored.
-        token_chances: log-probabilities of a /v1/responses answer are in it.
-        background: nobody waits for the answer. `store`: it is kept.
+        prompt_scored: the prompt's tokens after the first are generated too, to be scored.
+        token_chances: an answer of /v1/responses has log-probabilities.
+        background: the answer is generated in the background. `store`: it is stored.
         cache_salt: prompts are shared in the prefix cache with requests of the same one.
     """
 
@@ -109,7 +109,7 @@ class Asked(msgspec.Struct, kw_only=True):
 
 
 class FormAsked(msgspec.Struct):
-    """The form of an answer, as it is asked for: the arguments of `constraint_for`."""
+    """The requested form of an answer: the arguments of `constraint_for`."""
 
     fields: StructuredFields
     tools: list[dict[str, Any]]
@@ -119,18 +119,18 @@ class FormAsked(msgspec.Struct):
 
 
 class FormName(msgspec.Struct, frozen=True):
-    """`name` is a hash of the FormAsked, and `place` where in the body it is."""
+    """`name` is a hash of the FormAsked, `place` its field in the body."""
 
     name: str
     place: str
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What binds an answer whose form is not known yet. `form` is the name of a form in
+    """The constraint on an answer whose form is not compiled yet. `form` is the name of a form in
     `Prepared.forms`; "" for none.
 
-    `bound` holds where that makes a grammar, which then takes the place of PLACE, and `free` where
-    the form turns out to bind nothing.
+    `bound` applies if the form has a grammar, which replaces PLACE, and `free` if the form allows
+    any answer.
     """
 
     form: str
@@ -139,10 +139,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class PreparedPrompt(msgspec.Struct):
-    """One prompt; its ids are a blob of i32, `forced` of which come as the answer's first tokens.
+    """One prompt; its ids are a blob of i32. `forced` of them are generated first, to be scored.
 
-    It holds what differs between the prompts of one body: the room behind them, and the seed of
-    the first choice.
+    It has what differs between the prompts of one body: the tokens that fit after it, and the
+    seed of the first choice.
     """
 
     forced: int
@@ -168,18 +168,18 @@ class Prepared(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """Nothing was wrong. The blob is the answer as JSON; for FORM the text of the grammar, empty
-    where any answer has the form."""
+    """Success. The blob is the answer as JSON; for FORM the text of the grammar, empty where any
+    answer has the form."""
 
 
 class Missing(msgspec.Struct, tag=True, frozen=True):
-    """The job is to be given again, with the response of this id."""
+    """The job needs the stored response of this id: submit it again with that."""
 
     ident: str
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """The body is at fault; `error` is a key of ERRORS."""
+    """The body is invalid; `error` is a key of ERRORS."""
 
     error: str
     message: str
@@ -187,14 +187,14 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     code: str | None = None
 
     def exception(self) -> Exception:
-        """What is raised where the answer is awaited."""
+        """The exception for the caller of the job."""
         if self.error == CapacityError.__name__:
             return CapacityError(self.message)
         return ERRORS.get(self.error, BadField)(self.message, self.param, self.code)
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """A bug of ours; `words` are its traceback."""
+    """A bug; `words` are its traceback."""
 
     words: str
 
@@ -203,7 +203,7 @@ Result = Prepared | Done | Missing | Refused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings travel as dicts
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
 _JOBS, _RESULTS = msgspec.msgpack.Decoder(Job), msgspec.msgpack.Decoder(Result)
 
 
@@ -225,20 +225,20 @@ def decode_result(data: bytes) -> Result:
 
 
 class TextPool(Protocol):
-    """Who does jobs. All methods belong to one event loop."""
+    """Does jobs. All methods run in one event loop."""
 
     async def run(
         self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
     ) -> tuple[Result, list[bytes]]:
-        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: whose turn it
-        takes.
+        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
+        turn.
 
         Raises Busy, and TooCostly where the job went over a limit."""
         ...
 
     def make_way(self, owner: str) -> bool:
-        """Refuses a job of the owner that has most of them waiting, where these are more than
-        `owner` has; whether it did."""
+        """Refuses a waiting job of the owner with the most waiting jobs, if these are more than
+        those of `owner`. Returns whether it did."""
         ...
 
     def unhealthy_reason(self) -> str | None:

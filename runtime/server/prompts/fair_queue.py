@@ -1,5 +1,5 @@
-"""A queue in which owners take turns: what one adds waits behind what it added before, and not
-behind what others add later."""
+"""A queue in which owners take turns: an item waits for its owner's earlier items, and not for all
+items of others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """All methods belong to one event loop."""
+    """All methods run in one event loop."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; whose turn it is first
+        self._rows: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; the next turn first
         self._size = 0
         self._added = asyncio.Event()
 
@@ -45,7 +45,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, owner: str, item: T) -> None:
-        """Takes an item out, if it is still there."""
+        """Removes an item, if it is still queued."""
         row = self._rows.get(owner)
         if row is None or item not in row:
             return
@@ -59,5 +59,5 @@ class FairQueue(Generic[T]):
         return {owner: len(row) for owner, row in self._rows.items()}
 
     def last_of(self, owner: str) -> T:
-        """What an owner added last."""
+        """The last item of an owner."""
         return self._rows[owner][-1]

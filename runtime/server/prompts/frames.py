@@ -1,7 +1,7 @@
-"""Messages over a stream socket: a header and blobs, each with its length before it.
+"""Messages over a stream socket: a header and blobs, each after its length.
 
-The worker's side blocks. The event loop's side sends and takes a little a turn, so that 32 MiB hold
-nobody up, and never makes a blob of parts or parts of a blob by copying it as a whole.
+The worker's side blocks. The event loop's side sends and receives TURN bytes a turn, so that 32 MiB
+delay no other task, and never joins or splits a blob by copying it as a whole.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from spark_engine.runtime.server.prompts.contract import Blobs
 
 _COUNT, _LENGTH = struct.Struct("<I"), struct.Struct("<Q")
-TURN = 128 << 10  # bytes that one turn of the event loop takes
+TURN = 128 << 10  # bytes for one turn of the event loop
 MOST_BLOBS = 4096
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The other side has closed."""
 
 
 def _head(header: bytes, lengths: Sequence[int]) -> bytes:
@@ -29,7 +29,7 @@ def _head(header: bytes, lengths: Sequence[int]) -> bytes:
 
 
 def send(sock: socket.socket, header: bytes, blobs: Sequence[bytes]) -> None:
-    """One message. Raises OSError where the other side is gone."""
+    """One message. Raises OSError where the other side has closed."""
     sock.sendall(_head(header, list(map(len, blobs))))
     for blob in blobs:
         sock.sendall(blob)
@@ -55,7 +55,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 async def send_async(sock: socket.socket, header: bytes, blobs: Sequence[Blobs]) -> None:
-    """One message, whose blobs are given in parts. Raises OSError where the other side is gone."""
+    """One message; each blob is given in parts. Raises OSError where the other side has closed."""
     loop = asyncio.get_running_loop()
     lengths = [sum(map(len, parts)) for parts in blobs]
     await loop.sock_sendall(sock, _head(header, lengths))
@@ -72,7 +72,7 @@ def _pieces(blobs: Sequence[Blobs]) -> Iterator[memoryview]:
 
 
 async def receive_async(sock: socket.socket) -> tuple[bytes, list[bytes]]:
-    """One message. Raises Closed, also where it is none of ours, and OSError."""
+    """One message. Raises Closed, also for a malformed one, and OSError."""
     count = _COUNT.unpack(await _take(sock, _COUNT.size))[0]
     if not 0 < count <= MOST_BLOBS:
         raise Closed
@@ -83,7 +83,7 @@ async def receive_async(sock: socket.socket) -> tuple[bytes, list[bytes]]:
 
 
 async def _take(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, which become one object without another copy."""
+    """`size` bytes as one object, without another copy."""
     loop, taken = asyncio.get_running_loop(), io.BytesIO()
     while (left := size - taken.tell()) > 0:
         part = await loop.sock_recv(sock, min(left, TURN))

@@ -1,18 +1,17 @@
-"""Does one job: which function reads which kind of body, and how an error travels.
+"""Does one job: reads a body or compiles a form, and turns an error into a message.
 
-Knows the APIs and grammars; knows no process. The same code runs in a worker process and, in tests,
-in the caller's.
+Knows grammars; knows no process. The same code runs in a worker process and, in tests, in the
+caller's.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from spark_engine.errors import CapacityError, RequestError
-from spark_engine.runtime.server.api import chat, completions, messages, responses, tokenize
 from spark_engine.runtime.server.prompts.contract import (
     ERRORS,
     Blobs,
@@ -36,25 +35,15 @@ from spark_engine.runtime.server.prompts.limits import (
     WALL_S,
 )
 from spark_engine.runtime.server.prompts.preparer import Preparer
+from spark_engine.runtime.server.prompts.read_bodies import READS
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
-READS: dict[JobKind, Read] = {
-    JobKind.CHAT: chat.prepare,
-    JobKind.COMPLETIONS: completions.prepare,
-    JobKind.RESPONSES: responses.prepare,
-    JobKind.MESSAGES: messages.prepare,
-    JobKind.COUNT: messages.prepare_count,
-    JobKind.TOKENIZE: tokenize.prepare_tokenize,
-    JobKind.DETOKENIZE: tokenize.prepare_detokenize,
-}
-
 
 class Handler:
-    """Does jobs for one engine, one at a time. Keeps nothing of one behind."""
+    """Does jobs for one engine, one at a time. Keeps no state of a job."""
 
     def __init__(
         self,
@@ -71,7 +60,7 @@ class Handler:
             self.grammars = make_grammars(tokenizer, limits.vocab, eos)
 
     def handle(self, header: bytes, blobs: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
-        """The header and the blobs of the answer. Raises nothing that a job is to blame for."""
+        """The header and the blobs of the answer. No job makes it raise."""
         try:
             result, found = self._do(decode_job(header), blobs)
             answer = encode(result)
@@ -84,7 +73,7 @@ class Handler:
             return encode(_refused(RequestError(f"{words}: send a shorter one"))), []
         except (RequestError, CapacityError) as error:
             return encode(_refused(error)), []
-        except BaseException:  # also a panic of a library in Rust
+        except BaseException:  # also a panic of a Rust library
             return encode(Broken(traceback.format_exc()[-10 * MOST_WORDS :])), []
         finally:
             self.preparer.forget()
@@ -105,8 +94,8 @@ class Handler:
 
 
 def make_grammars(tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> Grammars:
-    """What compiles grammars. A worker's CPU time is the bound: by the clock it would depend on how
-    busy the machine is."""
+    """Compiles grammars. A worker's CPU time is the limit: wall time would depend on the machine's
+    load."""
     return Grammars(lambda: tokenizer, vocab, eos, most_s=WALL_S * WALL_PER_CPU_S)
 
 
@@ -121,7 +110,7 @@ def _refused(error: RequestError | CapacityError) -> Refused:
 
 
 class Inline:
-    """A pool without processes and limits, for tests: jobs are done where they are asked for."""
+    """A pool without processes and limits, for tests: jobs are done in the calling thread."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler

@@ -1,4 +1,4 @@
-"""What the HTTP process and the process that forks workers say to each other.
+"""The messages between the HTTP process and the process that forks workers.
 
 Each message is one packet of MessagePack. Knows no transport.
 """
@@ -10,12 +10,12 @@ import msgspec
 from spark_engine.runtime.server.prompts.contract import Setup
 
 MESSAGE = 64 << 10  # bytes at most
-STAYS_MARK, GROWN_MARK = b"\0", b"\1"  # behind an answer's header: whether another job may come
+STAYS_MARK, GROWN_MARK = b"\0", b"\1"  # after an answer's header: whether the worker continues
 
 
 class Fork(msgspec.Struct, tag=True, frozen=True):
-    """Fork a worker, whose socket comes with the message. `memory`: bytes of address space more
-    than there are."""
+    """Fork a worker; its socket is attached to the message. `memory`: bytes of address space in
+    addition to the current ones."""
 
     nice: int
     memory: int
@@ -33,7 +33,7 @@ class Unloadable(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """A worker ended; `status` as `os.waitstatus_to_exitcode` says."""
+    """A worker ended; `status` as of `os.waitstatus_to_exitcode`."""
 
     pid: int
     status: int
@@ -52,7 +52,7 @@ _ORDERS, _REPORTS = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Repo
 
 def encode(message: Order | Report | Hello) -> bytes:
     """Bytes of one message."""
-    return msgspec.msgpack.encode(message, enc_hook=dict)  # read-only mappings travel as dicts
+    return msgspec.msgpack.encode(message, enc_hook=dict)  # read-only mappings are sent as dicts
 
 
 def decode_order(data: bytes) -> Order:

@@ -1,8 +1,8 @@
-"""Does jobs in worker processes: whose turn it is, in which lane, how long it may take.
+"""Does jobs in worker processes: turns of owners, lanes, limits of time.
 
-Short jobs never wait for long ones, and prompts never for grammars: each kind has workers of its
-own, first for a quick trial. What needs more time starts again among the long ones. A worker that
-went over a limit is ended, and another one forked. Knows lanes, owners and limits; knows no API.
+Short jobs never wait for long ones, and prompts never for grammars: each kind has separate workers,
+first for a quick trial. A job that needs more time is started again among the long ones. A worker
+over a limit is ended, and another one forked. Knows lanes, owners and limits; knows no API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     Blobs,
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Task:
-    """A job on its way. `done` gets its answer; who waits for it may cancel that."""
+    """A job in the pool. `done` gets its answer; cancelling `done` withdraws the job."""
 
     kind: JobKind
     blobs: Sequence[Blobs]
@@ -58,10 +58,10 @@ class Lane:
 
     Attributes:
         nice: the workers' niceness.
-        cpu_s: CPU seconds of a job, and more for each MiB of it, up to a most.
-        wall_s: seconds by the clock, and more for each second of CPU time.
-        slower: where a job goes on that needs more time.
-        since: when a job ended last, or began to wait while none did.
+        cpu_s: CPU seconds of a job, those for each MiB of it, and a maximum.
+        wall_s: seconds of wall time, and those for each second of CPU time.
+        slower: the lane for jobs that need more time.
+        since: when a job ended last, or started to wait while none did.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Lane:
     memory: int = limits.MORE_MEMORY
     slower: Lane | None = None
     queue: FairQueue[Task] = field(default_factory=FairQueue)
-    walls: list[float] = field(default_factory=list)  # what those that run may take
+    walls: list[float] = field(default_factory=list)  # the limits of those that run
     since: float = 0.0
 
     def cpu_of(self, task: Task) -> float:
@@ -81,7 +81,7 @@ class Lane:
         return min(most, base + more * task.size / (1 << 20))
 
     def wall_of(self, task: Task) -> float:
-        """Seconds by the clock that it may take here."""
+        """Seconds of wall time that it may take here."""
         base, more = self.wall_s
         return base + more * self.cpu_of(task)
 
@@ -92,7 +92,7 @@ class Lane:
         self.queue.put(task.owner, task, first)
 
     def stuck_s(self) -> float:
-        """Seconds for which tasks wait and none ended, beyond what those that run may take."""
+        """Seconds for which tasks wait and none ended, beyond the limits of those that run."""
         if not self.queue:
             return 0.0
         return time.monotonic() - self.since - max(self.walls, default=0.0)
@@ -121,7 +121,7 @@ def _quick(seconds: float) -> tuple[float, float, float]:
 
 
 class Pool:
-    """Workers for the engine in `folder`. All methods belong to one event loop."""
+    """Workers for the engine in `folder`. All methods run in one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._command = command(folder)
@@ -138,12 +138,12 @@ class Pool:
         self.workers: set[WorkerProcess] = set()
 
     async def begin(self) -> None:
-        """Starts the process that loads and forks; it loads meanwhile. Raises OSError."""
+        """Starts the process that loads and forks. Raises OSError."""
         self._forker = await Forker.start(self._command)
 
     async def start(self, setup: Setup) -> None:
-        """Waits until all is loaded, and goes on by itself. Raises EngineError with the reason why
-        something cannot be loaded, and InternalError."""
+        """Waits until all is loaded; the pool then keeps itself running. Raises EngineError with
+        the reason why something cannot be loaded, and InternalError."""
         self._setup = setup
         if self._forker is None:
             await self.begin()
@@ -155,8 +155,8 @@ class Pool:
             self._tasks += [asyncio.create_task(self._serve(lane)) for _ in range(lane.workers)]
 
     async def run(self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "") -> Answer:
-        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: whose turn it
-        takes. Who is cancelled while waiting takes the job back.
+        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
+        turn. A caller that is cancelled withdraws the job.
 
         Raises Busy, and TooCostly where the job went over a limit."""
         size = sum(len(part) for blob in blobs for part in blob)
@@ -173,8 +173,8 @@ class Pool:
                 row.queue.remove(owner, task)
 
     def make_way(self, owner: str) -> bool:
-        """Refuses the last task of the owner for whom most wait, where that is more than wait for
-        `owner`; whether it did."""
+        """Refuses the last task of the owner with the most waiting tasks, if these are more than
+        those of `owner`. Returns whether it did."""
         counts: Counter[str] = Counter()
         for lane in self.lanes:
             counts.update(lane.queue.counts())
@@ -250,7 +250,7 @@ class Pool:
         self._up.set()
 
     async def _serve(self, lane: Lane) -> None:
-        """One worker's place: forks one, gives it tasks, and forks the next when it is gone."""
+        """Keeps one worker: forks it, gives it tasks, and forks the next when it has ended."""
         while True:
             await self._up.wait()
             forker = self._forker
@@ -275,9 +275,9 @@ class Pool:
                 worker.end()
 
     async def _do_next(self, lane: Lane, worker: WorkerProcess) -> bool:
-        """Does one task; whether the worker can do another."""
+        """Does one task. Returns whether the worker can do another."""
         task = await lane.queue.get()
-        if task.done.done():  # who asked has left
+        if task.done.done():  # its caller was cancelled
             return True
         if worker.has_left() or worker.is_stopped():
             lane.put(task, first=True)
@@ -290,12 +290,12 @@ class Pool:
             lane.since = time.monotonic()
 
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
-        """The same of one task that is wanted."""
+        """The same for a task that was not cancelled."""
         header = encode(Job(task.kind, lane.cpu_of(task)))
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))
         try:
             limit = await _watched(asking, task, worker, lane.wall_of(task))
-            if task.done.done():  # who asked has left: no worker goes on for nobody
+            if task.done.done():  # its caller was cancelled: the worker is ended
                 return False
             if limit == STOPPED:
                 log.warning("a worker that reads prompts was stopped from outside; it is ended")
@@ -315,10 +315,10 @@ class Pool:
             await asyncio.gather(asking, return_exceptions=True)
 
     def _after(self, lane: Lane, task: Task, status: int | None) -> None:
-        """What becomes of a task whose worker ended."""
+        """Finishes or retries a task whose worker ended."""
         if status == -signal.SIGPROF:
             self._go_on(lane, task, f"{lane.cpu_of(task):.3g} s of CPU time")
-        elif status == -signal.SIGABRT:  # what libraries do that get no memory
+        elif status == -signal.SIGABRT:  # libraries abort where they get no memory
             task.done.set_exception(TooCostly(f"{_words(task)} took too much memory"))
         else:
             self._again(lane, task, f"its process ended ({status})")
@@ -344,7 +344,7 @@ class Pool:
 async def _watched(
     asking: asyncio.Future[Any], task: Task, worker: WorkerProcess, wall: float
 ) -> str:
-    """Waits for a worker's answer; the limit after which it is not waited for, STOPPED, or ""."""
+    """Waits for a worker's answer. Returns the limit that it exceeded, STOPPED, or ""."""
     end, stopped = time.monotonic() + wall, False
     while (left := end - time.monotonic()) > 0:
         waited: set[asyncio.Future[Any]] = {asking, task.done}

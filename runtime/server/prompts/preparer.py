@@ -1,7 +1,7 @@
-"""From a body to what the engine and the answer need of it: checks, prompts, tokens, choices.
+"""The shared part of reading bodies: checks, prompts, tokens, choices.
 
-Pure: no process, no engine, no HTTP. The translation of each API's body is in `api/`; this is what
-they share. What it costs is bounded by the caller.
+Pure: no process, no engine, no HTTP. The functions for each API are in `read_bodies.py`. The caller
+limits its time and memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from msgspec.structs import replace
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
-from spark_engine.runtime.server.api.allowed_token_ids import only_these_ids
-from spark_engine.runtime.server.api.bad_words import bar
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
@@ -31,7 +29,8 @@ from spark_engine.runtime.server.api.common import (
     scored,
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
-from spark_engine.runtime.server.conversation import ChatOptions, Reader, Reading
+from spark_engine.runtime.server.prompts.allowed_token_ids import only_these_ids
+from spark_engine.runtime.server.prompts.bad_words import bar
 from spark_engine.runtime.server.prompts.contract import (
     PLACE,
     Asked,
@@ -43,6 +42,7 @@ from spark_engine.runtime.server.prompts.contract import (
     Setup,
     encode,
 )
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader, Reading
 from spark_engine.runtime.server.prompts.limits import (
     MOST_CHARACTERS,
     MOST_SHOWN,
@@ -50,7 +50,7 @@ from spark_engine.runtime.server.prompts.limits import (
     MOST_TOKENS,
     MOST_TYPES,
 )
-from spark_engine.runtime.server.tokenising import encode_tail, encode_within
+from spark_engine.runtime.server.prompts.tokenising import encode_tail, encode_within
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
@@ -64,8 +64,8 @@ Bind = Callable[[ConstraintSpec | None], ConstraintSpec | None]
 
 
 class Forms(Reader):
-    """A reader that notes the forms which are asked for, under names, and compiles none: that takes
-    longer, and is another job."""
+    """A reader that records requested forms under names and compiles none: compiling is another
+    job."""
 
     def __init__(
         self, template: ChatTemplate | None, tokenizer: Tokenizer | None, options: ChatOptions
@@ -100,19 +100,19 @@ class Forms(Reader):
         return ConstraintSpec(grammar=name, end_of_thought=-1 if number is None else number)
 
     def take(self) -> dict[FormName, bytes]:
-        """The forms by their names, each a FormAsked; none are left."""
+        """Returns and removes the forms, by their names, each a FormAsked."""
         asked, self._asked = self._asked, {}
         return asked
 
 
 class Preparer:
-    """Reads bodies for one engine. Handles one body at a time; keeps nothing of it behind."""
+    """Reads bodies for one engine, one at a time. Keeps no state of a body."""
 
     def __init__(
         self, setup: Setup, tokenizer: Tokenizer | None, template: ChatTemplate | None
     ) -> None:
-        """Raises OptionError for a form of replies that is not known, or a budget of thoughts that
-        cannot be held."""
+        """Raises OptionError for an unknown format of replies, or a budget of thoughts that cannot
+        be enforced."""
         self.info, self._setup = setup.info, setup
         self.tokenizer = tokenizer
         self.reader = Forms(template, tokenizer, setup.chat)
@@ -127,7 +127,7 @@ class Preparer:
     def converse(
         self, chat: ChatRequest, asked: Asked | None = None
     ) -> tuple[Prepared, list[bytes]]:
-        """A conversation that was accepted, and the blobs. `asked` has what the API adds. Raises
+        """An accepted conversation, and the blobs. `asked` has the API's fields. Raises
         RequestError."""
         reading = self.read(chat)
         ids = self.ids_of(reading.text, chat.truncate_prompt_tokens)
@@ -139,12 +139,12 @@ class Preparer:
         return self.prepared(chat, [ids], [(reading.form, reading.bind)], asked)
 
     def read(self, chat: ChatRequest) -> Reading:
-        """The text of a conversation's prompt, and what binds the answer. Raises RequestError."""
+        """The text of a conversation's prompt, and the constraint. Raises RequestError."""
         self.need_tokenizer()
         return self.reader.read(chat)
 
     def check(self, body: Body, count: int) -> None:
-        """All that can be said of a body with `count` prompts before they are read."""
+        """Checks a body with `count` prompts before they are read. Raises RequestError."""
         check(body)
         self._check_model(body.model)
         n = body.n or 1
@@ -157,7 +157,7 @@ class Preparer:
             raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
 
     def accept(self, chat: ChatRequest) -> ChatRequest:
-        """The same of a conversation, which is given back. Raises RequestError."""
+        """The same for a conversation, which is returned. Raises RequestError."""
         self.check(chat, 1)
         most = self.max_model_len
         if len(chat.messages) > most:  # none is shorter than a token
@@ -172,8 +172,8 @@ class Preparer:
         asked: Asked,
         echoes: Sequence[str] = (),
     ) -> tuple[Prepared, list[bytes]]:
-        """What is sent of a body whose prompts have these ids, and answers of these forms, and its
-        blobs: the n choices of a prompt share both. Raises RequestError."""
+        """The message and blobs of a body with these prompts (ids) and forms of answers; the n
+        choices of a prompt share both. Raises RequestError."""
         self._check_sizes(body, sum(map(len, prompts)), sum(map(len, echoes)))
         rows, blobs, params = [], [], None
         for i, (ids, (form, bind)) in enumerate(zip(prompts, forms, strict=True)):
@@ -187,11 +187,11 @@ class Preparer:
         return Prepared(rows, params, body.priority or 0, asked, list(wanted)), blobs
 
     def forget(self) -> None:
-        """Drops what a body left that could not be read to its end."""
+        """Drops the state of a body that was not read to its end."""
         self.reader.take()
 
     def asked(self, body: Body, asked: Asked) -> Asked:
-        """Adds what every answer is written by."""
+        """Adds the fields of every API."""
         asked.n, asked.stream = body.n or 1, bool(body.stream)
         asked.stream_options = body.stream_options
         asked.return_token_ids = bool(body.return_token_ids)
@@ -205,8 +205,8 @@ class Preparer:
         return asked
 
     def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
-        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
-        room for one token. Raises BadField for one that cannot fit."""
+        """A prompt's token ids, or its `last` ones; NO_LIMIT: as many as fit with one new token.
+        Raises BadField for one that cannot fit."""
         most = self.max_model_len
         if last is None:
             if isinstance(prompt, str):
@@ -222,7 +222,7 @@ class Preparer:
         return prompt[-wanted:]
 
     def encode(self, text: str, field: str) -> list[int]:
-        """All token ids of a text, which `field` brought. Raises BadField for one too long."""
+        """All token ids of a text of `field`. Raises BadField for one too long."""
         if len(text) > MOST_CHARACTERS:
             words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
             raise BadField(words, field)
@@ -240,7 +240,7 @@ class Preparer:
         eos, limits = self.info.eos_token_ids, self.info.limits
         check_together(ids, body.n or 1)
         prompt = ids if isinstance(ids, list) else list(ids)
-        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
+        params = sampling(body, self._defaults, room_after(prompt, limits))
         request = Request(tuple(prompt), params)
         request.check(limits, eos)
 
@@ -267,7 +267,7 @@ class Preparer:
         return params, row, request.packed
 
     def _check_sizes(self, body: Body, tokens: int, echoed: int) -> None:
-        """Bounds what the event loop has to copy and to write of all prompts, by choices."""
+        """Bounds the work of the event loop: copying and writing all prompts, for each choice."""
         n = body.n or 1
         shown = body.return_token_ids or body.scores_prompt()
         most = MOST_SHOWN if shown else MOST_TOKENS

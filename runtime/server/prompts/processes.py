@@ -1,7 +1,6 @@
-"""The HTTP process's side of the processes that read prompts: it starts, asks and ends them.
+"""The HTTP process's side of the processes that read prompts: starts, calls and ends them.
 
-Knows processes and sockets; knows no queue and no job's meaning. All methods belong to one event
-loop.
+Knows processes and sockets; knows no queue and no kind of job. All methods run in one event loop.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from spark_engine.runtime.server.prompts.orders import (
     encode,
 )
 
-STATUS_S = 1.0  # how a worker ended is known so long after its socket closed
+STATUS_S = 1.0  # for a worker's exit status after its socket closed
 
 
 class Gone(Exception):
-    """A process ended. `status`: as `os.waitstatus_to_exitcode` says; None: nobody knows."""
+    """A process ended. `status`: as of `os.waitstatus_to_exitcode`; None: unknown."""
 
     def __init__(self, status: int | None = None) -> None:
         super().__init__(f"ended with {status}")
@@ -46,8 +45,8 @@ class Gone(Exception):
 
 
 def command(folder: Path) -> tuple[str, ...]:
-    """What starts the process that forks the workers; the socket's number is appended."""
-    # one thread each, or a fork would copy locks that nobody opens
+    """The command of the process that forks the workers; the socket's number is appended."""
+    # one thread each, or a fork would copy locks that are never released
     single = ("TOKENIZERS_PARALLELISM=false", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1")
     python = sys.executable, "-P", "-m", "spark_engine.runtime.server.prompts.worker"
     return ("/usr/bin/env", *single, *python, str(folder))
@@ -60,8 +59,8 @@ class Forker:
         self._process, self._socket = process, sock
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # a child that was stopped right behind its fork may hold the socket open: only the process
-        # itself says that it has ended
+        # a child that was stopped right after its fork may hold the socket open: only the status of
+        # the process shows that it has ended
         self.ended = asyncio.ensure_future(process.wait())
         self._listening = asyncio.ensure_future(self._listen())
 
@@ -72,7 +71,7 @@ class Forker:
 
     @classmethod
     async def start(cls, arguments: Sequence[str]) -> Forker:
-        """Starts the process, which begins to load. Raises OSError."""
+        """Starts the process, which starts to load. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.setblocking(False)
@@ -94,8 +93,8 @@ class Forker:
         return cls(process, ours)
 
     async def load(self, setup: Setup) -> None:
-        """Says what bodies are read for, and waits until all is loaded. Raises EngineError
-        with its words where something cannot be, and InternalError."""
+        """Sends the setup, and waits until all is loaded. Raises EngineError with the process's
+        message where something cannot be loaded, and InternalError."""
         with contextlib.suppress(OSError):
             self._socket.send(encode(setup))
         try:
@@ -107,7 +106,7 @@ class Forker:
                 f"tokenizer and chat template were not loaded within {LOAD_S:g} s: look whether "
                 "the disk that holds the engine answers"
             ) from None
-        if not self._loaded.done():  # its last words may not have been read yet
+        if not self._loaded.done():  # its last message may not have been read yet
             await asyncio.wait({self._loaded}, timeout=STATUS_S)
         if self._loaded.done():
             self._loaded.result()
@@ -120,7 +119,7 @@ class Forker:
         raise EngineError(f"{words}: tokenizer.json or chat_template.jinja may be damaged")
 
     async def fork(self, nice: int, memory: int) -> WorkerProcess:
-        """A new worker. Raises Gone where none came, and TimeoutError where nobody answers."""
+        """A new worker. Raises Gone where it has ended, and TimeoutError without an answer."""
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
@@ -130,7 +129,7 @@ class Forker:
             async with asyncio.timeout(HELLO_S):
                 header, _ = await frames.receive_async(ours)
             pid = msgspec.msgpack.decode(header, type=Hello).pid
-        except TimeoutError:  # before OSError, of which it is one
+        except TimeoutError:  # before OSError, its base class
             ours.close()
             raise
         except (OSError, frames.Closed, msgspec.DecodeError):
@@ -154,12 +153,12 @@ class Forker:
         return future.result() if done else None
 
     def has_ended(self, pid: int) -> bool:
-        """Whether a worker is known to have ended, so that its number may be another's."""
+        """Whether a worker is known to have ended, so that its pid may be reused."""
         future = self._statuses.get(pid)
         return future is None or future.done() or self.ended.done()
 
     def kill(self) -> None:
-        """Ends the process and all that it forked: they are a group of their own."""
+        """Ends the process and all that it forked: they are one process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -171,7 +170,7 @@ class Forker:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Hears what it reports, until it ends."""
+        """Reads its reports, until it ends."""
         loop = asyncio.get_running_loop()
         try:
             while data := await loop.sock_recv(self._socket, MESSAGE):
@@ -200,7 +199,7 @@ class WorkerProcess:
 
     def __init__(self, forker: Forker, sock: socket.socket, pid: int) -> None:
         self._forker, self._socket, self.pid = forker, sock, pid
-        self.has_grown = False  # it ends by itself now
+        self.has_grown = False  # it ends by itself
 
     def has_left(self) -> bool:
         """Whether the process has ended."""
@@ -212,7 +211,7 @@ class WorkerProcess:
             return True
 
     def is_stopped(self) -> bool:
-        """Whether somebody stopped the process, by SIGSTOP or a debugger."""
+        """Whether the process was stopped, by SIGSTOP or a debugger."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
@@ -230,7 +229,7 @@ class WorkerProcess:
             raise Gone(await self._forker.status_of(self.pid)) from None
 
     def end(self) -> None:
-        """Ends it, whatever it does."""
+        """Ends it by SIGKILL."""
         self._socket.close()
         if not self._forker.has_ended(self.pid):
             with contextlib.suppress(ProcessLookupError):

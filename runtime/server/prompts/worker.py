@@ -1,7 +1,7 @@
 """The processes that read prompts: one loads tokenizer and template, and forks the workers.
 
-A worker does one job after the other, and is ended by the system where a job takes more CPU time
-than it may. Knows the socket's messages, forks, signals and limits; knows no API.
+A worker does one job at a time; the system ends it where a job exceeds its CPU time. Knows the
+socket's messages, forks, signals and limits; knows no API.
 `python -m spark_engine.runtime.server.prompts.worker FOLDER FD`: FD is the socket to the parent.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
-from spark_engine.runtime.server.assets import find_manifest, read_text
+from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
 from spark_engine.runtime.server.prompts import frames
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
@@ -44,16 +44,17 @@ from spark_engine.runtime.server.prompts.orders import (
     decode_order,
     encode,
 )
+from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
 
 PR_SET_PDEATHSIG = 1  # of prctl.h
-OUT_OF_MEMORY_FIRST = 500  # of oom_score_adj: rather a worker than the engine
+OUT_OF_MEMORY_FIRST = 500  # of oom_score_adj: a worker is killed before the engine
 
 
 def main(folder: Path, number: int) -> None:
-    """Loads what `folder` holds, then forks until the parent goes."""
+    """Loads the text files of `folder`, then forks workers until the parent ends."""
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = socket.socket(fileno=number)
     with contextlib.suppress(OSError):
         try:
@@ -70,7 +71,7 @@ def main(folder: Path, number: int) -> None:
 
 
 def _load(folder: Path, parent: socket.socket) -> Handler:
-    """Raises EngineError, and whatever the tokenizer's library raises."""
+    """Raises EngineError, and any error of the tokenizer's library."""
     _limit_memory(LOAD_MEMORY)
     signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
     found = find_manifest(folder)
@@ -89,19 +90,19 @@ def _load(folder: Path, parent: socket.socket) -> Handler:
     handler = Handler(setup, tokenizer, template, grammars)
     signal.setitimer(signal.ITIMER_PROF, 0)
     gc.collect()
-    gc.freeze()  # what is shared with the workers is not touched by their collections
+    gc.freeze()  # the workers' collections do not touch shared pages
     return handler
 
 
 def warm_up(grammars: Grammars) -> None:
-    """Does now what the first grammar would wait for."""
+    """Does work now that the first grammar would wait for."""
     with contextlib.suppress(RequestError, CapacityError):
         grammars.check('start: "a"')
     grammars.forget()
 
 
 def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
-    """Forks for each socket that comes, and reports each worker that ended."""
+    """Forks a worker for each socket that it receives, and reports each worker that ended."""
     ours, wakeup = socket.socketpair()
     for end in (ours, wakeup):
         end.setblocking(False)
@@ -159,7 +160,7 @@ def _work(sock: socket.socket, order: Fork, handler: Handler, parent: int) -> No
 
 
 def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
-    """One job; False where the process now has more than `most` pages, or threads that go on.
+    """One job; False where the process now has more than `most` pages, or running threads.
 
     The timer counts the time of all threads, and its signal ends the process.
     """
@@ -173,14 +174,14 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
 
 
 def _die_with_parent(parent: int | None = None) -> None:
-    """From now on the system ends the process with its parent; `parent` may have ended already."""
+    """Lets the system end the process with its parent; `parent` may have ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def _limit_memory(more: int) -> None:
-    """Address space: so many bytes more than there are now."""
+    """Limits the address space to `more` bytes above the current ones."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -191,7 +192,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _pages() -> int:
-    """Of memory that is in use."""
+    """Pages of memory in use."""
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 

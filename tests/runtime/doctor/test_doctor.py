@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.device import cuda_driver  # noqa: E402
-from spark_engine.device import gpu as device
-from spark_engine.runtime.cli import main  # noqa: E402
+from spark_engine.device import gpu as device  # noqa: E402
+from spark_engine.runtime.cli.spark_run import main  # noqa: E402
 from spark_engine.runtime.doctor import engines, gpu, machine, probe, report  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.fake_spark import GIB, FakeSpark, meminfo  # noqa: E402

@@ -11,7 +11,7 @@ from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
-from spark_engine.runtime.server.ipc import Submit
+from spark_engine.runtime.server.engine_client.ipc import Submit
 
 LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, bias_slots=4)
 EOS = (1, 2)

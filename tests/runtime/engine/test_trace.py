@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
-from spark_engine.runtime import profile
+from spark_engine.runtime.cli import profile
 from spark_engine.runtime.engine import trace
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams

@@ -27,7 +27,7 @@ from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.leader import Orders
 from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
-from spark_engine.runtime.server import worker
+from spark_engine.runtime.server.engine_client import worker
 
 LIMIT_S = 8.0  # of a call between ranks; a busy machine keeps one waiting for some seconds
 OPENING = ("started", "begun", "open")  # processes are there, are told to open, have all but opened

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from spark_engine.runtime import rank_process
+from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.ranks.channel import HEAD, INLINE, read_answer
 from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec

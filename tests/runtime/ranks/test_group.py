@@ -32,7 +32,7 @@ from spark_engine.runtime.ranks.messages import (
     RankFailed,
     encode,
 )
-from spark_engine.runtime.server.supervisor import WATCHDOG_S
+from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S
 
 SOON_S = 60.0  # ends a test that hangs
 BEGIN = Begin("", "", 1, None, True, False, False)

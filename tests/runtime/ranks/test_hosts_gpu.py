@@ -152,7 +152,15 @@ def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> N
 def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
     """A rank is lost while nothing runs, and once more in the middle of an answer."""
     path, hosts = engines[True], f"127.0.0.1:{free_port()},127.0.0.1"
-    command = [sys.executable, "-m", "spark_engine.runtime.cli", str(path), "--serve", "--tp", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_engine.runtime.cli.spark_run",
+        str(path),
+        "--serve",
+        "--tp",
+        "2",
+    ]
     other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1", "--device", "1"])
     long = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     try:

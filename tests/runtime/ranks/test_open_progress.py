@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.runtime import rank_process
+from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.ranks import open_progress
 from spark_engine.runtime.ranks.channel import Receiver, read_answer
 from spark_engine.runtime.ranks.communicator import TcpCommunicator

@@ -25,13 +25,13 @@ import msgspec
 import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.server import supervisor as module
-from spark_engine.runtime.server.app import create_app
-from spark_engine.runtime.server.assets import read_text
-from spark_engine.runtime.server.client import EngineClient, EngineDied
-from spark_engine.runtime.server.endpoints import Endpoints
-from spark_engine.runtime.server.service import Service
-from spark_engine.runtime.server.supervisor import Supervision
+from spark_engine.runtime.server.engine_client import supervisor as module
+from spark_engine.runtime.server.engine_client.client import EngineClient, EngineDied
+from spark_engine.runtime.server.engine_client.supervisor import Supervision
+from spark_engine.runtime.server.http.app import create_app
+from spark_engine.runtime.server.http.endpoints import Endpoints
+from spark_engine.runtime.server.prompts.text_files import read_text
+from spark_engine.runtime.server.service.service import Service
 from tests.checkpoints import write_checkpoint
 from tests.repository import PATH
 from tests.runtime import small_tokenizer
@@ -343,7 +343,7 @@ def test_a_server_that_is_closed_while_ranks_stand_still_leaves_nothing(
 STANDS_BY = """
 import sys
 from pathlib import Path
-from spark_engine.runtime import hosts
+from spark_engine.runtime.ranks import hosts
 folder, names, rank, still_s = sys.argv[1:]
 hosts.STILL_S = float(still_s)
 sys.exit(hosts.stand_by(Path(folder), names.split(","), int(rank), print))

@@ -89,7 +89,7 @@ def _is_rank(pid: int) -> bool:
 @contextmanager
 def served(engine: Path, *options: str) -> Iterator[Server]:
     port = free_port()
-    module = "spark_engine.runtime.cli"
+    module = "spark_engine.runtime.cli.spark_run"
     command = [sys.executable, "-m", module, str(engine), "--serve", "--port", str(port)]
     process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, text=True)
     server = Server(process, port)
@@ -133,7 +133,7 @@ def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
 @AT_LENGTH
 def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
     hosts = f"127.0.0.1:{free_port()},127.0.0.1"
-    module = "spark_engine.runtime.cli"
+    module = "spark_engine.runtime.cli.spark_run"
     command = [sys.executable, "-m", module, str(engine), "--serve", "--tp", "2"]
     other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1"])
     try:

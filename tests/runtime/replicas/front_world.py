@@ -17,7 +17,7 @@ from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.front import Front
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Upstream
-from spark_engine.runtime.server.connections import Connection, Connections
+from spark_engine.runtime.server.http.connections import Connection, Connections
 from tests.runtime.replicas.fake_replica import FakeReplica, replica
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -16,8 +16,8 @@ from spark_engine.runtime.replicas.forward import ClientRequest, Forwarder, Unsu
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
-from spark_engine.runtime.server import bodies
-from spark_engine.runtime.server.bodies import Bodies, Body
+from spark_engine.runtime.server.http import bodies
+from spark_engine.runtime.server.http.bodies import Bodies, Body
 from tests.clocks import leap
 from tests.loop_watch import LIMIT_S, watched
 from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from spark_engine.runtime.replicas.front_process import _Server
-from spark_engine.runtime.server.port import bind
+from spark_engine.runtime.server.process.port import bind
 
 
 class Slow:

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.hints import extra
+from spark_engine.runtime.cli.spark_replicas import main
 from spark_engine.runtime.replicas.plan import Plan, check_room, counts, wanted
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
-from spark_engine.runtime.replicas_command import main
-from spark_engine.runtime.server.logs import LogFormat
-from spark_engine.runtime.server.server import ServerOptions
+from spark_engine.runtime.server.operation.logs import LogFormat
+from spark_engine.runtime.server.process.server import ServerOptions
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package

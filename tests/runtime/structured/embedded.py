@@ -21,7 +21,8 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import TOKENIZER
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.assets import read_info, read_text
+from spark_engine.runtime.server.engine_client.engine_folder import read_info
+from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.matcher import Grammars

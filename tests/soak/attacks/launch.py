@@ -56,7 +56,7 @@ def main() -> None:
     file, module, *arguments = sys.argv[1:]
     watch(Path(file))
     if PAUSE in os.environ:
-        supervisor = importlib.import_module("spark_engine.runtime.server.supervisor")
+        supervisor = importlib.import_module("spark_engine.runtime.server.engine_client.supervisor")
         supervisor.LONGEST_PAUSE_S = float(os.environ[PAUSE])  # type: ignore[attr-defined]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -24,9 +24,12 @@ START_S = 300.0  # the first start builds the embedded engine
 END_S = 60.0
 PAUSE = "ABUSE_LONGEST_PAUSE_S"  # as launch.py reads it
 HERE = Path(__file__).parent
-SERVER = "spark_engine.runtime.cli"
-FRONT = "spark_engine.runtime.replicas_command"
-ENGINE, TEXT = "spark_engine.runtime.server.worker", "spark_engine.runtime.server.prompts.worker"
+SERVER = "spark_engine.runtime.cli.spark_run"
+FRONT = "spark_engine.runtime.cli.spark_replicas"
+ENGINE, TEXT = (
+    "spark_engine.runtime.server.engine_client.worker",
+    "spark_engine.runtime.server.prompts.worker",
+)
 
 
 def free_port() -> int:

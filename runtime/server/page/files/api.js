@@ -1,6 +1,6 @@
 // The server's endpoints: the key, whole answers, streams of events, errors in words.
 
-import { local, session } from "./storage.js";
+import { local, session } from "./store.js";
 
 const KEY = "spark.key";
 

@@ -5,7 +5,6 @@ import { Chat } from "./chat.js";
 import { h, icon, iconButton, toast } from "./dom.js";
 import { Live } from "./live.js";
 import { showReport } from "./report.js";
-import { local } from "./storage.js";
 import * as store from "./store.js";
 
 const VIEWS = ["chat", "live", "engine"];
@@ -133,7 +132,7 @@ function nextTheme() {
   const next = names[(names.indexOf(chosen) + 1) % names.length];
   if (next === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = next;
-  local.set("spark.theme", next);
+  store.local.set("spark.theme", next);
   showTheme();
 }
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import httpx
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.app import create_app
-from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.http.app import create_app
+from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.agent_fixtures import FIXTURES
 from tests.clients.agent_proxy import APIS, Chat, Exchange, forced, step_of
 from tests.clients.agent_rows import AGENTS, GIVEN, PICTURE, Agent
-from tests.clients.agents import Run
+from tests.clients.agents import FIXTURES, Run
 from tests.runtime.server.api.api_client import THOUGHT, ApiClient
 
 CONTEXT = 1 << 16

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason, Request
-from spark_engine.runtime.server.api.openapi import document
-from spark_engine.runtime.server.api.routes import ROUTES
+from spark_engine.runtime.server.http.openapi import document
+from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.text.thinking import FIELDS, SWITCHES
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, tokenizer
 

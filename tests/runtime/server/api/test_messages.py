@@ -14,7 +14,7 @@ from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.messages import MessagesBody, to_chat_request
-from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.text.messages import normalise
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
 

@@ -12,13 +12,13 @@ import openai
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
-from spark_engine.runtime.server import stored_responses
-from spark_engine.runtime.server.api.blocks import Blocks
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.responses import MOST_REPEATED, ResponsesBody, to_chat_request
-from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.prompts.contract import JobKind
+from spark_engine.runtime.server.replies.blocks import Blocks
+from spark_engine.runtime.server.service import stored_responses
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events, script
 
 PATH = "/v1/responses"

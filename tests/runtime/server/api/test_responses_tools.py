@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import ResponseCustomToolCall, ResponseFunctionToolCall
 
 from spark_engine.runtime.engine.request import FinishReason
-from spark_engine.runtime.server.api.custom_input import CustomInput
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames
+from spark_engine.runtime.server.replies.custom_input import CustomInput
 from tests.runtime.server.api.api_client import THOUGHT, ApiClient, events
 
 PATH = "/v1/responses"

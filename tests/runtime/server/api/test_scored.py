@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server.client import Mailbox
-from spark_engine.runtime.server.http_request import HttpRequest
-from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.engine_client.client import Mailbox
+from spark_engine.runtime.server.operation.http_request import HttpRequest
+from spark_engine.runtime.server.operation.keys import Keyring
 from tests.runtime.fake_client import FakeClient
 from tests.runtime.server.api.api_client import ApiClient, events, tokenizer
-from tests.runtime.server.test_metrics import samples
+from tests.runtime.server.operation.test_metrics import samples
 
 TEXT = "/v1/completions"
 PROMPT = "a small bear (xyz) went"

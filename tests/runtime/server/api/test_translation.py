@@ -15,7 +15,7 @@ from spark_engine.runtime.server.api.common import check
 from spark_engine.runtime.server.api.fields import decode, renamed
 from spark_engine.runtime.server.api.messages import MessagesBody
 from spark_engine.runtime.server.api.messages import to_chat_request as message_job
-from spark_engine.runtime.server.api.responses import ResponsesBody, _items
+from spark_engine.runtime.server.api.responses import ResponsesBody, items_of
 from spark_engine.runtime.server.api.responses import to_chat_request as response_job
 from spark_engine.runtime.text.messages import normalise
 
@@ -60,9 +60,9 @@ def test_whatever_comes_is_taken_or_refused(kind: Any, data: Any) -> None:
 
 
 def _response(body: ResponsesBody) -> Any:
-    return response_job(body, _items(body, [{"type": "message", "role": "user", "content": "x"}]))[
-        0
-    ]
+    return response_job(
+        body, items_of(body, [{"type": "message", "role": "user", "content": "x"}])
+    )[0]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from spark_engine.runtime.server.api.chat_request import ChatRequest
-from spark_engine.runtime.server.app import create_app
-from spark_engine.runtime.server.endpoints import Endpoints
-from spark_engine.runtime.server.ipc import Stats
-from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.engine_client.ipc import Stats
+from spark_engine.runtime.server.http.app import create_app
+from spark_engine.runtime.server.http.endpoints import Endpoints
+from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.page import bundle as module
 from spark_engine.runtime.server.page.bundle import KINDS, read_bundle
 from spark_engine.runtime.server.page.live import live

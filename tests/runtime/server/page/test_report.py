@@ -16,9 +16,9 @@ from spark_engine.manifest import (
     Quantised,
     Refusal,
 )
-from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.page.report import make_report
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.tensors import DType
 
 LIMITS = Limits(max_seqs=4, max_context=64, pages=4, vocab=512)

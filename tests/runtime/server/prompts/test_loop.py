@@ -1,7 +1,7 @@
 """No body within the limits holds the event loop up for 50 ms, whatever is in it.
 
 The bodies go through the whole application and real workers; a watchdog measures every callback of
-the loop. A client that is cut off at any stage leaves nothing running.
+the loop. A client that disconnects at any stage leaves nothing running.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 from fastapi import FastAPI
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.app import create_app
-from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.http.app import create_app
+from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.prompts.pool import Pool
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class App:
     async def post(
         self, path: str, body: bytes, gone: asyncio.Event | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        """(status, body) of one request, whose body comes in pieces. `gone`: the client leaves."""
+        """(status, body) of one request with a body in pieces. `gone`: the client disconnects."""
         pieces = [body[at : at + CHUNK] for at in range(0, len(body), CHUNK)] or [b""]
         sent: list[Any] = []
 
@@ -89,7 +89,7 @@ def _repeated(before: str, part: str, after: str, size: int) -> bytes:
 
 
 def _nasty(size: int) -> dict[str, tuple[str, bytes]]:
-    """{what it is: (path, body)}."""
+    """{description: (path, body)}."""
     refs = {f"p{i}": {"$ref": "#"} for i in range(12)}
     self_ref = {"anyOf": [{"$ref": "#/$defs/a"}] * 12}
     schema = {

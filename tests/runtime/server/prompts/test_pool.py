@@ -1,5 +1,5 @@
-"""Work on a request's text in processes with limits: what is ended, what is done again, whose turn
-it is, and that nobody waits for somebody else's long one."""
+"""Work on a request's text in processes with limits: what is ended, what is retried, the order of
+owners, and that no short job waits for another owner's long one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import EngineError
-from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     FormAsked,
@@ -259,7 +259,7 @@ def test_who_has_most_waiting_makes_way(run: Run, pool: Pool) -> None:
 def test_health_says_that_prompts_are_stuck(
     run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And that they are not, once workers come again."""
+    """And that they are not, once workers start again."""
 
     async def ask() -> None:
         monkeypatch.setattr(limits, "STARTS_S", 0.2)

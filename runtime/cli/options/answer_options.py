@@ -1,0 +1,134 @@
+"""The options of `spark-run` for answers: sampling, reasoning and tool calls.
+
+Rows of the table in `runtime/cli/options/run_options.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_engine.errors import OptionError
+from spark_engine.runtime.cli.options.option import CHATS, ONE, Group, Mode, Option, table
+from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.text.chat import RESERVED
+from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
+from spark_engine.runtime.text.thinking import EFFORTS
+
+CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
+
+
+def _form(path: str | None) -> dict[str, Any] | None:
+    """A schema's file as a field of a request. Raises OptionError."""
+    if path is None:
+        return None
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--json-schema {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--json-schema {path} is not JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": Path(path).stem, "schema": schema}}
+
+
+def _kwargs(text: str | None) -> dict[str, Any] | None:
+    """Options of a chat template. Raises OptionError."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--chat-template-kwargs is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"--chat-template-kwargs is {text[:80]}; it must be a JSON object")
+    if own := [name for name in RESERVED if name in found]:
+        raise OptionError(f"--chat-template-kwargs may not set {own[0]}: requests do")
+    return found
+
+
+_answer, _chat = table(Group.ANSWER, Body), table(Group.ANSWER, ChatOptions)
+ANSWER = (
+    Option(
+        "--no-thinking",
+        Group.ANSWER,
+        "Answer a chat without thinking first.",
+        bool,
+        modes=CHATS,
+    ),
+    Option("--system", Group.ANSWER, "Begin a chat with this system message.", modes=CHATS),
+    _answer("--max-tokens", "Tokens at most; as many as fit by default.", int),
+    _answer("--min-tokens", "Do not end before this many tokens.", int),
+    _answer("--temperature", "0 takes the likeliest token.", float),
+    _answer("--top-p", "Sample from the likeliest tokens with this total probability.", float),
+    _answer("--top-k", "Sample from this many of the likeliest tokens.", int),
+    _answer("--min-p", "Sample from tokens above this share of the top probability.", float),
+    _answer("--presence-penalty", "Added against each token that was generated, -2 to 2.", float),
+    _answer("--frequency-penalty", "The same, times how often it was generated.", float),
+    _answer(
+        "--repetition-penalty",
+        "Divides the score of each token of prompt and answer; 1 is off.",
+        float,
+    ),
+    _answer("--seed", "Makes the answer repeatable.", int),
+    _answer("--stop", "End before this text. May be given several times.", many=True, turn=list),
+    _answer("--ignore-eos", "Continue after the model's end token.", bool),
+    Option(
+        "--logprobs",
+        Group.ANSWER,
+        "Report log-probabilities and the top K (with --json).",
+        int,
+        metavar="K",
+        modes=ONE,
+        needs=("--json", "which prints them"),
+    ),
+    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool, modes=ONE),
+    _answer(
+        "--json-schema",
+        "The answer is JSON of the schema in this file.",
+        click.Path(dir_okay=False),
+        field="response_format",
+        metavar="FILE",
+        modes=ONE,
+        turn=_form,
+    ),
+)
+CHAT = (
+    _chat(
+        "--reasoning",
+        "How the model marks its reasoning; auto: by its chat template.",
+        click.Choice([AUTO, *REASONING]),
+        modes=CHATTING,
+    ),
+    _chat(
+        "--tools",
+        "How the model writes tool calls; auto: by its chat template.",
+        click.Choice([AUTO, *TOOLS]),
+        modes=CHATTING,
+    ),
+    _chat(
+        "--think-budget",
+        "Tokens of reasoning at most, where a request sets no budget.",
+        click.IntRange(0),
+        metavar="N",
+        modes=CHATTING,
+    ),
+    _chat(
+        "--reasoning-effort",
+        "How much the model reasons, where a request does not say.",
+        click.Choice(list(EFFORTS)),
+        modes=CHATTING,
+    ),
+    _chat(
+        "--chat-template-kwargs",
+        "Options of the chat template, where a request does not say: a JSON object, e.g. "
+        "'{\"preserve_thinking\": true}'.",
+        field="template_kwargs",
+        metavar="JSON",
+        modes=CHATTING,
+        turn=_kwargs,
+    ),
+)

@@ -1,0 +1,79 @@
+"""The options of `spark-run` for operators of a server: access control, logs, traces.
+
+Rows of the table in `runtime/cli/options/run_options.py`.
+"""
+
+from __future__ import annotations
+
+import click
+
+from spark_engine.runtime.cli.options.option import Group, table
+from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
+from spark_engine.runtime.server.process.server import ServerOptions
+
+_key, _log = table(Group.SECURITY, ServerOptions), table(Group.LOGGING, ServerOptions)
+KEYS = (
+    _key(
+        "--api-keys",
+        "A TOML file of API keys with names and limits; reloaded on SIGHUP.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+    ),
+    _key(
+        "--metrics-by-key",
+        "Count tokens and limits in /metrics by key name too, and require a key there.",
+        bool,
+        needs=("--api-keys", "no key has a name"),
+    ),
+    _key(
+        "--queue-timeout",
+        "Seconds that a request may wait in the queue.",
+        click.FloatRange(0, min_open=True),
+        field="queue_timeout_s",
+        metavar="T",
+    ),
+    _key(
+        "--max-model-len",
+        "Tokens of a prompt and its answer together; by default as the engine was built.",
+        click.IntRange(2),
+        metavar="N",
+    ),
+    _key(
+        "--max-body-mib",
+        "MiB of a request's body at most.",
+        click.IntRange(1, 1024),
+        metavar="N",
+    ),
+)
+LOGGING = (
+    _log(
+        "--access-log",
+        "Write a line for every request (not for successful probes, scrapes and the page's files): "
+        "its key, tokens and times.",
+        bool,
+    ),
+    _log(
+        "--access-log-all",
+        "Write lines for probes, /metrics and the page's files too.",
+        bool,
+        needs=("--access-log", "which writes the lines"),
+    ),
+    _log(
+        "--log-format",
+        "Plain text, or one JSON object a line.",
+        click.Choice([form.value for form in LogFormat]),
+        turn=LogFormat,
+    ),
+    _log(
+        "--log-level",
+        "The lowest level that is logged.",
+        click.Choice([level.value for level in LogLevel]),
+        turn=LogLevel,
+    ),
+    _log(
+        "--otlp-traces-endpoint",
+        "Send a span for every request to this OpenTelemetry collector (extra `otel`).",
+        field="traces",
+        metavar="URL",
+    ),
+)

@@ -1,0 +1,309 @@
+"""`spark-replicas`: several engines behind one address.
+
+Knows the command line; `replicas/ray_serve.py`, which needs the extra `ray`, places the replicas,
+and `replicas/front_process.py` is the front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+from types import ModuleType
+from typing import Any, TypeVar
+
+import click
+
+from spark_engine.command import OK, command
+from spark_engine.engine_file import read_manifest
+from spark_engine.errors import OptionError
+from spark_engine.hints import extra
+from spark_engine.runtime.cli.embedded import embedded_engine
+from spark_engine.runtime.cli.options import config_file
+from spark_engine.runtime.cli.options.option import Group, Grouped
+from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
+from spark_engine.runtime.server.http.guard import allowed_hosts
+from spark_engine.runtime.server.operation.json_stderr import standard_error
+from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up
+from spark_engine.runtime.server.process.server import ServerOptions
+
+NAME = "spark-replicas"
+LOCAL = "127.0.0.1"
+F = TypeVar("F", bound=Callable[..., Any])
+_SERVING = (Group.ENGINE, Group.SERVER, Group.SECURITY, Group.LOGGING)
+_NOT = ("--device", "--profile", "--hosts", "--rank")  # options of one process on one machine
+ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
+POLICIES = ("prefix", "least", "turn")
+_BY = click.option(
+    "--route-by",
+    type=click.Choice(POLICIES),
+    default="prefix",
+    show_default=True,
+    help="Who gets a request: the replica that holds its beginning, the freest, or the next.",
+)
+_TARGET = click.option(
+    "--target",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Requests that one replica is to have, where their number may change; by default as many "
+    "as its engine decodes at once.",
+)
+_GPUS = click.option(
+    "--gpus",
+    type=click.FloatRange(0),
+    metavar="N",
+    help="GPUs of each; by default as many as its engine has ranks.",
+)
+_RAY = click.option(
+    "--ray", metavar="ADDRESS", help="The Ray cluster, e.g. auto or ray://HOST:10001."
+)
+
+
+@click.group()
+@click.version_option(package_name="spark-engine", prog_name=NAME)
+def main() -> None:
+    """Several engines behind one address.
+
+    `run` starts them, on this machine or in a Ray cluster, and a front; `front` alone serves
+    servers that run already. docs/operate/scaling.md says what to use when.
+    """
+
+
+@main.command(
+    cls=Grouped,
+    rows=ROWS,
+    params=[
+        click.Argument(["engine"], type=click.Path(path_type=Path), required=False),
+        *(row.parameter() for row in ROWS),
+    ],
+)
+@config_file.option(
+    NAME,
+    OF_FILE,
+    "Read options of the server from this TOML file, as spark-run has them.",
+)
+@click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
+@_TARGET
+@_GPUS
+@click.option(
+    "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs of each."
+)
+@_RAY
+@_BY
+def run(
+    engine: Path | None,
+    replicas: str,
+    target: float | None,
+    gpus: float | None,
+    cpus: float,
+    ray: str | None,
+    route_by: str,
+    **values: Any,
+) -> None:
+    """Starts replicas of the engine folder ENGINE, and the front.
+
+    Without --ray they run on this machine. The options are those of spark-run --serve; host and
+    port, TLS and connections are the front's, the others each replica's.
+    """
+    with standard_error(LogFormat(values["log_format"])), command(NAME):
+        from spark_engine.runtime.replicas.plan import Plan, counts, sizes, stamp_of
+
+        serving, placing = _front(), _ray()
+        options = _server_options(values)
+        set_up(options.log_format, options.log_level)
+        folder = (engine or _embedded()).resolve()
+        manifest = read_manifest(folder)
+        least, most = counts(replicas)
+        names = options.names or (manifest.name,)  # an update does not change the model's name
+        own = replace(options, host=LOCAL if ray is None else "", names=names)
+        own = replace(own, api_keys=_absolute(own.api_keys), dumps=_absolute(own.dumps))
+        plan = Plan(
+            str(folder),
+            own,
+            least,
+            most,
+            cpus=cpus,
+            stamp=stamp_of(manifest),
+            known=ray is None,
+            **sizes(manifest, gpus=gpus, target=target),
+        )
+        listener = serving.listen(options)  # before placing, which takes minutes
+        with contextlib.closing(listener), placing.cluster(ray):
+            placing.check_free()
+            try:
+                placing.place(plan)
+                code = _serve(serving, listener, _members(placing), route_by, options)
+            finally:
+                placing.remove()
+        sys.exit(code)
+
+
+@main.command()
+@click.argument("urls", metavar="[URL]...", nargs=-1)
+@click.option("--host", default=LOCAL, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--max-connections", type=click.IntRange(1), default=2048, show_default=True)
+@click.option("--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True)
+@click.option(
+    "--allowed-hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which clients may call this address; * for any. May be given several times.",
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False), metavar="FILE")
+@click.option("--tls-key", type=click.Path(dir_okay=False), metavar="FILE")
+@click.option("--log-format", type=click.Choice([form.value for form in LogFormat]), default="text")
+@_RAY
+@_BY
+def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) -> None:
+    """Starts a front for the servers at URL, or for the replicas of `run` in the cluster --ray.
+
+    A URL is http://HOST:PORT, or dns://NAME:PORT for all addresses of a name. Nothing of Ray is
+    needed for them.
+    """
+    with standard_error(LogFormat(values["log_format"])), command(NAME):
+        from spark_engine.runtime.replicas.fleet import listed
+
+        if bool(urls) == (ray is not None):
+            raise OptionError("say who stands behind: the servers' addresses, or --ray ADDRESS")
+        options = ServerOptions(
+            host=values["host"],
+            port=values["port"],
+            max_connections=values["max_connections"],
+            drain_timeout_s=values["drain_timeout"],
+            allowed_hosts=allowed_hosts(values["allowed_hosts"]),
+            cors_origins=("*",),  # the servers check pages and keys
+            tls_cert=values["tls_cert"],
+            tls_key=values["tls_key"],
+        )
+        set_up(LogFormat(values["log_format"]), LogLevel.INFO)
+        serving = _front()
+        with contextlib.closing(serving.listen(options)) as listener:
+            if ray is None:
+                sys.exit(_serve(serving, listener, listed(urls), route_by, options))
+            placing = _ray()
+            with placing.cluster(ray):
+                sys.exit(_serve(serving, listener, _members(placing), route_by, options))
+
+
+@main.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+@_GPUS
+@_TARGET
+@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+def update(engine: Path, gpus: float | None, target: float | None, ray: str) -> None:
+    """Replaces the engine by the folder ENGINE, replica after replica, while requests run.
+
+    Where the new one does not start, the old one is placed again.
+    """
+    with command(NAME):
+        from spark_engine.runtime.replicas.plan import moved
+
+        folder = engine.resolve()
+        manifest = read_manifest(folder)
+        _change(ray, lambda plan: moved(plan, str(folder), manifest, gpus=gpus, target=target))
+
+
+@main.command()
+@click.argument("replicas", metavar="N|MIN-MAX")
+@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+def scale(replicas: str, ray: str) -> None:
+    """Changes how many replicas there are."""
+    with command(NAME):
+        from spark_engine.runtime.replicas.plan import counts
+
+        least, most = counts(replicas)
+        _change(ray, lambda plan: replace(plan, least=least, most=most))
+
+
+@main.command()
+@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+def remove(ray: str) -> None:
+    """Ends the replicas whose `run` has ended, after their requests."""
+    with command(NAME):
+        placing = _ray()
+        with placing.cluster(ray):
+            placing.remove()
+
+
+@main.command()
+@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+def status(ray: str) -> None:
+    """Prints the replicas and their state as JSON."""
+    with command(NAME):
+        placing = _ray()
+        with placing.cluster(ray):
+            plan = placing.placed()
+            row = {"engine": plan.folder, "least": plan.least, "most": plan.most}
+            row |= {"gpus": plan.gpus, "target": plan.target}
+            row |= {"states": placing.states(), "replicas": dict(placing.named()[0])}
+            click.echo(json.dumps(row, indent=1))
+        sys.exit(OK)
+
+
+def _absolute(path: str | None) -> str | None:
+    """The absolute path: a replica's process has another working directory."""
+    return path and str(Path(path).absolute())
+
+
+def _change(address: str, edit: Callable[[Any], Any]) -> None:
+    placing = _ray()
+    with placing.cluster(address):
+        placing.change(edit)
+        click.echo(json.dumps(placing.states()))
+
+
+def _server_options(values: dict[str, Any]) -> ServerOptions:
+    return server_options({row.name: row.default for row in OPTIONS} | values)
+
+
+def _front() -> ModuleType:
+    """The module with Ray Serve, an extra."""
+    try:
+        from spark_engine.runtime.replicas import front_process as serving
+    except ModuleNotFoundError as error:
+        raise _missing(error, "aiohttp") from None
+    return serving
+
+
+def _serve(
+    serving: ModuleType, listener: socket, members: Any, by: str, options: ServerOptions
+) -> int:
+    from spark_engine.runtime.replicas.routing import Policy
+
+    return int(asyncio.run(serving.serve(listener, members, Policy(by), options)))
+
+
+def _members(placing: ModuleType) -> Any:
+    from spark_engine.runtime.replicas.directory import Members
+
+    return Members(placing.named)
+
+
+def _ray() -> ModuleType:
+    try:
+        from spark_engine.runtime.replicas import ray_serve
+    except ModuleNotFoundError as error:
+        raise _missing(error, "ray") from None
+    return ray_serve
+
+
+def _missing(error: ModuleNotFoundError, library: str) -> Exception:
+    if (error.name or "").partition(".")[0] not in (library, "aiohttp"):
+        return error
+    return OptionError(f"{error.name} is not installed: {extra('ray')}")
+
+
+def _embedded() -> Path:
+    from spark_engine.runtime.cli.spark_run import cache_folder
+
+    return embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
+
+
+if __name__ == "__main__":
+    main()

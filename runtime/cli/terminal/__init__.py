@@ -1,0 +1,1 @@
+"""Requests without a server: one answer, or a chat on the terminal."""

@@ -1,0 +1,160 @@
+"""A chat on the terminal: read a line, run a command or answer, again.
+
+Knows this loop and Ctrl-C. `session` has the engine, `input` reads the keyboard, `screen` shows the
+answer.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from spark_engine.errors import UserError
+from spark_engine.runtime.cli.terminal import commands as terminal_commands
+from spark_engine.runtime.cli.terminal.commands import MARK, Next
+from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.screen import Screen
+from spark_engine.runtime.cli.terminal.session import Answer, Session
+from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.text.reply_parts import Delta, Kind
+
+WELCOME = "{model}, up to {context:,} tokens. /help lists the commands, Ctrl-D leaves."
+
+
+class SecondInterrupt(KeyboardInterrupt):
+    """A second Ctrl-C while the first stops an answer: ends the program."""
+
+
+class Keyboard(Protocol):
+    """Reads typed lines."""
+
+    def read(self) -> str | None:
+        """A line; None at the end. Raises KeyboardInterrupt for a line that was dropped."""
+
+
+class TerminalChat:
+    """One chat over an open session."""
+
+    def __init__(
+        self, session: Session, conversation: Conversation, keyboard: Keyboard, screen: Screen
+    ) -> None:
+        self._session, self._conversation = session, conversation
+        self._keyboard, self._screen = keyboard, screen
+
+    def run(self) -> None:
+        """Until there are no more lines, or /exit. Raises InternalError when the engine fails."""
+        told = self._conversation
+        self._screen.note(WELCOME.format(model=told.model, context=told.context))
+        while True:
+            try:
+                line = self._keyboard.read()
+                if line is None or self._take(line) is Next.LEAVE:
+                    return
+            except SecondInterrupt:
+                raise
+            except KeyboardInterrupt:  # the line was dropped
+                continue
+
+    def _take(self, line: str) -> Next:
+        """Runs one line; returns what follows."""
+        if not line.strip():
+            return Next.ASK
+        try:
+            if line.startswith(MARK) and not line.startswith(2 * MARK):
+                said = terminal_commands.run(line, self._conversation)
+                if said.text:
+                    self._screen.note(said.text)
+                if said.next is Next.ANSWER:
+                    self._answer()
+                return said.next
+            self._say(line.removeprefix(MARK) if line.startswith(MARK) else line)
+        except UserError as error:
+            self._screen.error(str(error))
+        return Next.ASK
+
+    def _say(self, text: str) -> None:
+        """One message and its answer; removes a message that cannot be answered."""
+        self._conversation.ask(text)
+        try:
+            self._answer()
+        except UserError:
+            self._conversation.take_back_question()
+            raise
+
+    def _answer(self) -> None:
+        """Answers the last message."""
+        told = self._conversation
+        with _interrupts() as stopped:
+            prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
+            answer = self._session.start(prompt, Body(**told.settings), chat=True)
+            parts = self._show(answer, stopped)
+        told.reply(parts)
+        told.totals.add(answer)
+        told.used = len(answer.prompt) + len(answer.events)
+        self._screen.note(figures(answer))
+        if told.used >= told.context:
+            self._screen.note(f"the context of {told.context:,} tokens is full: /new begins again")
+
+    def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
+        """Streams the answer; returns its parts so far."""
+        parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
+
+        def take(deltas: list[Delta]) -> None:
+            for delta in deltas:
+                parts[delta.kind] += delta.text
+                show = (
+                    self._screen.thought if delta.kind is Kind.REASONING else self._screen.content
+                )
+                show(delta.text)
+
+        try:
+            for piece in self._session.pieces(answer, stopped):
+                take(parser.push(piece.text, piece.marks))
+            take(parser.flush())
+        finally:
+            self._screen.end()
+        return parts
+
+
+def figures(answer: Answer) -> str:
+    """One line on an answer that has ended."""
+    count = len(answer.events)
+    words = [f"{count} token{'' if count == 1 else 's'}"]
+    if answer.finish is FinishReason.CANCELLED:
+        words.append("stopped")
+    elif answer.finish is FinishReason.LENGTH:
+        words.append("cut at its limit")
+    if answer.rate is not None:
+        words.append(f"{answer.rate:.1f} tokens/s")
+    if count:
+        words.append(f"first in {answer.first_s:.2f} s")
+    words.append(f"{answer.cached:,} of {len(answer.prompt):,} prompt tokens cached")
+    if answer.drafts and answer.drafts[0]:
+        words.append("{1} of {0} drafts kept".format(*answer.drafts))
+    return f"[{', '.join(words)}]"
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C sets a flag, which is returned by a call; a second one raises
+    SecondInterrupt.
+
+    An engine's step is never interrupted.
+    """
+    asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise SecondInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

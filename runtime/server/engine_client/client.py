@@ -1,0 +1,311 @@
+"""`EngineClient`: sends the HTTP process's requests to the engine process and delivers events.
+
+Knows requests and their mailboxes, also while no engine process runs; knows no HTTP, no text and
+no process (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from spark_engine.errors import CapacityError
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client.ipc import (
+    Cancel,
+    EngineInfo,
+    Refused,
+    Stats,
+    StepReport,
+    Submit,
+    encode,
+)
+from spark_engine.runtime.server.engine_client.supervisor import EngineDied, Supervision, Supervisor
+
+__all__ = ["Answer", "Busy", "EngineClient", "EngineDied", "Mailbox", "Restarting", "TooSlow"]
+MEMORY_SHORT = "memory_short: the machine's memory is nearly used up, and new requests wait for it"
+SENDS = 2  # a request without a token so far is sent to at most two engine processes
+UNREAD = 4096  # rounds of a choice that may wait in its mailbox
+
+
+class Busy(CapacityError):
+    """The queue is full; come back later."""
+
+    code = "queue_full"
+
+
+class Restarting(Busy):
+    """The engine is being started again, and that took too long for this request."""
+
+    code = "engine_restarting"
+
+
+class MemoryShort(Busy):
+    """So little of the host's memory is left that no new request is taken."""
+
+    code = "memory_short"
+
+
+class TooSlow(CapacityError):
+    """The client reads too slowly: its request was cancelled."""
+
+
+class Begun(NamedTuple):
+    """The engine started or resumed a request at `at` (`time.monotonic`)."""
+
+    request_id: int
+    at: float
+
+
+# a request's events of one step, in their order, or what happened to it instead
+Answer = list[Event] | Begun | Busy | EngineDied | TooSlow
+Mailbox = asyncio.Queue[Answer]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended.
+
+    Attributes:
+        unread: answers that its mailbox may hold.
+        sends: how often it went to an engine process.
+        heard: a token of it was received.
+        cancelled: it was cancelled.
+        timer: runs while it waits for an engine process; None: an engine process has it.
+    """
+
+    request: Request
+    box: Mailbox
+    unread: int
+    sends: int = 0
+    heard: bool = False
+    cancelled: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class EngineClient:
+    """Requests to one engine. Its process may end and be restarted.
+
+    When it ends, a request with a token ends with EngineDied; the others are sent to the next
+    process, once, and so are requests that arrive before it runs. They wait for `how.wait_s` at
+    most and then end with Restarting. All methods run in one event loop. `command` starts the
+    process; the socket's address is appended. At most `max_queue` requests beyond the engine's
+    slots are accepted. `trace` records what is done here.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        max_queue: int = 256,
+        how: Supervision | None = None,
+        trace: NoTrace | None = None,
+    ) -> None:
+        self.trace = trace or NoTrace()
+        self.max_queue = max_queue
+        self._how = how or Supervision()
+        self._supervisor = Supervisor(command, self, self._how, self.trace)
+        self._open: dict[int, _Open] = {}
+        self._held = 0
+        self._next_id = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def sent(self) -> int:
+        """Those of them that an engine process has."""
+        return len(self._open) - self._held
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process."""
+        return self._supervisor.pid
+
+    @property
+    def died(self) -> asyncio.Event:
+        """Set when the engine has ended and will not be restarted."""
+        return self._supervisor.died
+
+    @property
+    def reason(self) -> str:
+        """Why the engine's process ended last; empty where it never did."""
+        return self._supervisor.reason
+
+    @property
+    def exit_code(self) -> int:
+        """The server's exit code when the engine is not restarted."""
+        return self._supervisor.exit_code
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was started again."""
+        return self._supervisor.restarts
+
+    @property
+    def stats(self) -> Stats:
+        """The engine's counters. All but `restarts` restart at 0 with its process."""
+        return msgspec.structs.replace(self._supervisor.stats, restarts=self.restarts)
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since the last sign that a step had ended; 0 while nothing is in flight."""
+        return self._supervisor.step_age if self._open else 0.0
+
+    def unhealthy_reason(self) -> str | None:
+        """Why the engine cannot be relied on now, or None."""
+        short = MEMORY_SHORT if self._supervisor.stats.memory_short else None
+        return self._supervisor.unhealthy_reason() or short
+
+    async def start(self) -> EngineInfo:
+        """Starts the process and waits until the engine is loaded.
+
+        Raises EngineError with the process's message when it cannot be loaded, CapacityError where
+        the next try may succeed, or EngineDied.
+        """
+        return await self._supervisor.start()
+
+    async def dump(self, words: str) -> Path | None:
+        """Writes a dump of both processes; its path, or None where it could not be written."""
+        return await self._supervisor.dump(words)
+
+    async def close(self) -> None:
+        """Ends the process. May be called twice."""
+        await self._supervisor.close()
+
+    def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+        """Sends checked requests; their events are put into `box` under the returned ids.
+
+        `slots` is the engine's max_seqs. Raises Busy when the queue is full or memory
+        is short, RequestError for one that is too large, EngineDied when the engine
+        has ended and is not restarted.
+        """
+        if self._supervisor.running and self._supervisor.stats.memory_short:
+            raise MemoryShort(f"{MEMORY_SHORT}; retry")
+        if self.died.is_set():
+            raise EngineDied(self._supervisor.words)
+        ahead = self.in_flight - slots
+        if ahead + len(requests) > self.max_queue:
+            raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
+        ids = list(range(self._next_id, self._next_id + len(requests)))
+        # if one cannot be encoded, none is sent
+        messages = [encode(Submit.of(number, r)) for number, r in zip(ids, requests, strict=True)]
+        self._next_id += len(requests)
+        for number, request, message in zip(ids, requests, messages, strict=True):
+            one = self._open[number] = _Open(request, box, UNREAD * len(requests))
+            if self._supervisor.running:
+                one.sends = 1
+                self._supervisor.send(message)
+            else:
+                self._hold(number, one)
+        return ids
+
+    def cancel(self, number: int) -> None:
+        """Cancels a request; its last event still arrives. Unknown ids are ignored."""
+        if (one := self._open.get(number)) is None:
+            return
+        one.cancelled = True
+        if one.timer is not None:
+            self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
+        else:
+            self._supervisor.send(encode(Cancel(number)))
+
+    def cancel_all(self) -> None:
+        """Cancels everything in flight."""
+        for number in list(self._open):
+            self.cancel(number)
+
+    def on_engine_ready(self) -> None:
+        """A process accepts requests: sends those that waited for it, in order."""
+        for number in sorted(self._open):
+            one = self._open[number]
+            if one.timer is not None:
+                self._release(one)
+                one.sends += 1
+                self._supervisor.send(encode(Submit.of(number, one.request)))
+
+    def on_engine_lost(self, words: str, for_good: bool) -> None:
+        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
+        for number, one in list(self._open.items()):
+            if one.cancelled:
+                self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
+            elif for_good or one.heard or one.sends >= SENDS:
+                self._deliver(number, EngineDied(words), last=True)
+            elif one.timer is None:
+                self._hold(number, one)
+
+    def on_step(self, report: StepReport) -> None:
+        """Each request's events of a step, together."""
+        for number, at in report.begun:
+            if (one := self._open.get(number)) is not None:
+                one.box.put_nowait(Begun(number, at))
+        rounds: dict[int, list[Event]] = {}
+        for event in report.events:
+            rounds.setdefault(event.request_id, []).append(event)
+        for number, events in rounds.items():
+            self._deliver(number, events, last=events[-1].finish is not None)
+
+    def on_refused(self, report: Refused) -> None:
+        """The engine's own queue is full."""
+        self._deliver(report.id, Busy(report.message), last=True)
+
+    def describe(self) -> object:
+        """For a dump: no text and no token."""
+        rows = [
+            {
+                "id": number,
+                "prompt_tokens": len(one.request.prompt),
+                "sends": one.sends,
+                "heard": one.heard,
+                "cancelled": one.cancelled,
+                "held": one.timer is not None,
+                "unread": one.box.qsize(),
+            }
+            for number, one in self._open.items()
+        ]
+        return {"in_flight": self.in_flight, "held": self._held, "requests": rows}
+
+    def _deliver(self, number: int, answer: Answer, last: bool) -> None:
+        one = self._open.get(number)
+        if one is None:
+            return
+        if last:
+            self._forget(number, one)
+        one.heard = True
+        one.box.put_nowait(answer)
+        if one.box.qsize() >= one.unread and not last:
+            self._give_up(one.box)
+
+    def _give_up(self, box: Mailbox) -> None:
+        """The mailbox is not read: cancels its requests and keeps its contents."""
+        for number, one in [item for item in self._open.items() if item[1].box is box]:
+            self.cancel(number)
+            self._forget(number, one)
+        words = f"{box.qsize()} parts of the answer were not read; read faster, or ask for less"
+        box.put_nowait(TooSlow(words))
+
+    def _hold(self, number: int, one: _Open) -> None:
+        loop = asyncio.get_running_loop()
+        one.timer = loop.call_later(self._how.wait_s, self._on_long_wait, number)
+        self._held += 1
+
+    def _release(self, one: _Open) -> None:
+        if one.timer is not None:
+            one.timer.cancel()
+            one.timer = None
+            self._held -= 1
+
+    def _forget(self, number: int, one: _Open) -> None:
+        self._release(one)
+        self._open.pop(number, None)
+
+    def _on_long_wait(self, number: int) -> None:
+        words = f"the engine stopped, and has been starting again for {self._how.wait_s:g} s"
+        self._deliver(number, Restarting(f"{words}; retry"), last=True)

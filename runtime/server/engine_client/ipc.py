@@ -1,0 +1,196 @@
+"""The messages between the HTTP process and the engine process.
+
+MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
+the requests; the engine uses these numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """Run a checked request under the id `id`; ids increase. `prompt` is i32 bytes: decoding ids
+    one by one would take longer than all other work before a first token's launch."""
+
+    id: int
+    prompt: bytes
+    params: SamplingParams
+    priority: int
+    marks: tuple[int, ...]
+    constraint: ConstraintSpec | None
+    owner: str = ""
+    salt: bytes = b""
+
+    @classmethod
+    def of(cls, number: int, request: Request) -> Submit:
+        """The message that sends it. Raises RequestError for one that is too large to be sent."""
+        request.check_sizes()
+        more = request.params, request.priority, request.marks, request.constraint
+        return cls(number, request.packed, *more, request.owner, request.salt)
+
+    @property
+    def request(self) -> Request:
+        """What was sent."""
+        prompt = array("i", self.prompt)
+        more = self.constraint, self.owner, self.salt
+        return Request(prompt, self.params, self.priority, self.marks, *more)
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """End the request; unknown ids are ignored, since it may have ended by itself."""
+
+    id: int
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Answer with a StepReport, with or without events."""
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """The engine's counters since its start; the first five and those with `now` are current."""
+
+    running: int = 0
+    waiting: int = 0  # swapped ones among them
+    swapped: int = 0
+    kv_usage: float = 0.0  # share of the KV pages that are taken, 0…1
+    free_slots: int = 0
+    preemptions: int = 0
+    steps: int = 0  # rises with every step: what the watchdog looks at
+    buckets: dict[str, int] = {}  # launches per bucket, e.g. {"decode_b4": 17}
+    padded_rows: int = 0  # rows launched without a sequence
+    errors: int = 0  # requests ended because their logits were not finite
+    drafts_by_position: list[int] = []  # how often the draft at each position was verified
+    accepted_by_position: list[int] = []  # and kept
+    rounds_by_k: dict[int, int] = {}  # rounds launched, by drafts a row
+    prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    prefix_hits: int = 0  # and found: not computed
+    prefix_lost_for_state: int = 0  # whose pages were found, but no state to resume from
+    snapshots: int = 0  # states that the cache holds now
+    snapshot_rows: int = 0  # and could hold
+    cache_bytes: int = 0  # that it holds now, pages and states
+    cache_budget: int = 0  # and may hold; 0: there is no cache
+    evicted_pages: int = 0
+    evicted_snapshots: int = 0
+    restarts: int = 0  # of the engine process; the HTTP process knows
+    memory_short: bool = False  # the host's memory: no new request is accepted
+
+    @property
+    def draft_rounds(self) -> int:
+        """Rounds of one sequence that verified a draft."""
+        return self.drafts_by_position[0] if self.drafts_by_position else 0
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Mean of those rounds; None before the first."""
+        rounds = self.draft_rounds
+        return 1 + sum(self.accepted_by_position) / rounds if rounds else None
+
+
+CACHE = (  # counters of the prefix cache, which the engine and `Stats` name alike
+    *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
+    *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots"),
+)
+
+
+def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
+    """`Engine.stats()` as a message."""
+    return Stats(
+        running=row["running"],
+        waiting=row["waiting"] + row["swapped"],
+        swapped=row["swapped"],
+        kv_usage=1 - row["free_pages"] / row["pages"],
+        free_slots=row["free_slots"],
+        preemptions=row["preempted_swap"] + row["preempted_recompute"],
+        steps=row["steps"],
+        buckets=row["buckets"],
+        padded_rows=row["padded_rows"],
+        errors=row["errors"],
+        drafts_by_position=list(row["drafts_by_position"]),
+        accepted_by_position=list(row["accepted_by_position"]),
+        rounds_by_k=dict(row["rounds_by_k"]),
+        memory_short=memory_short,
+        **{name: row[name] for name in CACHE},
+    )
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the HTTP process knows of an engine. `generation` is generation_config.json.
+
+    Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
+    recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
+    """
+
+    name: str
+    limits: Limits
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any] = {}
+    cache_bytes: int = 0
+    snapshots: int = 0
+    build: str = ""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine is loaded."""
+
+    info: EngineInfo
+
+
+class StepReport(msgspec.Struct, tag=True, frozen=True):
+    """The events of one step, and the counters after it.
+
+    `begun`: requests that got a slot, first or again, and when (`time.monotonic`).
+    """
+
+    events: list[Event]
+    stats: Stats
+    begun: list[tuple[int, float]] = []
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """The engine's queue is full; the request may be sent again later."""
+
+    id: int
+    message: str
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The engine process is about to exit. `user`: something outside the program is wrong;
+    `passing`: it may be right later, such as memory that another process still holds."""
+
+    message: str
+    user: bool
+    passing: bool = False
+
+
+Command = Submit | Cancel | Ping
+Report = Ready | StepReport | Refused | Failed
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
+_COMMANDS = msgspec.msgpack.Decoder(Command)
+_REPORTS = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """Bytes of one message."""
+    return _ENCODER.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    """The inverse of `encode` in the engine process."""
+    command: Command = _COMMANDS.decode(data)
+    return command
+
+
+def decode_report(data: bytes) -> Report:
+    """The inverse of `encode` in the HTTP process."""
+    report: Report = _REPORTS.decode(data)
+    return report

@@ -1,0 +1,280 @@
+"""The engine process: receives requests from a socket, steps the engine, sends its events.
+
+Knows the engine's loop; knows no HTTP and no text. It ends when its standard input closes, which
+means that its parent has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from spark_engine.command import BUG, USER
+from spark_engine.engine_file import TOKENIZER, has_text
+from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
+from spark_engine.progress import Progress
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
+from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, BlackBox
+from spark_engine.runtime.server.engine_client.engine_folder import read_info
+from spark_engine.runtime.server.engine_client.heap import trimmed_heap
+from spark_engine.runtime.server.engine_client.ipc import (
+    Cancel,
+    EngineInfo,
+    Failed,
+    Ready,
+    Refused,
+    Report,
+    StepReport,
+    Submit,
+    decode_command,
+    encode,
+    summarise,
+)
+from spark_engine.runtime.server.engine_client.memory_watch import MemoryWatch, watch_memory
+from spark_engine.runtime.structured.matcher import Grammars
+
+LINGER_MS = 1000  # for the last message at exit
+TAKE_S = 0.002  # of reading requests between two steps; one of 16,000 tokens takes 0.2 ms
+
+
+class Steppable(Protocol):
+    """What the loop needs of an engine; `runtime/engine/engine.py` is one. One thread owns it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` has nothing to do."""
+        ...
+
+    def add(self, request_id: int, request: Request) -> None:
+        """Queues a request that was checked. Raises CapacityError."""
+        ...
+
+    def cancel(self, request_id: int) -> bool:
+        """Ends the request, if it still runs; its last event is one of the next step's."""
+        ...
+
+    def step(self) -> Sequence[Event]:
+        """One iteration of the loop."""
+        ...
+
+    @property
+    def begun(self) -> Sequence[tuple[int, float]]:
+        """Requests that got a slot in the last step, and when (`time.monotonic`)."""
+        ...
+
+    def check(self) -> float | None:
+        """Raises the error that ended another rank. Returns the seconds until the next check; None
+        without other ranks."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """The counters by name."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Its state for a dump; called by another thread, at any time."""
+        ...
+
+    def save_memory(self, short: bool) -> None:
+        """The host's memory is short from now on, or is no longer."""
+        ...
+
+
+Opened = tuple[EngineInfo, Steppable]
+
+
+class Replaced(EngineError):
+    """The folder was rebuilt while it was being loaded: the next start finds it complete."""
+
+
+class Worker:
+    """The loop between one socket and one engine."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        info: EngineInfo,
+        engine: Steppable,
+        watch: MemoryWatch | None = None,
+    ) -> None:
+        """`watch` says whether the host's memory is short; None: it is not watched."""
+        self._socket = socket
+        self._info = info
+        self._engine = engine
+        self._watch = watch
+        self._short = False
+
+    def run(self) -> None:
+        """Drain, step, send; sleeps in the poll while there is nothing to step."""
+        self._report(())  # the first counters are sent before the server reports that it is ready
+        self._send(Ready(self._info))
+        while True:
+            asked = self._drain()
+            if self._watch is not None and self._watch.short != self._short:
+                self._short = self._watch.short
+                self._engine.save_memory(self._short)
+            events: Sequence[Event] = ()
+            begun: Sequence[tuple[int, float]] = ()
+            if not self._engine.idle:
+                events, begun = self._engine.step(), self._engine.begun
+            if events or begun or asked:
+                self._report(events, begun)
+
+    def _report(self, events: Sequence[Event], begun: Sequence[tuple[int, float]] = ()) -> None:
+        stats = summarise(self._engine.stats(), self._short)
+        self._send(StepReport(list(events), stats, list(begun)))
+
+    def _drain(self) -> bool:
+        """Handles the waiting commands, for TAKE_S at most while requests run: a burst of long
+        prompts is read over several steps. Returns whether there was a command."""
+        asked = False
+        again, end = self._engine.check(), math.inf
+        timeout = 0 if not self._engine.idle else None if again is None else int(1000 * again)
+        if not self._engine.idle:
+            end = time.monotonic() + TAKE_S
+        while self._socket.poll(timeout):
+            self._handle(self._socket.recv())
+            asked, timeout = True, 0
+            if time.monotonic() > end:
+                break
+        return asked
+
+    def _handle(self, data: bytes) -> None:
+        command = decode_command(data)
+        if isinstance(command, Submit):
+            try:
+                self._engine.add(command.id, command.request)
+            except (CapacityError, RequestError) as error:
+                self._send(Refused(command.id, str(error)))
+        elif isinstance(command, Cancel):
+            self._engine.cancel(command.id)
+
+    def _send(self, report: Report) -> None:
+        self._socket.send(encode(report))
+
+
+def serve(
+    address: str, open_engine: Callable[[], Opened], save: Callable[[], None] = lambda: None
+) -> int:
+    """Runs the process until its parent ends or the engine fails; returns the exit code.
+
+    `address` is `ipc://` and a path in a folder for it alone; `save` is called at the end.
+    """
+    path = Path(address.removeprefix("ipc://"))
+    box = BlackBox(path.parent)
+    box.open()
+    _leave_with_the_parent(path, save, box)
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)  # the HTTP process bounds what is in flight
+    socket.linger = LINGER_MS
+    socket.connect(address)
+    try:
+        opened = open_engine()
+        box.describe = opened[1].state
+        gc.collect()
+        gc.freeze()  # what was loaded is permanent: a collection in a step need not scan it
+        with trimmed_heap():
+            Worker(socket, *opened, watch_memory()).run()
+    except Exception as error:
+        user = isinstance(error, UserError)
+        if not user:
+            with contextlib.suppress(OSError):  # a full disk must not suppress the last message
+                traceback.print_exc()
+            box.write_error(error)
+        passing = isinstance(error, CapacityError | Replaced)
+        socket.send(encode(Failed(describe_error(error), user, passing)))
+        return USER if user else BUG
+    finally:
+        socket.close()
+        context.term()
+        save()
+    return 0
+
+
+def describe_error(error: Exception) -> str:
+    """The message for clients: a user's error as it is, any other after its class."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
+    """Ignores signals to the process group: the parent handles them, drains, then ends us."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_watch_parent, args=(path, save, box), daemon=True).start()
+
+
+def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
+    # a thread, because the loop may be in a long step when the parent sends, or ends
+    with contextlib.suppress(OSError):
+        while asked := os.read(0, 64):
+            if ASK in asked:
+                box.write()
+    with contextlib.suppress(OSError):  # a parent that was killed did not remove its folder
+        for left in (path, path.parent / STACKS, path.parent / STATE):
+            left.unlink(missing_ok=True)
+        path.parent.rmdir()
+    with contextlib.suppress(Exception):
+        save()
+    os._exit(0)
+
+
+def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
+    """The real engine. Raises EngineError or CapacityError."""
+    info = read_info(folder)
+    if has_text(folder):  # grammars are loaded in parallel with the engine
+        grammars = Grammars.of(folder / TOKENIZER, info.limits.vocab, info.eos_token_ids)
+        grammars.begin()
+        options = replace(options, grammars=grammars)
+    try:
+        with Progress(sys.stderr) as shown:
+            engine = Engine.open(folder, options, shown, trace)
+    except EngineError as error:
+        if replaced := _replaced(folder, info.build):
+            raise replaced from error
+        raise
+    if replaced := _replaced(folder, info.build):
+        engine.close()
+        raise replaced
+    sizes = engine.scheduler.sizes
+    cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    return msgspec.structs.replace(info, **cache), engine
+
+
+def _replaced(folder: Path, build: str) -> Replaced | None:
+    """The error to raise if the folder's engine has changed."""
+    with contextlib.suppress(EngineError, OSError):
+        if read_info(folder).build == build:
+            return None
+    return Replaced(f"{folder} was built again, or moved, while it was being loaded: start again")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m spark_engine.runtime.server.engine_client.worker ENGINE OPTIONS ADDRESS`.
+
+    OPTIONS are the EngineOptions as JSON.
+    """
+    folder, given, address = sys.argv[1:] if arguments is None else arguments
+    options = msgspec.json.decode(given, type=EngineOptions)
+    trace = trace_of(options.profile, ENGINE, first=False)  # the HTTP process is
+    return serve(address, lambda: open_engine(Path(folder), options, trace), trace.save)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

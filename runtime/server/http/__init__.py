@@ -1,0 +1,1 @@
+"""HTTP: connections, TLS, framing, bodies, routes and the ASGI application."""

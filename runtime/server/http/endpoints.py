@@ -1,0 +1,185 @@
+"""Handles one HTTP request: its body, the response whole or as events, a client that disconnects.
+
+Knows HTTP. Knows no API: `routes.py` passes the function that starts an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Receive, Scope, Send
+
+from spark_engine.runtime.server.api.answers import Json, Reply
+from spark_engine.runtime.server.http.bodies import Bodies, Body
+from spark_engine.runtime.server.http.sliced import SLICE, SlicedJson
+from spark_engine.runtime.server.operation.http_request import note_problem
+from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
+from spark_engine.runtime.server.replies.errors import LEFT, Draining, error_response
+from spark_engine.runtime.server.service.service import Service
+
+Start = Callable[[Service, Blobs], Awaitable[Reply]]
+
+
+class Endpoints:
+    """The endpoints over one service; `max_body` in bytes. `draining` refuses new work;
+    `metrics_by_key`: /metrics names keys, and so needs one."""
+
+    def __init__(
+        self, service: Service, max_body: int | None = None, metrics_by_key: bool = False
+    ) -> None:
+        self.service, self.metrics_by_key = service, metrics_by_key
+        self.report: Json = {}  # the engine's: `page/report.py`
+        self._bodies = Bodies(max_body)
+        self.draining = False
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return self.service.open
+
+    def health(self) -> Response:
+        """200 only while new work would be answered; else 503 with the reason."""
+        reason = "the server is draining" if self.draining else self.service.unhealthy_reason()
+        if reason is None:
+            return json_response({"status": "ok"})
+        return json_response({"status": "unhealthy", "reason": reason}, 503)
+
+    def ready(self) -> Response:
+        """200 only while a new request would be accepted at once: the queue is not full either."""
+        service = self.service
+        room = service.info.limits.max_seqs + service.client.max_queue
+        if service.open >= room:
+            words = f"{service.open} requests run or wait; there is room for {room}"
+            return json_response({"status": "unready", "reason": words}, 503)
+        return self.health()
+
+    def load(self) -> Response:
+        """How many requests run or wait."""
+        stats = self.service.client.stats
+        counts = {"running": stats.running, "waiting": stats.waiting}
+        return json_response({"server_load": self.service.open, **counts})
+
+    def metrics(self) -> Response:
+        """Prometheus' text format."""
+        text = self.service.metrics.render(self.metrics_by_key)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def generate(self, request: Request, start: Start) -> Response:
+        """Runs one request: a stream of events or one JSON object.
+
+        A stream's status is sent with its first event: a failure before it is an error response.
+        """
+        self._refuse_while_draining()
+        body = await self._bodies.take(request)
+        try:
+            return await self._unless_gone(request, self._answer(body, start))
+        finally:
+            body.drop()
+
+    async def compute(self, request: Request, kind: JobKind) -> Response:
+        """Runs one request that needs no engine."""
+        self._refuse_while_draining()
+        body = await self._bodies.take(request)
+        try:
+            return await self._unless_gone(request, self._computed(body, kind))
+        finally:
+            body.drop()
+
+    def _refuse_while_draining(self) -> None:
+        if self.draining:
+            raise Draining("the server is draining; send the request elsewhere")
+
+    async def _computed(self, body: Body, kind: JobKind) -> Response:
+        answer = await self.service.compute(kind, body.parts)
+        return SlicedJson([answer])
+
+    async def _answer(self, body: Body, start: Start) -> Response:
+        """The answer, or its start. When it is cancelled, its request is closed."""
+        reply = await start(self.service, body.parts)
+        try:
+            body.drop()
+            if not reply.stream:
+                return json_response(await reply.whole())
+            events = reply.events()
+            first = await anext(events)
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            sent = self._events(reply, first, events)
+            return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
+        except BaseException:
+            reply.close()
+            raise
+        finally:
+            if not reply.stream:
+                reply.close()
+
+    async def _events(
+        self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        trace = self.service.client.trace
+        try:
+            yield first
+            async for event in events:
+                start = trace.now()
+                yield event
+                trace.span("loop", "send", start)
+        except Exception as problem:  # the status was sent: the error is sent in the stream
+            status, answer = error_response(problem)
+            note_problem(answer["error"])
+            yield reply.last_words(status, answer)
+        finally:
+            reply.close()
+
+    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+        """The result of `work`, which is cancelled if the client disconnects."""
+        answer = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
+        taken = False
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            taken = answer.done()
+            return answer.result() if taken else Response(status_code=LEFT)
+        finally:
+            for task in (answer, gone):
+                task.cancel()
+            (late, _) = await asyncio.gather(answer, gone, return_exceptions=True)
+            if not taken and isinstance(late, _Stream):
+                late.close()
+
+
+class _Stream(StreamingResponse):
+    """The events of `reply`, which is closed at the end: if the client disconnects before the first
+    event, their iterator is never started and cannot close it."""
+
+    def __init__(self, reply: Reply, events: AsyncIterator[bytes], **given: Any) -> None:
+        super().__init__(events, **given)
+        self._reply = reply
+
+    def close(self) -> None:
+        """Closes a reply that is not sent."""
+        self._reply.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._reply.close()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(value: Json, status: int = 200) -> Response:
+    """One JSON object."""
+    data = msgspec.json.encode(value)
+    if len(data) > SLICE:
+        return SlicedJson([data], status)
+    return Response(data, status, media_type="application/json")

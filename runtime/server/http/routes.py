@@ -1,0 +1,157 @@
+"""The table of all paths that are served; a 404 lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import Request, Response
+from starlette.responses import RedirectResponse
+from starlette.routing import compile_path
+
+from spark_engine.runtime.server.api.answers import Part
+from spark_engine.runtime.server.api.chat import ChatBody
+from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
+from spark_engine.runtime.server.api.responses import ResponsesBody
+from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
+from spark_engine.runtime.server.http.endpoints import Endpoints, Start, json_response
+from spark_engine.runtime.server.http.openapi import document
+from spark_engine.runtime.server.http.sliced import SlicedJson
+from spark_engine.runtime.server.operation.release import release
+from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
+from spark_engine.runtime.server.page.live import live
+from spark_engine.runtime.server.prompts.contract import JobKind
+from spark_engine.runtime.server.replies import chat, completions, messages, models, responses
+from spark_engine.runtime.server.service.service import Service
+
+Run = Callable[[Endpoints, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path. `words`: its purpose. `body`: its request body. `open`: it needs no key.
+    `counts`: it counts for a key's requests a minute."""
+
+    method: str
+    path: str
+    run: Run
+    words: str
+    body: type[msgspec.Struct] | None = None
+    open: bool = False
+    counts: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may run for long, so that all limits of a key apply."""
+        return self.body is not None
+
+    def takes(self, path: str) -> bool:
+        """Whether it is for this path, whatever the method."""
+        return compile_path(self.path)[0].match(path) is not None
+
+
+def _generates(start: Start) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return await endpoints.generate(request, start)
+
+    return run
+
+
+def _computes(kind: JobKind) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return await endpoints.compute(request, kind)
+
+    return run
+
+
+def _shows(show: Callable[[Endpoints], Response]) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return show(endpoints)
+
+    return run
+
+
+def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
+    """An operation on one stored response, with JSON as its result."""
+
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        found = work(endpoints.service, request.path_params["id"], request.query_params)
+        return SlicedJson(found)
+
+    return run
+
+
+async def _model(endpoints: Endpoints, request: Request) -> Response:
+    if not (name := request.path_params["name"].rstrip("/")):
+        return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
+    return json_response(models.model(endpoints.service, name))
+
+
+def _models(endpoints: Endpoints) -> Response:
+    return json_response(models.models(endpoints.service))
+
+
+def _document(_: Endpoints) -> Response:
+    return json_response(document(ROUTES))
+
+
+def _report(endpoints: Endpoints) -> Response:
+    return json_response(endpoints.report)
+
+
+def _version(_: Endpoints) -> Response:
+    return json_response(dict(release()))
+
+
+def _live(endpoints: Endpoints) -> Response:
+    service = endpoints.service
+    return json_response(live(service.metrics, service.client.stats, service.info.limits.drafts))
+
+
+def page_routes() -> tuple[Route, ...]:
+    """The page's routes; its files are read now. They need no key: they contain nothing of the
+    engine."""
+    bundle = read_bundle()
+
+    async def run(_: Endpoints, request: Request) -> Response:
+        name = request.path_params.get("name", INDEX)
+        return bundle.response(name, request.headers.get("if-none-match", ""))
+
+    return (
+        Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
+        Route("GET", LIVE, _shows(_live), "what the page's plots are drawn from", open=True),
+        Route("GET", "/page/{name}", run, "the page's files", open=True),
+    )
+
+
+_MESSAGES, _COUNT = _generates(messages.start), _computes(JobKind.COUNT)
+_CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
+_RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
+_TOKENIZE, _DETOKENIZE = _computes(JobKind.TOKENIZE), _computes(JobKind.DETOKENIZE)
+METRICS, LIVE = "/metrics", "/page/live"
+_HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
+    Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
+    Route("GET", _ONE, _kept(responses.find), "an answer that is kept", counts=True),
+    Route("DELETE", _ONE, _kept(responses.delete), "forgets one", counts=True),
+    Route("POST", _ONE + "/cancel", _kept(responses.cancel), "ends one that runs", counts=True),
+    Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers", counts=True),
+    Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
+    Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
+    Route("GET", "/v1/models", _shows(_models), "the models that are served"),
+    Route("GET", "/v1/models/{name:path}", _model, "one of them"),
+    Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
+    Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
+    Route("GET", "/health", _HEALTH, "200 while new work would be answered", open=True),
+    Route("GET", "/ping", _HEALTH, "the same", open=True),
+    Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
+    Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
+    Route("GET", METRICS, _METRICS, "counters for Prometheus", open=True),
+    Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
+    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
+    Route("GET", "/version", _shows(_version), "the server's version", open=True),
+)

@@ -1,0 +1,1 @@
+"""The server process: options, start, signals, drain and exit."""

@@ -1,0 +1,367 @@
+"""The server process: starts the engine process, serves HTTP, drains, and returns its exit code.
+
+Knows processes, signals and deadlines; the endpoints are in `runtime/server/http/app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from spark_engine.errors import EngineError, OptionError
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.server.engine_client.client import EngineClient
+from spark_engine.runtime.server.engine_client.engine_folder import (
+    check_cache,
+    check_drafts,
+    find_manifest,
+    read_info,
+    spell_cache,
+    spell_drafts,
+    unmet,
+    watchdog_for,
+)
+from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
+from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.http.app import create_app
+from spark_engine.runtime.server.http.bodies import MAX_BODY
+from spark_engine.runtime.server.http.connections import (
+    Connection,
+    Connections,
+    raise_descriptor_limit,
+    room_for_connections,
+)
+from spark_engine.runtime.server.http.endpoints import Endpoints
+from spark_engine.runtime.server.http.guard import guard_of, is_loopback
+from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.operation.keys import Keyring
+from spark_engine.runtime.server.operation.log_limit import limited_log
+from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
+from spark_engine.runtime.server.operation.telemetry import check_endpoint
+from spark_engine.runtime.server.page.report import make_report
+from spark_engine.runtime.server.process import leaving
+from spark_engine.runtime.server.process.lifecycle import (
+    keep_loaded,
+    listeners,
+    on_hangup,
+    shorten,
+    show_keys,
+)
+from spark_engine.runtime.server.process.port import bind
+from spark_engine.runtime.server.prompts.contract import Setup
+from spark_engine.runtime.server.prompts.conversation import ChatOptions
+from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
+from spark_engine.runtime.server.service.service import Service
+
+BACKLOG = 2048  # connections that the kernel may queue
+KEEP_ALIVE_S = 75  # above usual idle times of clients' pools, which must not find them closed
+LEAVE_S = 30.0  # for the rest of the shutdown; then the process exits
+FORCE_S = 5.0  # between the last message to clients and closing their connections
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to serve. Times in seconds; `timeout_s` None: requests may take as long as they like.
+
+    Attributes:
+        names: the model's names in requests; empty: the engine's name.
+        max_queue: requests that may wait beyond those that run.
+        queue_timeout_s: what a request may wait until the engine starts it.
+        drain_timeout_s: time for requests in flight after SIGTERM; then they are cancelled.
+        watchdog_s: silence, or work without a step, after which the engine process is restarted;
+            0: never; None: the default of the engine's executor.
+        restarts: restarts within ten minutes, after which the server gives up.
+        restart_wait_s: how long a request may wait for a restart.
+        dumps: the folder for dumps of both processes; None: the system's temporary one.
+        grace_s: how long a server that has given up still answers, before it exits.
+        allow_priority: requests may set their priority, and so delay others.
+        max_connections: connections at a time; fewer where descriptors do not suffice.
+        read_timeout_s: the time for the head of a request, and then for its body.
+        api_keys: a file with more keys, each with its limits; reloaded on SIGHUP.
+        metrics_by_key: /metrics also counts by the names of keys, and needs a key.
+        max_model_len: tokens of a request; None: the engine's maximum.
+        max_body_mib: the largest body.
+        access_log: whether every request has a line in the log, except successful probes,
+            scrapes and the page's polling; `access_log_all`: those too.
+        traces: URL of an OpenTelemetry collector.
+        cors_origins: pages of these may use the server from a browser; `*`: of all.
+        allowed_hosts: names by which the server may be called; `*`: any. Empty: any if it has keys
+            or other machines reach it, else localhost or an address.
+        tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
+        tls_key: the certificate's key, in PEM form without a password.
+        page: serve the page at `/`.
+        chat: how conversations are read: formats of thoughts and calls, a thought's budget.
+        engine: how the engine is run; its queue is set from `max_queue`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    names: tuple[str, ...] = ()
+    max_queue: int = 256
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    drain_timeout_s: float = 30.0
+    watchdog_s: float | None = None
+    restarts: int = 5
+    restart_wait_s: float = 60.0
+    dumps: str | None = None
+    grace_s: float = 5.0
+    allow_priority: bool = False
+    max_connections: int = 2048
+    read_timeout_s: float = 30.0
+    api_keys: str | None = None
+    metrics_by_key: bool = False
+    max_model_len: int | None = None
+    max_body_mib: int = MAX_BODY >> 20
+    access_log: bool = False
+    access_log_all: bool = False
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: LogLevel = LogLevel.INFO
+    traces: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    page: bool = True
+    chat: ChatOptions = ChatOptions()
+    engine: EngineOptions = EngineOptions()
+
+
+def run(folder: Path, options: ServerOptions) -> int:
+    """Serves the engine in `folder` until a signal; returns the exit code.
+
+    Raises EngineError, CapacityError or OptionError when it cannot start.
+    """
+    info = read_info(folder)
+    check_drafts(options.engine.drafts, info.limits)
+    check_cache(options.engine.cache_bytes, folder)
+    check_tls(options.tls_cert, options.tls_key)
+    shorten(info, options.max_model_len)
+    if options.traces is not None:
+        check_endpoint(options.traces)
+    waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
+    command = worker_command(folder, replace(options.engine, max_waiting=waiting))
+    if options.watchdog_s is None:
+        options = replace(options, watchdog_s=watchdog_for(folder))
+    return leaving.run(serve(command, folder, options))
+
+
+def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
+    """The command of the engine process."""
+    # -P: `python -m` would search the current folder first, and a clone's root has a
+    # `spark_engine` without the other packages
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.server.engine_client.worker",
+        str(folder),
+        msgspec.json.encode(options).decode(),
+    )
+
+
+async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
+    """The same with another engine process: `command` gets the socket's address appended."""
+    return_large_buffers()
+    descriptors = raise_descriptor_limit()
+    tls = ServerTls.of(options.tls_cert, options.tls_key)
+    listener = bind(options.host, options.port)
+    keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
+    _warn_without_keys(keys, listener)
+    begun = find_manifest(folder)
+    pool = Pool(folder)
+    trace = trace_of(options.engine.profile, HTTP)
+    client = EngineClient(command, options.max_queue, _supervision(options), trace)
+    service: Service | None = None
+    stack = contextlib.ExitStack()
+
+    def show() -> None:
+        if service is not None:
+            show_keys(keys, service.metrics)
+
+    try:
+        stack.enter_context(limited_log())
+        stack.enter_context(trimmed_heap())
+        stack.enter_context(on_hangup(keys, tls, show))
+        await pool.begin()  # it loads in parallel with the engine
+        tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
+        info = shorten(await client.start(), options.max_model_len)
+        if begun is not None and info.build not in ("", begun.fingerprint.all):
+            raise EngineError(f"{folder} was built again while it was being loaded: start again")
+        names = options.names or (info.name,)
+        await pool.start(_setup(info, names, options))
+        times = options.timeout_s, options.queue_timeout_s
+        service = Service(client, info, tokenizer, pool, names, formats, *times)
+        endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
+        manifest = find_manifest(folder)
+        endpoints.report = make_report(info, manifest, options.chat)
+        for words in () if manifest is None else unmet(options.engine, info, manifest):
+            log.warning(words)
+        room = _most_connections(options, descriptors)
+        connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
+        drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
+        name = names[0] + spell_drafts(*drafts) + spell_cache(info)
+        logged = options.access_log, options.access_log_all
+        async with listeners(*logged, options.traces, names[0]) as told:
+            hosts, origins = options.allowed_hosts, options.cors_origins
+            guard = guard_of(hosts, options.host, listener, keys.locked, origins)
+            app = create_app(endpoints, keys, told, origins, options.page, guard)
+            config = _config(app, connections, options)
+            if tls is not None:
+                tls.serve_with(config, options.read_timeout_s)
+            server = _Server(config, endpoints, client, options, name)
+            show_keys(keys, service.metrics)
+            return await server.run_until_done(listener)
+    finally:
+        stack.close()
+        listener.close()
+        await pool.close()
+        await client.close()
+        trace.save()
+
+
+def _setup(info: EngineInfo, names: tuple[str, ...], options: ServerOptions) -> Setup:
+    most = info.limits.max_seqs + options.max_queue
+    return Setup(info, names, options.chat, options.allow_priority, most)
+
+
+def _supervision(options: ServerOptions) -> Supervision:
+    limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
+    dumps = None if options.dumps is None else Path(options.dumps)
+    if dumps is not None and not dumps.is_dir():
+        raise OptionError(f"--dumps is {dumps}, which is no folder; make it, or name another")
+    return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
+
+
+def _most_connections(options: ServerOptions, descriptors: int) -> int:
+    room = room_for_connections(descriptors)
+    if room < options.max_connections:
+        words = "at most %d connections: this process may open %d files (ulimit -n)"
+        log.warning(words, room, descriptors)
+    return min(room, options.max_connections)
+
+
+def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
+    # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it would
+    # otherwise try, and log, once for each place of the backlog. `_Server.startup` resets it.
+    return uvicorn.Config(
+        app,
+        http=cast(Any, partial(Connection, connections)),
+        ws="none",
+        backlog=1,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+
+
+def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
+    if not keys.locked and not is_loopback(listener):
+        words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
+        log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our shutdown: drain, then cancel, then close, and an exit code."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        endpoints: Endpoints,
+        client: EngineClient,
+        options: ServerOptions,
+        name: str,
+    ) -> None:
+        super().__init__(config)
+        self._name = name
+        self._endpoints = endpoints
+        self._client = client
+        self._options = options
+        self._stop_requested = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._signals = 0
+        self._code = 0
+        self._dumping: asyncio.Task[Path | None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, then the real backlog; logged once signals are handled too."""
+        keep_loaded()
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+            scheme = "https" if self.config.is_ssl else "http"
+            address = (scheme, *listener.getsockname()[:2])
+            log.info("serving %s on %s://%s:%d", self._name, *address)
+
+    async def run_until_done(self, listener: socket.socket) -> int:
+        """Serves; returns the exit code."""
+        tasks = [asyncio.create_task(t) for t in (self._drain(), self._on_engine_death())]
+        self._loop.add_signal_handler(signal.SIGUSR1, self._dump)
+        await self.serve([listener])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        log.info("stopped")
+        return self._code
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT. A second one does not wait for the drain."""
+        self._signals += 1
+        if self._signals == 1:
+            most = self._options.drain_timeout_s + FORCE_S + LEAVE_S
+            leaving.leave_later(most, lambda: self._code)
+        self._endpoints.draining = True
+        self._loop.call_soon_threadsafe(self._stop_requested.set)
+
+    async def _drain(self) -> None:
+        """The port stays open: probes and new work are answered with 503."""
+        await self._stop_requested.wait()
+        if (going := self._client.in_flight) and self._signals < 2:
+            words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
+            log.info(words, going, self._options.drain_timeout_s)
+        limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
+        while self._endpoints.open and self._loop.time() < limit and self._signals < 2:
+            await asyncio.sleep(0.05)
+        if self._client.in_flight:
+            log.warning("cancelling requests that run: %d", self._client.in_flight)
+            self._client.cancel_all()
+        self.should_exit = True
+        await self._force_exit_later()
+
+    async def _on_engine_death(self) -> None:
+        await self._client.died.wait()
+        log.error("the engine process died: %s", self._client.reason)
+        self._code = self._client.exit_code
+        await asyncio.sleep(self._options.grace_s)
+        self.should_exit = True
+        await self._force_exit_later()
+
+    def _dump(self) -> None:
+        """SIGUSR1: writes a dump of both processes to a file, and logs its path."""
+        self._dumping = asyncio.create_task(self._client.dump("asked for by SIGUSR1"))
+
+    async def _force_exit_later(self) -> None:
+        await asyncio.sleep(FORCE_S)
+        self.force_exit = True

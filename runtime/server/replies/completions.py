@@ -1,0 +1,107 @@
+"""Answers of /v1/completions in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.server.api.answers import (
+    FINISH,
+    Json,
+    Reply,
+    new_id,
+    prompt_logprobs,
+    token_text,
+)
+from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind
+from spark_engine.runtime.server.replies.choices import ChoicesReply
+from spark_engine.runtime.server.service.service import Service
+from spark_engine.runtime.text.text_stream import Piece, TextStream
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+ROWS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")  # of log-probabilities
+
+
+async def start(service: Service, data: Blobs) -> Reply:
+    """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
+    deadline = service.deadline()
+    found = await service.prepare(JobKind.COMPLETIONS, data, deadline)
+    tokenizer = service.tokenizer if found.asked.words else None
+    forms = [
+        CompletionFormat(found.asked, choice.prompt, echo, tokenizer, choice.stream)
+        for choice, echo in zip(found.choices, found.echoes, strict=True)
+    ]
+    running = service.submit(found, deadline)
+    return ChoicesReply(running, forms, "text_completion", new_id("cmpl"), service.names[0])
+
+
+class CompletionFormat:
+    """The JSON of one choice.
+
+    `prompt`: its token ids; `echo`: the text to put before the answer. `tokenizer` is for the texts
+    of log-probabilities; `stream` has the prompt's.
+    """
+
+    def __init__(
+        self,
+        body: Asked,
+        prompt: Sequence[int],
+        echo: str,
+        tokenizer: Tokenizer | None,
+        stream: TextStream,
+    ) -> None:
+        self._body = body
+        self._prompt = prompt
+        self._echo = echo
+        self._text = ""
+        self._tokenizer = tokenizer
+        self._stream = stream
+        self._offset = 0  # of the next token's text, in characters
+        self._rows: Json = {key: [] for key in ROWS}
+
+    def first(self) -> Json | None:
+        """The echo, if it was requested, with its log-probabilities."""
+        if not self._echo:
+            return None
+        self._text = self._echo
+        if self._body.logprobs is None:
+            return {"text": self._echo}
+        start = Event(0, self._prompt[0])  # the first token has no probability
+        return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
+
+    def push(self, piece: Piece) -> Json:
+        """`text` and the tokens' `logprobs`."""
+        self._text += piece.text
+        body: Json = {"text": piece.text}
+        if self._body.logprobs is not None and piece.tokens:
+            body["logprobs"] = self._chances(piece.tokens)
+        return body
+
+    def whole(self) -> Json:
+        """`text`, `logprobs` and `prompt_logprobs`, where they were requested."""
+        logprobs = None if self._body.logprobs is None else self._rows
+        body: Json = {"text": self._text, "logprobs": logprobs}
+        if self._body.prompt_logprobs is not None:
+            most = self._body.prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(self._stream.scored, most, self._tokenizer)
+        return body
+
+    def finish(self, reason: FinishReason) -> str:
+        """The engine's reason."""
+        return FINISH[reason]
+
+    def _chances(self, events: Iterable[Event]) -> Json:
+        """The rows of these tokens, which are added to all."""
+        rows: Json = {key: [] for key in ROWS}
+        for event in events:
+            text = token_text(event.token, self._tokenizer)
+            rows["tokens"].append(text)
+            rows["token_logprobs"].append(event.logprob)
+            best = event.top[: self._body.logprobs]
+            top = {token_text(i, self._tokenizer): value for i, value in best}
+            rows["top_logprobs"].append(None if event.logprob is None else top)
+            rows["text_offset"].append(self._offset)
+            self._offset += len(text)
+        for key in ROWS:
+            self._rows[key] += rows[key]
+        return rows

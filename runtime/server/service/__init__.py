@@ -1,0 +1,1 @@
+"""From a body to a running request: admission, deadlines, generation and stored responses."""

@@ -1,0 +1,344 @@
+"""From bodies to requests in the engine: the pool that reads bodies, the engine, deadlines.
+
+Knows no HTTP and no API's answers (`replies/`). Bodies are read in other processes (`prompts/`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from spark_engine.errors import InternalError, RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+from spark_engine.runtime.server.api.answers import Json, usage
+from spark_engine.runtime.server.api.common import fold_seed
+from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.operation.http_request import owner
+from spark_engine.runtime.server.operation.metrics import Metrics
+from spark_engine.runtime.server.prompts.contract import (
+    Asked,
+    Blobs,
+    Bounds,
+    Broken,
+    Done,
+    FormName,
+    JobKind,
+    Missing,
+    Prepared,
+    PreparedPrompt,
+    Refused,
+    Result,
+    TextPool,
+    TooCostly,
+)
+from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
+from spark_engine.runtime.server.service.deadline import Deadline
+from spark_engine.runtime.server.service.generation import Choice, Generation
+from spark_engine.runtime.server.service.sharing import salt_of
+from spark_engine.runtime.server.service.stored_responses import ResponseStore
+from spark_engine.runtime.text.reply_formats import Formats
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.text_stream import Piece, TextStream
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+Stored = Callable[[str], Sequence[Blobs]]  # items and answer of a stored response
+
+
+class ReadingFailed(InternalError):
+    """A bug of ours in reading a body."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A body that was read: its choices, the parser and the echo of each, and further results of
+    its worker (`more`)."""
+
+    asked: Asked
+    choices: tuple[Choice, ...]
+    parsers: tuple[ReplyParser, ...]
+    echoes: tuple[str, ...]
+    prompt_tokens: int
+    more: Sequence[bytes]
+
+    @property
+    def shown(self) -> bool:
+        """Thoughts are part of the answer."""
+        return self.asked.shown
+
+    @property
+    def thinking(self) -> bool:
+        """The prompt ends inside a thought."""
+        return self.asked.thinking
+
+
+@dataclass(frozen=True)
+class Running:
+    """One request in flight."""
+
+    generation: Generation
+    choices: tuple[Choice, ...]
+    body: Asked
+    prompt_tokens: int
+    drafting: bool  # the engine makes drafts
+
+    def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(index of the choice, what a round brought it). Raises as `Generation.pieces` does."""
+        return self.generation.pieces()
+
+    def close(self) -> None:
+        """Cancels what has not finished. May be called twice."""
+        self.generation.close()
+
+    def cancel(self) -> None:
+        """Cancels what has not finished; its last pieces are still delivered."""
+        self.generation.cancel()
+
+    @property
+    def usage(self) -> Json:
+        """Tokens so far, and drafts where the engine makes any.
+
+        A prompt counts once, whatever the number of its choices, and so do its cached tokens: the
+        first choice's, since the others always find its pages.
+        """
+        streams = [choice.stream for choice in self.choices]
+        cached = sum(s.cached for s in streams[:: self.body.n or 1])
+        drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
+        tokens = sum(s.tokens for s in streams)
+        return usage(self.prompt_tokens, tokens, cached, drafts if self.drafting else None)
+
+
+class Service:
+    """One engine under one or more names. All methods run in one event loop.
+
+    `pool` reads bodies; `formats` are the answers'. `timeout_s` limits a request, `queue_s` its
+    wait for the engine; None for no limit.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        info: EngineInfo,
+        tokenizer: Tokenizer | None,
+        pool: TextPool,
+        names: Sequence[str],
+        formats: Formats | None = None,
+        timeout_s: float | None = None,
+        queue_s: float | None = None,
+    ) -> None:
+        self.client = client
+        self.info = info
+        self.names = tuple(names)
+        self.created = self.now()
+        self.responses = ResponseStore()
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
+        self.tokenizer = tokenizer
+        self._pool, self._formats = pool, formats or Formats()
+        self._timeout_s, self._queue_s = timeout_s, queue_s
+        self._forms: OrderedDict[str, str] = OrderedDict()  # grammars by their forms' names
+        self._forms_size = 0  # characters
+        self._reading, self._computing = 0, 0
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended, including those with prompts that are still being read."""
+        return self.client.in_flight + self._reading
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens, prompt and answer together, that one request can reach."""
+        return capacity(self.info.limits)
+
+    def now(self) -> int:
+        """Seconds since 1970, for the creation time of answers."""
+        return int(time.time())
+
+    def unhealthy_reason(self) -> str | None:
+        """Why a new request would not be answered now, or None."""
+        return self.client.unhealthy_reason() or self._pool.unhealthy_reason()
+
+    # What an API does with one body, in this order.
+
+    def deadline(self) -> Deadline:
+        """The deadline of a request that starts now."""
+        return Deadline(self._timeout_s, self._queue_s)
+
+    async def prepare(
+        self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
+    ) -> Conversation:
+        """Reads a body, in another process. `stored` finds the response that the body continues.
+
+        One that waits counts as a request in the queue. Raises RequestError, Busy, TimedOut, and
+        what `stored` does.
+        """
+        self._reading += 1
+        try:
+            self._check_room()
+            async with deadline.enforced():
+                result, blobs = await self._pool.run(kind, [body], owner())
+                if isinstance(result, Missing):
+                    assert stored is not None
+                    blobs_of = [body, *stored(result.ident)]
+                    result, blobs = await self._pool.run(kind, blobs_of, owner())
+                prepared = _of(Prepared, result)
+                at = len(prepared.prompts)
+                forms = {
+                    form.name: await self._form(form, blob)
+                    for form, blob in zip(prepared.forms, blobs[at:], strict=False)
+                }
+        except Busy:
+            self.metrics.refused()
+            raise
+        finally:
+            self._reading -= 1
+        return self._conversation(prepared, blobs, forms)
+
+    async def compute(self, kind: JobKind, body: Blobs) -> bytes:
+        """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
+        self._computing += 1
+        try:
+            if self._computing > self.client.max_queue and not self._pool.make_way(owner()):
+                raise Busy(f"{self._computing - 1} requests are being computed already; retry")
+            async with self.deadline().enforced():
+                result, blobs = await self._pool.run(kind, [body], owner())
+        finally:
+            self._computing -= 1
+        _of(Done, result)
+        return blobs[0]
+
+    def submit(self, found: Conversation, deadline: Deadline) -> Running:
+        """Submits all choices or none: nothing after it can fail."""
+        limits, tokens = self.info.limits, found.prompt_tokens
+        whose, salt = owner(), salt_of(found.asked.cache_salt)
+        choices = tuple(
+            replace(c, request=replace(c.request, owner=whose, salt=salt)) for c in found.choices
+        )
+        try:
+            generation = Generation(self.client, self.metrics, choices, limits.max_seqs, deadline)
+        except Busy:
+            self.metrics.refused()
+            raise
+        return Running(generation, choices, found.asked, tokens, bool(limits.drafts))
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises RequestError where the engine has none."""
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        return self.tokenizer
+
+    def _check_room(self) -> None:
+        """Raises Busy where another prompt would be too many and no waiting one can be refused."""
+        room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
+        if self._reading > room and (room <= 0 or not self._pool.make_way(owner())):
+            words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
+            raise Busy(words)
+
+    async def _form(self, form: FormName, asked: bytes) -> str:
+        """The grammar of a form, "" where any answer has it. Raises RequestError for one that
+        cannot be enforced."""
+        if (known := self._forms.get(form.name)) is not None:
+            self._forms.move_to_end(form.name)
+            return known
+        try:
+            result, blobs = await self._pool.run(JobKind.FORM, [[asked]], owner())
+        except TooCostly as error:
+            words = f"{form.place} cannot be enforced: {error}; make it simpler"
+            raise TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
+        _of(Done, result)
+        grammar = self._forms[form.name] = blobs[0].decode()
+        self._forms_size += len(grammar)
+        while self._forms_size > KNOWN_FORMS:
+            self._forms_size -= len(self._forms.popitem(last=False)[1])
+        return grammar
+
+    def _conversation(
+        self, found: Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
+    ) -> Conversation:
+        asked, choices, parsers, echoes = found.asked, [], [], []
+        count, tokens = len(found.prompts), 0
+        for prompt, blob in zip(found.prompts, blobs[:count], strict=True):
+            tokens += len(blob) // 4
+            bound = _bound(prompt.bounds, forms)
+            for choice in self._choices(found, prompt, blob, bound):
+                parser = self._parser(asked)
+                if asked.conversation:
+                    choice.stream.stop_behind(partial(self._parser, asked))
+                    choice = replace(choice, ended=parser.has_ended)
+                choices.append(choice)
+                parsers.append(parser)
+                echoes.append(prompt.echo)
+        more = blobs[count + len(forms) :]
+        return Conversation(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
+
+    def _choices(
+        self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
+    ) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
+        the constraint."""
+        asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
+        forced = prompt.forced
+        if asked.prompt_scored:
+            bound = bound or ConstraintSpec()
+            bound = msgspec.structs.replace(bound, forced=tuple(ids[1:]))
+            ids = ids[:1]
+        tokenizer = self.tokenizer if asked.detokenize else None
+        choices = []
+        for i in range(asked.n):
+            own = _own(found.params, prompt, fold_seed(prompt.seed + i))
+            stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
+            request = Request(ids, own, found.priority, prompt.marks, bound)
+            choices.append(Choice(request, stream))
+        return choices
+
+    def _parser(self, asked: Asked) -> ReplyParser:
+        known = () if self.tokenizer is None else self.tokenizer.marks.values()
+        how = asked.fresh, asked.parallel, asked.types or {}
+        return ReplyParser(asked.thinking, (), self._formats, known, *how)
+
+
+R = TypeVar("R")
+
+
+def _of(kind: type[R], result: Result) -> R:
+    """The result. Raises what a worker found wrong."""
+    if isinstance(result, kind):
+        return result
+    if isinstance(result, Refused):
+        raise result.exception()
+    words = result.words if isinstance(result, Broken) else repr(result)
+    raise ReadingFailed(f"reading a body failed: {words}")
+
+
+def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
+    """The constraint on an answer, with the grammar of its form."""
+    if bounds.form == "":
+        return bounds.bound
+    grammar = forms[bounds.form]
+    if not grammar or bounds.bound is None:
+        return bounds.free
+    return msgspec.structs.replace(bounds.bound, grammar=grammar)
+
+
+def _own(params: SamplingParams, prompt: PreparedPrompt, seed: int) -> SamplingParams:
+    """The parameters of one choice, without checks: all were checked before."""
+    own = copy(params)
+    for name, value in (
+        ("max_tokens", prompt.max_tokens),
+        ("logprobs", prompt.logprobs),
+        ("seed", seed),
+    ):
+        object.__setattr__(own, name, value)
+    return own

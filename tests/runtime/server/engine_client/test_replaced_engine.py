@@ -1,0 +1,163 @@
+"""An engine folder that is built again while it is served, or while it is being loaded: what runs
+goes on, and what starts anew never mixes the two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import EngineError
+from spark_engine.manifest import Manifest
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client import supervisor, worker
+from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
+from spark_engine.runtime.server.engine_client.supervisor import Supervision
+from spark_engine.runtime.server.process import server
+from spark_engine.runtime.server.process.server import ServerOptions, worker_command
+from tests.runtime import small_engine
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two engines that differ in what a request may ask for."""
+    first, second = (tmp_path_factory.mktemp(name) for name in ("first", "second"))
+    return (
+        small_engine.build(first, tokenizer=False),
+        small_engine.build(second, tokenizer=False, context=128),
+    )
+
+
+@pytest.fixture
+def folder(built: tuple[Path, Path], tmp_path: Path) -> Iterator[Path]:
+    """The first, where it may be replaced."""
+    yield Path(shutil.copytree(built[0], tmp_path / "engine"))
+
+
+def swap(folder: Path, other: Path) -> None:
+    """As a build does: whole, by names."""
+    staging = folder.with_name("staging")
+    shutil.copytree(other, staging)
+    folder.rename(folder.with_name("old"))
+    staging.rename(folder)
+    shutil.rmtree(folder.with_name("old"))
+
+
+async def answer(client: EngineClient) -> list[int]:
+    """The tokens of a greedy request."""
+    box: Mailbox = asyncio.Queue()
+    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
+    client.submit([Request((5, 6), params)], box, small_engine.SLOTS)
+    tokens = list[int]()
+    while len(tokens) < 4:
+        events = await asyncio.wait_for(box.get(), 60)
+        if isinstance(events, list):
+            tokens += [event.token for event in events if event.token is not None]
+    return tokens
+
+
+def test_what_runs_goes_on_and_its_next_life_is_not_the_other_engine(
+    built: tuple[Path, Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+
+    async def use() -> tuple[list[int], list[int], str, int]:
+        command = worker_command(folder, EngineOptions())
+        client = EngineClient(command, how=Supervision(dumps=folder.parent))
+        try:
+            await client.start()
+            first = await answer(client)
+            swap(folder, built[1])
+            again = await answer(client)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            await asyncio.wait_for(client.died.wait(), 60)
+            return first, again, client.reason, client.exit_code
+        finally:
+            await client.close()
+
+    first, again, reason, code = asyncio.run(use())
+    assert first == again and len(first) == 4
+    assert "was built again while it was served" in reason and "start the server again" in reason
+    assert code == 1, "a systemd unit starts the server again, with the new engine"
+
+
+def test_the_same_engine_built_again_is_served_on(
+    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+
+    async def use() -> None:
+        client = EngineClient(worker_command(folder, EngineOptions()))
+        try:
+            await client.start()
+            first = await answer(client)
+            swap(folder, built[0])
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            while client.restarts == 0 or client.unhealthy_reason():
+                await asyncio.sleep(0.05)
+            assert await answer(client) == first
+        finally:
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(use(), 120))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_that_is_replaced_while_it_is_loaded_is_loaded_again(
+    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Whether it was read as a mixture of two, by the hashes, or as the second."""
+    closed: list[bool] = []
+
+    def opened(*_: object) -> Any:
+        swap(folder, built[1])
+        if fails:
+            raise EngineError("weights were changed")
+        sizes = None
+        return type("Open", (), {"close": lambda self: closed.append(True), "sizes": sizes})()
+
+    monkeypatch.setattr(Engine, "open", opened)
+    with pytest.raises(worker.Replaced, match="while it was being loaded: start again"):
+        worker.open_engine(folder, EngineOptions(), NoTrace())
+    assert closed == [True] * (not fails)
+
+
+def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object) -> Any:
+        raise EngineError("weights were changed")
+
+    monkeypatch.setattr(Engine, "open", opened)
+    with pytest.raises(EngineError, match="weights were changed") as found:
+        worker.open_engine(folder, EngineOptions(), NoTrace())
+    assert not isinstance(found.value, worker.Replaced)
+
+
+def test_a_server_whose_texts_are_of_another_engine_does_not_start(
+    built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is read before the engine process starts."""
+    read: Any = server.find_manifest
+
+    def before(path: Path) -> Manifest:
+        found: Manifest = read(path)
+        other = replace(found.fingerprint, all="what was there a moment before")
+        return replace(found, fingerprint=other)
+
+    monkeypatch.setattr(server, "find_manifest", before)
+    command = worker_command(folder, EngineOptions())
+    with pytest.raises(EngineError, match="while it was being loaded: start again"):
+        asyncio.run(server.serve(command, folder, ServerOptions(port=0)))

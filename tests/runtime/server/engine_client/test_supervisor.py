@@ -1,0 +1,365 @@
+"""When an engine process is ended and started again, by a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from spark_engine.errors import EngineError
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client import client as engine_client
+from spark_engine.runtime.server.engine_client import engine_process, supervisor
+from spark_engine.runtime.server.engine_client.client import (
+    Busy,
+    EngineClient,
+    Mailbox,
+    Restarting,
+    TooSlow,
+)
+from spark_engine.runtime.server.engine_client.engine_process import Death
+from spark_engine.runtime.server.engine_client.ipc import (
+    Cancel,
+    Refused,
+    Stats,
+    StepReport,
+    Submit,
+    decode_command,
+)
+from spark_engine.runtime.server.engine_client.supervisor import (
+    Backoff,
+    EngineDied,
+    Supervision,
+    Supervisor,
+    Watchdog,
+)
+
+FAST = Supervision(watchdog_s=10, restarts=2, wait_s=0.05)
+
+
+def test_backoff_grows_and_ends() -> None:
+    backoff = Backoff(7, 100)
+    assert [backoff.after(now) for now in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, None]
+    assert backoff.after(99.5) is None, "the first is not forgotten yet"
+    assert backoff.after(103) == 4, "those at 0, 1, 2 and 3 are"
+    assert Backoff(0, 100).after(5) is None
+
+
+def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> None:
+    dog = Watchdog(10, 0)
+    for now in range(1, 10):
+        dog.tick(now, 1, owes=False)
+    dog.on_message(9.5, step=False)
+    assert dog.complaint(19.4, owes=False) is None
+    assert "has not answered for 10 s" in str(dog.complaint(19.6, owes=False))
+    dog.on_message(19.4, step=False)
+    assert "no step has ended for 11 s" in str(dog.complaint(20, owes=True)), "since 9"
+    dog.on_message(20, step=True)
+    assert dog.complaint(29.9, owes=True) is None
+    assert Watchdog(0, 0).complaint(1e6, owes=True) is None
+
+
+def test_time_in_which_the_server_itself_did_not_run_counts_for_nobody() -> None:
+    dog = Watchdog(10, 0)
+    dog.tick(1, 1, owes=True)
+    dog.tick(31, 1, owes=True)
+    assert dog.complaint(31, owes=True) is None
+    assert dog.complaint(38.9, owes=True) is None, "29 of the 31 seconds do not count"
+    assert dog.complaint(39.1, owes=True) is not None
+    slow = Watchdog(10, 0)
+    for now in range(2, 16, 2):  # a little late each time
+        slow.tick(now, 1, owes=True)
+    assert slow.complaint(14, owes=True) is not None
+
+
+class Lives(Supervisor):
+    """A supervisor with fake processes."""
+
+    def __init__(self, client: EngineClient) -> None:
+        super().__init__((), client, FAST, NoTrace())
+        self.said: list[bytes] = []
+        self.client = client
+
+    def send(self, message: bytes) -> None:
+        self.said.append(message)
+
+    def rise(self) -> None:
+        self.running = True
+        self.client.on_engine_ready()
+
+    def fall(self, words: str = "it fell", for_good: bool = False) -> None:
+        self.running, self.death = False, Death(words)
+        if for_good:
+            self.died.set()
+        self.client.on_engine_lost(words, for_good)
+
+    def submitted(self) -> list[int]:
+        """Takes the ids that were sent."""
+        found = [c.id for c in map(decode_command, self.said) if isinstance(c, Submit)]
+        self.said.clear()
+        return found
+
+
+class Trial:
+    """A client over such processes."""
+
+    def __init__(self, max_queue: int = 10) -> None:
+        self.client = EngineClient((), max_queue, FAST)
+        self.lives = Lives(self.client)
+        self.client._supervisor = self.lives
+
+    def submit(self, count: int = 1) -> tuple[list[int], Mailbox]:
+        box: Mailbox = asyncio.Queue()
+        return self.client.submit([Request((1, 2))] * count, box, 2), box
+
+    def step(self, *events: Event) -> None:
+        self.client.on_step(StepReport(list(events), Stats()))
+
+
+def _run(use: Callable[[Trial], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await use(Trial())
+
+    asyncio.run(run())
+
+
+def test_who_heard_a_token_ends_and_the_others_go_on_once() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        (first, second), box = trial.submit(2)
+        _, other = trial.submit()
+        trial.step(Event(first, 5))
+        assert trial.lives.submitted() == [0, 1, 2] and trial.client.sent == 3
+        trial.lives.fall()
+        assert box.get_nowait() == [Event(first, 5)]
+        assert isinstance(box.get_nowait(), EngineDied) and box.empty() and other.empty()
+        assert (trial.client.in_flight, trial.client.sent) == (2, 0)
+        (new,), _ = trial.submit()
+        assert trial.lives.submitted() == []
+        trial.lives.rise()
+        assert trial.lives.submitted() == [second, 2, new], "in their order: ids grow"
+        trial.step(Event(new, 7))
+        trial.lives.fall("again")
+        found = box.get_nowait()
+        assert isinstance(found, EngineDied) and str(found) == "again", "no third process"
+        assert isinstance(other.get_nowait(), EngineDied)
+        assert trial.client.in_flight == 0
+
+    _run(use)
+
+
+def test_who_waits_for_a_process_waits_so_long_and_no_longer() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        _, box = trial.submit()
+        trial.lives.fall()
+        _, late = trial.submit()
+        assert isinstance(await asyncio.wait_for(box.get(), 60), Restarting)
+        found = await asyncio.wait_for(late.get(), 60)
+        assert isinstance(found, Restarting) and found.code == "engine_restarting"
+        assert "starting again for 0.05 s; retry" in str(found) and "it fell" not in str(found)
+        assert trial.client.in_flight == 0
+        trial.lives.said.clear()
+        trial.lives.rise()
+        assert trial.lives.said == [] and trial.client.sent == 0
+
+    _run(use)
+
+
+def test_a_wait_that_was_long_enough_is_forgotten_when_it_ends_well() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.fall()
+        (number,), box = trial.submit()
+        trial.lives.rise()
+        await asyncio.sleep(2 * FAST.wait_s)
+        assert box.empty() and trial.client.sent == 1
+        trial.step(Event(number, finish=FinishReason.LENGTH))
+        assert trial.client.in_flight == 0
+
+    _run(use)
+
+
+def test_cancelled_is_cancelled_wherever_it_was() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        (sent,), box = trial.submit()
+        trial.client.cancel(sent)
+        assert decode_command(trial.lives.said[-1]) == Cancel(sent)
+        trial.lives.fall()
+        assert box.get_nowait() == [Event(sent, finish=FinishReason.CANCELLED)]
+        (held, other), box = trial.submit(2)
+        trial.client.cancel(held)
+        assert box.get_nowait() == [Event(held, finish=FinishReason.CANCELLED)]
+        trial.lives.said.clear()
+        trial.lives.rise()
+        assert trial.lives.submitted() == [other]
+
+    _run(use)
+
+
+def test_the_queue_is_bounded_while_nobody_runs_too() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.fall()
+        trial.submit(12)
+        with pytest.raises(Busy, match="at most 10"):
+            trial.submit()
+        trial.lives.fall("enough", for_good=True)
+        assert trial.client.in_flight == 0
+        with pytest.raises(EngineDied, match="does not start again; the server's log says why"):
+            trial.submit()
+
+    _run(use)
+
+
+def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        (number,), box = trial.submit()
+        trial.client.on_refused(Refused(number, "full"))
+        assert isinstance(box.get_nowait(), Busy) and trial.client.in_flight == 0
+
+    _run(use)
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "UNREAD", 5)
+
+    async def use(trial: Trial) -> None:
+        trial.lives.rise()
+        ids, box = trial.submit(2)
+        _, other = trial.submit()
+        for _ in range(5):
+            trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
+            other.get_nowait()
+        assert trial.client.in_flight == 1, "both choices of it ended, and nobody else"
+        cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
+        assert [c.id for c in cancels] == ids
+        found = [box.get_nowait() for _ in range(box.qsize())]
+        assert isinstance(found.pop(), TooSlow) and len(found) == 10
+        trial.step(Event(ids[0], 1), Event(2, 1))
+        assert box.empty() and not other.empty()
+
+    _run(use)
+
+
+def test_one_that_cannot_be_started_at_all_is_told_at_once(tmp_path: Path) -> None:
+    async def start(command: tuple[str, ...]) -> None:
+        client = EngineClient(command, how=Supervision(dumps=tmp_path))
+        try:
+            await client.start()
+        finally:
+            await client.close()
+
+    with pytest.raises(EngineDied, match="ended with code 3"):
+        asyncio.run(start((sys.executable, "-c", "raise SystemExit(3)")))
+    with pytest.raises(EngineDied, match="cannot be started"):
+        asyncio.run(start((str(tmp_path / "none"),)))
+    worker = (
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.server.engine_client.worker",
+        str(tmp_path),
+        "{}",
+    )
+    with pytest.raises(EngineError, match=str(tmp_path)):
+        asyncio.run(start(worker))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), zmq.ZMQError(24)])
+def test_no_room_for_another_process_is_a_death_like_any(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(supervisor, "EngineProcess", refuse)
+
+    async def use(trial: Trial) -> None:
+        trial.lives._context = zmq.asyncio.Context()
+        assert await trial.lives._run_process() == 0.5, "it is tried again"
+        assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
+        trial.lives._context.term()
+
+    _run(use)
+
+
+def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGUSR1 ends a process that does not handle it yet, or cannot write its stacks."""
+    monkeypatch.setattr(engine_process, "ANSWER_S", 0.3)
+
+    async def use() -> None:
+        context = zmq.asyncio.Context()
+        command = (sys.executable, "-c", "import sys; sys.stdin.read()")
+        process = engine_process.EngineProcess(command, context, lambda data: None)
+        await process.start()
+        await process.dump()
+        await process.close(patience_s=60)  # it exits when its standard input ends
+        context.term()
+        assert process._process is not None and process._process.returncode == 0
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, " (SIGKILL: out of memory?"),
+        (-11, " (SIGSEGV)"),
+        (-99, " (an unknown signal)"),
+        (3, ""),
+        (0, ""),
+    ],
+)
+def test_the_log_explains_an_exit_code(code: int, words: str) -> None:
+    said = engine_process.hint(code)
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_clients_read_neither_exit_code_nor_reason() -> None:
+    async def use() -> None:
+        lives = Lives(EngineClient((), 10, FAST))
+        assert lives.unhealthy_reason() == "the engine is being loaded"
+        for for_good, words in ((False, supervisor.RESTARTS), (True, supervisor.ENDED)):
+            lives.fall("code -9 of /srv/secret", for_good)
+            assert lives.unhealthy_reason() == words and "-9" in lives.reason
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(("code", "words"), [(2, "the disk is full"), (-9, "ended with code -9")])
+def test_last_words_that_come_late_are_heard(code: int, words: str) -> None:
+    """Such a process sent its reason; zmq's thread has not run since."""
+
+    async def ended() -> int:
+        return code
+
+    async def nothing(timeout: int) -> int:
+        return 0
+
+    async def use() -> None:
+        context = zmq.asyncio.Context()
+        process = engine_process.EngineProcess((), context, lambda data: None)
+        socket, process._socket = process._socket, cast(Any, SimpleNamespace(poll=nothing))
+        process._process = cast(Any, SimpleNamespace(wait=ended))
+        waits = asyncio.create_task(process._wait())
+        await (waits if code < 0 else asyncio.sleep(0.1))
+        process.record_death(Death("the disk is full"))
+        await waits
+        process._socket, process._process = socket, None
+        await process.close()
+        context.term()
+        assert words in process.ended.result().reason
+
+    asyncio.run(use())

@@ -1,0 +1,219 @@
+"""The engine process's loop: idle it answers, and when a step raises, clients get the error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CapacityError, ExecutorError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import LATENCY, Pace, PrefillPolicy
+from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client import worker
+from spark_engine.runtime.server.engine_client.ipc import (
+    Cancel,
+    Command,
+    EngineInfo,
+    Ping,
+    Ready,
+    Refused,
+    StepReport,
+    Submit,
+    decode_report,
+    encode,
+)
+from spark_engine.runtime.server.engine_client.worker import TAKE_S, Opened, Worker
+from spark_engine.runtime.server.process.server import worker_command
+from tests.runtime.fake_engine import FakeEngine
+
+INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
+
+
+class Broken(FakeEngine):
+    """Takes requests; its step raises."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, Any] = {}
+        self._ends: list[Event] = []
+        self._steps = self._rounds = 0
+
+    def add(self, request_id: int, request: Request) -> None:
+        self._live[request_id] = request
+
+    def step(self) -> list[Event]:
+        raise ExecutorError("the device is gone")
+
+
+class Idle(FakeEngine):
+    """Has nothing to do."""
+
+    def __init__(self) -> None:
+        self._live, self._ends, self._steps, self._rounds = {}, [], 0, 0
+
+    def step(self) -> list[Event]:
+        raise AssertionError("there is nothing to step")
+
+
+class Closed(Exception):
+    """Nothing more will come."""
+
+
+class Socket:
+    """A socket with commands, by default two requests; records reports."""
+
+    def __init__(self, *commands: Command) -> None:
+        commands = commands or tuple(Submit.of(number, Request((1,))) for number in (70, 80))
+        self.waiting = [encode(command) for command in commands]
+        self.sent: list[Any] = []
+
+    def poll(self, timeout: int | None) -> bool:
+        if timeout is None and not self.waiting:
+            raise Closed  # the real one would sleep for ever
+        return bool(self.waiting)
+
+    def recv(self) -> bytes:
+        return self.waiting.pop(0)
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(decode_report(data))
+
+
+def test_a_step_that_raises_ends_the_loop_and_brings_nobody_an_end() -> None:
+    """The client, which has the requests, decides about errors and retries."""
+    socket: Any = Socket()
+    with pytest.raises(ExecutorError, match="the device is gone"):
+        Worker(socket, INFO, Broken()).run()
+    assert [type(report) for report in socket.sent] == [StepReport, Ready]
+
+
+def test_the_options_of_the_server_reach_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def serve(address: str, open_engine: Callable[[], Opened], save: Callable[[], None]) -> int:
+        assert address == "ipc://x"
+        save()
+        with pytest.raises(Closed):
+            open_engine()
+        return 0
+
+    def opened(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
+        assert not trace.on
+        found.append((folder, options))
+        raise Closed
+
+    monkeypatch.setattr(worker, "serve", serve)
+    monkeypatch.setattr(worker, "open_engine", opened)
+    given = [
+        EngineOptions(),
+        EngineOptions(policy=LATENCY, max_waiting=5, drafts=0, cache_bytes=0),
+        EngineOptions(drafts=3, depth=1, seed=2**60, cache_bytes=7 << 30),
+        EngineOptions(policy=PrefillPolicy(Pace.THROUGHPUT, itl_ms=12.5), graphs=False),
+    ]
+    for options in given:
+        command = worker_command(tmp_path, options)
+        at = command.index("spark_engine.runtime.server.engine_client.worker")
+        worker.main([*command[at + 1 :], "ipc://x"])
+    assert found == [(tmp_path, options) for options in given]
+
+
+class Busy(Idle):
+    """A request runs, and reading another one takes time."""
+
+    idle = False  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+        self.begun = []
+        self.seen: list[int] = []  # requests taken before each step
+
+    def add(self, request_id: int, request: Request) -> None:
+        self.taken.append(request_id)
+        time.sleep(0.6 * TAKE_S)
+
+    def step(self) -> list[Event]:
+        self.seen.append(len(self.taken))
+        if len(self.taken) == 6:
+            raise Closed
+        return []
+
+
+def test_a_burst_of_requests_is_taken_over_several_steps_where_somebody_runs() -> None:
+    socket: Any = Socket(*(Submit.of(number, Request((1,))) for number in range(6)))
+    engine = Busy()
+    with pytest.raises(Closed):
+        Worker(socket, INFO, engine).run()
+    assert engine.taken == [*range(6)]
+    assert len(engine.seen) >= 3 and engine.seen[0] <= 2, "their steps come in between"
+
+
+class Full(Idle):
+    """Takes no request."""
+
+    def add(self, request_id: int, request: Request) -> None:
+        raise CapacityError("the queue is full")
+
+
+def test_a_request_that_the_engine_cannot_queue_is_sent_back_by_its_id() -> None:
+    socket: Any = Socket()
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Full()).run()
+    assert socket.sent[2:4] == [Refused(number, "the queue is full") for number in (70, 80)]
+
+
+def test_an_idle_worker_answers_pings() -> None:
+    socket: Any = Socket(Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert [type(report) for report in socket.sent] == [StepReport, Ready, StepReport]
+    assert socket.sent[2].events == [] and socket.sent[2].stats.steps == 0
+
+
+def test_the_counters_come_before_the_word_that_it_is_ready() -> None:
+    """Else a first scrape has labels that no later one has."""
+    socket: Any = Socket(Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    first, ready = socket.sent[:2]
+    assert first.stats.cache_budget == 1 << 22 and isinstance(ready, Ready)
+
+
+def test_a_cancel_of_what_has_ended_is_ignored() -> None:
+    socket: Any = Socket(Cancel(70), Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert isinstance(socket.sent[-1], StepReport)
+
+
+def test_the_engine_is_told_when_memory_is_short_and_clients_hear_of_it() -> None:
+    told: list[bool] = []
+
+    class Frugal(Idle):
+        def save_memory(self, short: bool) -> None:
+            told.append(short)
+
+    class Later(Socket):
+        def recv(self) -> bytes:
+            watch.short = shorts.pop(0)
+            return super().recv()
+
+        def poll(self, timeout: int | None) -> bool:
+            return super().poll(timeout) if timeout is None else False
+
+    shorts = [False, True, True, False]
+    watch = SimpleNamespace(short=False)
+    socket: Any = Later(*[Ping()] * 4)
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Frugal(), watch).run()  # type: ignore[arg-type]
+    assert told == [True, False]
+    reports = [r for r in socket.sent if isinstance(r, StepReport)]
+    assert [r.stats.memory_short for r in reports] == [False, False, True, True, False]

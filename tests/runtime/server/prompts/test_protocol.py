@@ -1,0 +1,294 @@
+"""Request bodies: defaults, forms, and that an invalid one only raises RequestError."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.common import (
+    Body,
+    Defaults,
+    check,
+    fold_seed,
+    room_after,
+    sampling,
+)
+from spark_engine.runtime.server.api.completions import CompletionBody, prompts
+from spark_engine.runtime.server.api.fields import BadField, decode
+from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields
+from spark_engine.runtime.server.engine_client.ipc import (
+    Cancel,
+    EngineInfo,
+    Ready,
+    Stats,
+    StepReport,
+    Submit,
+    decode_command,
+    decode_report,
+    encode,
+)
+from spark_engine.runtime.structured.fields import StructuredFields
+
+INFO = EngineInfo("m", Limits(max_seqs=4, max_context=256, pages=16, vocab=512), (1, 2))
+DEFAULTS = Defaults.of({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True})
+NONE = Defaults.of({})
+
+
+def _params(body: Body, defaults: Defaults = DEFAULTS, room: int = 100) -> SamplingParams:
+    check(body)
+    return sampling(body, defaults, room)
+
+
+def test_the_generation_config_holds_where_the_request_is_silent() -> None:
+    silent = _params(Body())
+    assert (silent.temperature, silent.top_k, silent.top_p) == (0.6, 20, 0.95)
+    loud = _params(Body(temperature=0.0, top_k=-1, top_p=1.0, min_p=0.1))
+    assert (loud.temperature, loud.top_k, loud.top_p, loud.min_p) == (0.0, -1, 1.0, 0.1)
+    assert _params(Body(), NONE).temperature == 1.0
+    assert _params(Body(), Defaults.of({"do_sample": False, "temperature": 0.9})).temperature == 0.0
+    assert _params(Body(temperature=1e-9)).temperature == 0.0
+
+
+def test_how_many_tokens_come() -> None:
+    message = [{"role": "user", "content": "x"}]
+    assert _params(ChatRequest(messages=message)).max_tokens == 100
+    assert _params(ChatRequest(messages=message, max_tokens=7)).max_tokens == 7
+    both = ChatRequest(messages=message, max_tokens=7, max_completion_tokens=8)
+    assert _params(both).max_tokens == 8
+    assert _params(CompletionBody(prompt="x")).max_tokens == 16
+    assert _params(CompletionBody(prompt="x", min_tokens=30)).max_tokens == 30
+    assert _params(CompletionBody(prompt="x", max_tokens=200)).max_tokens == 100
+    for most in (101, 300, 10**400, -1):
+        assert _params(CompletionBody(prompt="x", max_tokens=most)).max_tokens == 100
+        assert _params(ChatRequest(messages=message, max_completion_tokens=most)).max_tokens == 100
+    for most in (0, -2):
+        with pytest.raises(BadField, match=f"max_tokens is {most}; it must be at least"):
+            _params(CompletionBody(prompt="x", max_tokens=most))
+    with pytest.raises(BadField, match="min_tokens is 101"):
+        _params(Body(min_tokens=101))
+
+
+def test_the_room_after_a_prompt() -> None:
+    assert room_after([1] * 255, INFO.limits) == 1
+    with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
+        room_after([1] * 256, INFO.limits)
+    assert "this model's maximum context length is 256 tokens" in str(caught.value)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:
+    drawn = {_params(Body()).seed for _ in range(20)}
+    assert len(drawn) == 20 and None not in drawn
+    assert _params(Body(seed=5)).seed == 5
+    assert [fold_seed(s) for s in (2**63, 2**64 + 3, -1)] == [-(2**63), 3, -1]
+
+
+def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
+    data = json.dumps(
+        {
+            "prompt": "x",
+            "presence_penalty": 1,
+            "frequency_penalty": -1,
+            "repetition_penalty": 1.5,
+            "logit_bias": {"5": -100, "6": 1.5},
+            "stop": "end",
+            "stop_token_ids": [9],
+            "logprobs": 3,
+            "ignore_eos": True,
+        }
+    )
+    got = _params(decode(data.encode(), CompletionBody))
+    assert (got.presence, got.frequency, got.repetition) == (1, -1, 1.5)
+    assert dict(got.logit_bias) == {5: -100, 6: 1.5}
+    assert (got.stop, got.stop_token_ids, got.logprobs) == (("end",), (9,), 3)
+    assert got.ignore_eos
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    assert _params(msgspec.convert(chat, ChatRequest)).logprobs == 0
+    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatRequest)).logprobs == 4
+
+
+def test_drafts_reach_the_engine() -> None:
+    for words, wanted in (("", None), (', "drafts": null', None), (', "drafts": 0', 0)):
+        body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
+        assert _params(body).drafts == wanted
+    chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
+    assert _params(msgspec.convert(chat, ChatRequest)).drafts == 7
+    with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
+        _params(Body(drafts=8))
+    assert caught.value.param == "drafts"
+
+
+def test_the_four_forms_of_a_prompt() -> None:
+    assert prompts("ab") == ["ab"]
+    assert prompts(["ab", "c"]) == ["ab", "c"]
+    assert prompts([1, 2]) == [[1, 2]]
+    assert prompts([[1], [2, 3]]) == [[1], [2, 3]]
+
+
+def test_a_type_error_names_field_and_value() -> None:
+    with pytest.raises(BadField, match=r"stop_token_ids\[1\].*int.*'x'") as caught:
+        decode(b'{"prompt": "a", "stop_token_ids": [1, "x"]}', CompletionBody)
+    assert caught.value.param == "stop_token_ids"
+    with pytest.raises(BadField) as caught:
+        decode(b'{"max_tokens": 3}', CompletionBody)
+    assert caught.value.param == "prompt"
+
+
+def test_odd_but_legal_json_is_taken_as_it_is_meant() -> None:
+    words = b'"max_tokens": 64.0, "n": "2", "seed": "7", "temperature": "0.5", "stream": "true"'
+    for mark in (b"", b"\xef\xbb\xbf"):
+        body = decode(mark + b'{"prompt": ["5", "6"], ' + words + b"}", CompletionBody)
+        assert (body.max_tokens, body.n, body.seed, body.temperature) == (64, 2, 7, 0.5)
+        assert body.stream is True and body.prompt == ["5", "6"]
+    assert decode(b'{"prompt": [1.0, 2]}', CompletionBody).prompt == [1, 2]
+    for wrong in (b'"max_tokens": 64.5', b'"n": "x"', b'"n": true', b'"stream": "yes"'):
+        with pytest.raises(BadField, match="is not right"):
+            decode(b'{"prompt": "a", ' + wrong + b"}", CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud800", r"\ud800"),
+        (rb"a\udC00b", r"\udC00"),
+        (rb"\ud83d\ude42\ud83d", r"\ud83d"),
+        (rb"\ud800\ud800\udc00", r"\ud800"),
+        (rb"\\\ud800", r"\ud800"),
+        (rb"\ud83d\ude42", None),
+        (rb"\\ud800", None),
+    ],
+)
+def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
+    data = b'{"prompt": "' + text + b'"}'
+    if half is None:
+        assert decode(data, CompletionBody).prompt
+        data, half = data[:-1], "truncated"
+    with pytest.raises(BadField) as caught:
+        decode(data, CompletionBody)
+    assert half in str(caught.value)
+    assert ("one half of a character" in str(caught.value)) == (half != "truncated")
+
+
+FIELDS = sorted(set(ChatRequest.__struct_fields__) | set(CompletionBody.__struct_fields__))
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**66), 2**66),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.sampled_from(["", "a", "text", "auto", "user", "5"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["role", "content", "type", "5", "x"]), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
+    value=st.sampled_from(["a", [{"role": "user", "content": "x"}]]),
+)
+@settings(max_examples=1500, deadline=None)
+def test_whatever_comes_a_request_is_taken_or_refused_with_words(
+    body: dict[str, Any], value: Any
+) -> None:
+    kind: type[Body] = CompletionBody if value == "a" else ChatRequest
+    body.setdefault("prompt" if value == "a" else "messages", value)
+    try:
+        got = decode(json.dumps(body).encode(), kind)
+        check(got)
+        if isinstance(got, CompletionBody):
+            prompts(got.prompt)
+        Request((3,), _params(got)).check(INFO.limits, INFO.eos_token_ids)
+    except RequestError as error:
+        assert str(error)
+
+
+def test_messages_between_the_processes_survive_the_way() -> None:
+    params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
+    asked = Request((1, 248_000), params, 3, (1,))
+    commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))
+    assert tuple(decode_command(encode(c)) for c in commands) == commands
+    got = commands[0].request
+    assert tuple(got.prompt) == asked.prompt and replace(got, prompt=asked.prompt) == asked
+    ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4)
+    events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]
+    drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}}
+    stats = Stats(running=3, buckets={"decode_1": 2}, **drafts)
+    reports = (StepReport(events, stats), Ready(INFO))
+    assert tuple(decode_report(encode(r)) for r in reports) == reports
+
+
+INTEGERS = "n best_of max_tokens min_tokens top_k seed priority logprobs prompt_logprobs".split()
+FLOATS = ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"]
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_of_any_length_is_refused_by_name(digits: int, sign: str) -> None:
+    number = sign + "9" * digits
+    bodies = {name: f'"{name}": {number}' for name in (*INTEGERS, *FLOATS)}
+    bodies["stop_token_ids"] = f'"stop_token_ids": [{number}]'
+    bodies["logit_bias"] = f'"logit_bias": {{"{number}": 1}}'
+    if digits < 1000:
+        del bodies["seed"]  # any integer of a sane length is one
+        if not sign:
+            del bodies["max_tokens"]  # as many as fit
+    for name, words in bodies.items():
+        with pytest.raises(RequestError) as caught:
+            body = decode(f'{{"prompt": "a", {words}}}'.encode(), CompletionBody)
+            Request((3,), _params(body)).check(INFO.limits, INFO.eos_token_ids)
+        assert str(caught.value).startswith(name), words[:40]
+        assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"[]", "the body must be a JSON object"),
+        (b'{"prompt": [{}]}', r"prompt\[0\] is not right.* prompt is \[{}\]"),
+        (b'{"prompt": "a", "n": "' + b"y" * 5000 + b'"}', 'n is "yyy.*\\.\\.\\.$'),
+        (b'{"prompt": "a", "x": ' + b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, r"prompt\[0\]\[0\] is not right"),
+    ],
+)
+def test_a_body_of_the_wrong_shape_is_refused_in_words(data: bytes, words: str) -> None:
+    with pytest.raises(BadField, match=words) as caught:
+        decode(data, CompletionBody)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_is_not_known_is_not_built() -> None:
+    data = b'{"prompt": "a", "x": [' + b"{}," * 300_000 + b"{}]}"
+    tracemalloc.start()
+    decode(data, CompletionBody)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000  # bytes; as objects they would be 20 MB
+
+
+def test_what_would_change_an_answer_is_refused_unless_it_asks_for_nothing() -> None:
+    own = set(UnsupportedFields.__struct_fields__) - set(StructuredFields.__struct_fields__)
+    assert own == set(UNSUPPORTED)
+    for name, (neutral, _) in UNSUPPORTED.items():
+        for value in (None, *neutral):
+            data = json.dumps({"prompt": "a", name: value}).encode()
+            check(decode(data, CompletionBody))
+        for value in ("x", 0.25, True, ["audio"], {"a": 1}, "y" * 9000):
+            data = json.dumps({"prompt": "a", name: value}).encode()
+            with pytest.raises(BadField, match=f"^{name} .* is not supported: ") as caught:
+                check(decode(data, CompletionBody))
+            assert caught.value.param == name and len(str(caught.value)) < 300
