@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks import loads
 from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence

@@ -18,7 +18,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.answer_options import ANSWER, CHAT
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import MANY, SERVING, Group, Option, fill
 from spark_engine.runtime.server.api.common import Body

@@ -2,11 +2,9 @@
 
     python -m spark_engine.runtime.engine.build_record ENGINE [least]     prints the record as JSON
 
-With `least`, of a CPU's engine, only for its least buckets: to open one takes longer than to run
-it.
-
-Buckets are launched one by one, without the scheduler, so that the tokens depend on nothing that
-was measured. Knows the step inputs of docs/graph.md; judges nothing.
+With `least`, of a CPU's engine, only for its least buckets: opening one takes longer than running
+it. Buckets are launched one by one, without the scheduler, so that the tokens depend on no measured
+time. Knows the step inputs of docs/graph.md; compares nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.tensors import Array
 
-SHORT, SAID = 21, 8  # tokens of a prompt before decode; tokens said after each prompt
+SHORT, SAID = 21, 8  # tokens of a prompt before decode; tokens generated after each prompt
 FROM_STATE = SAMPLED = INERT = -1  # of docs/graph.md: a token id, a next id, a slot
-NOT_FINITE = -1  # said in place of a token
+NOT_FINITE = -1  # recorded in place of a token
 LEAST = "least"
 CPU_INFO = Path("/proc/cpuinfo")
 Rows = Sequence[tuple[int, int, Sequence[int]]]  # slot, start and token ids of each live row
@@ -48,7 +46,6 @@ def greedy(loaded: Loaded) -> Greedy:
 
 
 def name_of(key: BucketKey) -> str:
-    """A bucket as its file is called."""
     family, rows = key
     if family == PREFILL:
         return f"prefill_t{rows * tile_of(family)}"
@@ -57,7 +54,7 @@ def name_of(key: BucketKey) -> str:
 
 
 def machine(loaded: Loaded) -> str:
-    """What rounding may depend on beside the engine: the GPU, or the processor and the library."""
+    """What rounding may depend on besides the engine: the GPU, or the processor and the library."""
     if loaded.folder is not None and loaded.folder.manifest.executor == NATIVE:
         from spark_engine.device import name_and_driver  # needs the extra `cuda`
 
@@ -71,12 +68,12 @@ def machine(loaded: Loaded) -> str:
 
 
 class _GreedyRun:
-    """Every text has a slot and pages of its own and begins anew."""
+    """Each text has its own slot and pages and starts at position 0."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._limits, self._executors = loaded.limits, loaded.executors
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
-        own = (loaded.store, loaded.sink)
+        own = (loaded.device_states, loaded.table_writer)
         self._memory = EngineMemory(loaded.states, loaded.tables, specs, 1, *own)
         self._decode, self._prefill = loaded.rows(DECODE), loaded.rows(PREFILL)
         for column in ("top_p", "repetition"):  # the temperature is 0
@@ -85,10 +82,10 @@ class _GreedyRun:
         self._room = capacity(self._limits) - SAID - self._limits.drafts - 1
 
     def say(self, family: str, rows: int) -> Said:
-        """What is said in this bucket; nothing where the context is too short for it.
+        """The tokens generated in this bucket; none where the context is too short for it.
 
-        A bucket that prefills gets texts that fill it, of two tiles and more, which go on in a
-        decode bucket; any other gets as many texts as it has rows, with short prompts.
+        A prefill bucket gets texts that fill it, of two tiles and more, which continue in a decode
+        bucket; any other gets as many texts as it has rows, with short prompts.
         """
         if self._room < 1:
             return {}
@@ -120,7 +117,7 @@ class _GreedyRun:
         return said
 
     def _go_on(self, family: str, rows: int, said: Said, lengths: Sequence[int]) -> Said:
-        """Adds to what was said, from the states, until every text has SAID tokens."""
+        """Generates from the states until every text has SAID tokens."""
         tile = tile_of(family)
         first = True  # of a round's drafts: the round before it makes them
         while going := [slot for slot, text in said.items() if len(text) < SAID]:
@@ -135,7 +132,7 @@ class _GreedyRun:
         return {slot: text[:SAID] for slot, text in said.items()}
 
     def _place(self, lengths: Sequence[int]) -> int:
-        """Gives texts their pages, in order; returns how many of them there is room for."""
+        """Gives texts their pages, in order; returns for how many the pages suffice."""
         limits, table, taken = self._limits, self._memory.tables["page_table"], 0
         table[:] = -1
         for slot, length in enumerate(lengths):
@@ -150,13 +147,13 @@ class _GreedyRun:
         return len(lengths)
 
     def _id(self, slot: int, at: int) -> int:
-        """A prompt's token: any number that is always the same."""
+        """A prompt's token: an arbitrary fixed number."""
         return (slot * 104_729 + at * 7_919 + 13) % self._limits.vocab
 
     def _launch(
         self, family: str, rows: int, live: Rows, emits: Sequence[int] | None = None
     ) -> Mapping[str, Array]:
-        """The outputs of one launch; a token is sampled after each row, or after those named."""
+        """The outputs of one launch; a token is sampled after each row, or those of `emits`."""
         buffers = self._memory.buffers(family, rows, 0)
         for name, rest in (("slots", INERT), ("starts", 0), ("counts", 0), ("token_ids", 0)):
             buffers[name][:] = rest
@@ -179,7 +176,7 @@ class _GreedyRun:
 
 
 def _tokens(out: Mapping[str, Array]) -> Array:
-    """What was sampled, row by row or in a round token by token."""
+    """The sampled tokens, row by row or in a round token by token."""
     found: Array = np.where(out["ok"] == 1, out["next_tokens"], NOT_FINITE)
     return found
 

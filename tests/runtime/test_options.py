@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from spark_engine.errors import OptionError
 from spark_engine.runtime.cli import main
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import Group, Mode, Option, defaults, why_idle
 from spark_engine.runtime.options import OPTIONS, body, engine_options, server_options
 from spark_engine.runtime.server.api.common import Body

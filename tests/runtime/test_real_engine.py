@@ -21,7 +21,7 @@ from spark_engine.builder.build import build
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
-from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.engine import automaton
 from tests.runtime.random_engines import (
