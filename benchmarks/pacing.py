@@ -112,7 +112,7 @@ class Reckoned:
             ended, began, end = self._flying.popleft()
             self._now = max(self._now, end)
             self.scheduler.collected(ended.step)
-            self.scheduler.pacing.took(ended.batches, (end - began) * 1e6)
+            self.scheduler.measured(ended.batches, (end - began) * 1e6)
             came += [n for batch in ended.batches for n in self._sampled(batch)]
         return came
 

@@ -113,7 +113,8 @@ def test_what_the_cache_may_hold_is_told(engine: Path) -> None:
         rows = bytes_of(manifest.states, "sequence") * manifest.limits.snapshots
         assert loaded.cache_bytes == (pages + rows if asked is None else asked)
         assert not loaded.invariant
-    told = module._measured(loaded, replace(manifest, invariant=True), 0, None)
+    folder: Any = SimpleNamespace(manifest=replace(manifest, invariant=True))
+    told = module._loaded(folder, loaded.executors, 0, None)
     assert told.invariant and told.costs == loaded.costs
 
 

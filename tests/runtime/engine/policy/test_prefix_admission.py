@@ -361,7 +361,8 @@ def test_what_gave_no_finite_answer_is_forgotten_of_its_salt_alone() -> None:
     engine = make()
     for salt in (b"a", b"b"):
         salted(engine, STEM[:300], salt)
-    number = engine.submit(Request(STEM[:310], SamplingParams(max_tokens=9), salt=b"a"))
+    params = SamplingParams(max_tokens=9, ignore_eos=True, seed=1)
+    number = engine.submit(Request(STEM[:310], params, salt=b"a"))
     while not engine._live[number].tokens[310:]:
         engine.step()
     engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)

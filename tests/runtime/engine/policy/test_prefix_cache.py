@@ -466,5 +466,5 @@ def test_check_finds_what_hangs_on_nothing() -> None:
         world.cache.check()
     state.node.snapshot = state
     seq.node.parent.children.clear()  # type: ignore[union-attr]
-    with pytest.raises(InternalError, match="the node that ends at 4 is on no path"):
+    with pytest.raises(InternalError, match="the node that ends at 12 is on no path"):
         world.cache.check()
