@@ -286,7 +286,7 @@ class Foresight:
     def __call__(self) -> None:
         states = self._engine.memory.states
         for seq in self._engine.scheduler.running:
-            if seq.held:
+            if seq.held_drafts:
                 known = [*seq.request.prompt, *(token for token, *_ in self._solo[seq.id])]
                 position = int(states["positions"][seq.slot])
                 right = known[position + 1 : position + 1 + DRAFTS]
