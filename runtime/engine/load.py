@@ -345,8 +345,8 @@ def _loaded(
     """With what the manifest says; `rows`: snapshot rows of the prefix cache."""
     m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
     costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
-    known = {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}
-    return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder, **known, **own)
+    own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}
+    return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder, **own)
 
 
 def _open(
