@@ -136,7 +136,7 @@ class Forced:
         self.engine, self.paths = engine, Paths(limits.max_seqs + 1, limits.drafts, limits.vocab)
         self._said: dict[int, tuple[int, list[int]]] = {}
         self._placed: set[int] = set()
-        store: Any = loaded.store
+        store: Any = loaded.device_states
         self._orders: Any = store._orders if isinstance(store, LeadStates) else None
         own: Any = store.inner if isinstance(store, LeadStates) else store
         if store is None or loaded.synchronous:

@@ -22,7 +22,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
-from spark_engine.runtime.engine.pacing import THROUGHPUT
+from spark_engine.runtime.engine.policy.pacing import THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 
 WARM = 8  # steps

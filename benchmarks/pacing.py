@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks import loads
 from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
@@ -112,7 +112,7 @@ class Reckoned:
             ended, began, end = self._flying.popleft()
             self._now = max(self._now, end)
             self.scheduler.collected(ended.step)
-            self.scheduler.pacing.took(ended.batches, (end - began) * 1e6)
+            self.scheduler.measured(ended.batches, (end - began) * 1e6)
             came += [n for batch in ended.batches for n in self._sampled(batch)]
         return came
 

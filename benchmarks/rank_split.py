@@ -46,7 +46,7 @@ def time_all(bench: Bench, family: str, rows: int) -> tuple[tuple[Launched, ...]
     assert bench.folder is not None
     file = next(b for b in bench.folder.manifest.buckets if (b.family, b.rows) == (family, rows))
     payload = bench.folder.engine(file).payload
-    store: Any = bench.engine.loaded.store
+    store: Any = bench.engine.loaded.device_states
     store._orders.add(Tables([Table(SPLIT, [rows], family.encode())]))
     store._orders.send()
     lead: Any = bench.executors[family, rows].inner

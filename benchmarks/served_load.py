@@ -26,7 +26,13 @@ from benchmarks import loads
 from spark_engine.interface import PREFILL, PREFILL_TILE
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
-from spark_engine.runtime.engine.pacing import BALANCED, LATENCY, THROUGHPUT, Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import (
+    BALANCED,
+    LATENCY,
+    THROUGHPUT,
+    Pace,
+    PrefillPolicy,
+)
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
 
 IDS = 200_000  # prompts are drawn from the ids below

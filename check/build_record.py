@@ -77,7 +77,7 @@ class _GreedyRun:
     def __init__(self, loaded: Loaded) -> None:
         self._limits, self._executors = loaded.limits, loaded.executors
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
-        own = (loaded.store, loaded.sink)
+        own = (loaded.device_states, loaded.table_writer)
         self._memory = EngineMemory(loaded.states, loaded.tables, specs, 1, *own)
         self._decode, self._prefill = loaded.rows(DECODE), loaded.rows(PREFILL)
         for column in ("top_p", "repetition"):  # the temperature is 0

@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 
 from spark_engine.interface import DECODE, PREFILL, Limits
-from spark_engine.runtime.engine.pacing import BALANCED, LATENCY, THROUGHPUT, Pace, PrefillPolicy
 from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.policy.pacing import (
+    BALANCED,
+    LATENCY,
+    THROUGHPUT,
+    Pace,
+    PrefillPolicy,
+)
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
 from tests.repository import ROOT

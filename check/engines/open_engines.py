@@ -55,8 +55,8 @@ def open_engine(path: Path) -> Loaded:
         return load(path, cache_bytes=0)
     if manifest.executor != GRAPH:
         loaded = load(path, cache_bytes=0)
-        assert isinstance(loaded.store, LeadStates)
-        return replace(loaded, store=loaded.store.inner)
+        assert isinstance(loaded.device_states, LeadStates)
+        return replace(loaded, device_states=loaded.device_states.inner)
     rendezvous, threads = Rendezvous(manifest.ranks), threads_of(manifest.ranks)
     ranks = [load(path, threads=threads, cache_bytes=0, comm=comm) for comm in rendezvous.comms]
     return together(ranks[0], rendezvous, [one.executors for one in ranks])

@@ -251,7 +251,7 @@ def together(
         key: RanksExecutor([one[key] for one in by_rank], states, rendezvous, loaded.limits.vocab)
         for key in by_rank[0]
     }
-    return replace(loaded, executors=executors, states=states.shown, store=states)
+    return replace(loaded, executors=executors, states=states.shown, device_states=states)
 
 
 def name_of(name: str, rank: int) -> str:

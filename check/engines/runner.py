@@ -127,8 +127,8 @@ class SessionRunner(EngineRunner):
         """Allocates the buffers; no session is open."""
         engine = self._engine
         specs = {key: executor.specs for key, executor in engine.executors.items()}
-        self._memory = EngineMemory(engine.states, engine.tables, specs, store=engine.store)
-        apart = HostStates(engine.states) if engine.store is not None else None
+        self._memory = EngineMemory(engine.states, engine.tables, specs, store=engine.device_states)
+        apart = HostStates(engine.states) if engine.device_states is not None else None
         self._states = self._memory.states if apart is None else apart.arrays
         self._session = None
 
@@ -153,8 +153,8 @@ class SessionRunner(EngineRunner):
             self._pair(buffers)
         outputs = [s.name for s in self._engine.executors[key].specs.outputs]
         states = self._engine.states if feed_dict[SHOW][0] else ()
-        if states and self._engine.store is not None:
-            self._fetch(self._engine.store, feed_dict)
+        if states and self._engine.device_states is not None:
+            self._fetch(self._engine.device_states, feed_dict)
         return dict(defined_values({**self._states, **buffers}, outputs, states, self._paired))
 
     def _pair(self, buffers: Feed) -> None:
@@ -192,7 +192,7 @@ class SessionRunner(EngineRunner):
             state = self._states[info.spec.name]
             scratch = len(state) - 1  # after the snapshots, if a state has any
             state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
-        store = self._engine.store
+        store = self._engine.device_states
         for slot in slots.tolist() if store is not None else ():
             assert store is not None
             mine = pages if slot == slots[0] else pages[:0]

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         _check(spec, decode_stamp(packet))
         loaded = _opened(spec, channels, decode_begin(packet), receiver)
-        parts = loaded.states, loaded.tables, loaded.store, loaded.sink
+        parts = loaded.states, loaded.tables, loaded.device_states, loaded.table_writer
         follower = Follower(loaded.executors, *parts)
         receiver.answer(encode(Opened(os.getpid())))
         gc.collect()

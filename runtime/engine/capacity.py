@@ -1,6 +1,6 @@
-"""Whether an engine fits the memory that is free, and what helps where it does not.
+"""Whether an engine fits the free memory; if not, an error with remedies.
 
-Knows the manifest's plan; opens nothing, and asks for the GPUs here only to say what would help.
+Knows the manifest's plan; opens nothing, and looks up this host's GPUs only for the remedies.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ GIB = 1 << 30
 def check_capacity(
     manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0, ranks: int = 1
 ) -> None:
-    """Raises CapacityError, with the numbers, when `ranks` of the engine need more than the bytes
-    that are `available`, beside which `kept` are left to the host; what would help here is said."""
+    """Raises CapacityError, with the numbers and remedies, when `ranks` ranks of the engine need
+    more than the `available` bytes; `kept` bytes more are reserved for the host."""
     need = (manifest.memory.total + swap_bytes) * ranks
     if available is not None and need > available:
         m = manifest.memory
@@ -31,7 +31,7 @@ def check_capacity(
         less += ", or for more GPUs of this host (--tp)" if more else ""
         here = "for this card (--card), or " if manifest.card and manifest.card != name else ""
         each = f", for each of {ranks} ranks" if ranks > 1 else ""
-        host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
+        host = f" next to the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}{each}) and {available / GIB:.2f} GiB are free{host}: stop "

@@ -1,7 +1,7 @@
 """Constraints on a request's tokens (grammar, forced ids, reasoning budget), and their protocol.
 
-The frontend makes a `ConstraintSpec`, plain values that travel with the request; the engine's
-process makes a `Constraint` of it (`guide.py`). Knows no grammar's text and no tokenizer.
+The frontend makes a `ConstraintSpec`, plain values sent with the request; the engine's process
+makes a `Constraint` of it (`token_constraint_state`). Knows no grammar's text and no tokenizer.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ Words: TypeAlias = NDArray[np.uint32]
 
 
 class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request's tokens are bound to, in the order of its answer.
+    """What restricts one request's tokens, in the order of its answer.
 
     Attributes:
         grammar: of the answer, in llguidance's text form, checked by the frontend; "" for none.
-        close: ids that close a thought, among them its mark as a rule; behind them the answer is.
-        end_of_thought: the id that ends a thought, behind which the grammar starts; -1: there is no
+        close: ids that close a thought, usually with its mark; the answer follows.
+        end_of_thought: the id that ends a thought, after which the grammar starts; -1: there is no
             thought, the grammar starts with the first token that is not forced.
-        budget: most tokens of a thought, its mark among them; then `close` is forced. None: no
-            limit.
-        calls: ids that begin a call. In a thought they end it, as models call without closing it;
-            where a grammar waits behind the thought they cannot come.
+        budget: most tokens of a thought, its mark included; then `close` is forced. None: no limit.
+        calls: ids that start a call. In a thought they end it, as models call without closing it;
+            where a grammar follows the thought they are not allowed.
         forced: the first tokens, whatever is sampled. They count as the prompt does: no id among
-            them ends the sequence, and `min_tokens` counts what comes behind; `max_tokens` counts
-            them.
-        barred: rows of ids, the last of which is not sampled where the others were just before it.
+            them ends the sequence, and `min_tokens` counts only tokens after them; `max_tokens`
+            counts them.
+        barred: rows of ids, the last of which is not sampled directly after the others.
     """
 
     grammar: str = ""
@@ -45,7 +44,7 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
     barred: tuple[tuple[int, ...], ...] = ()
 
     def check(self, vocab: int) -> None:
-        """Raises RequestError when an id is none of `vocab`, or the thought's parts disagree."""
+        """Raises RequestError when an id is not below `vocab`, or the thought's parts disagree."""
         if () in self.barred:
             raise RequestError("barred has a row without ids; each must have one")
         barred = tuple(i for row in self.barred for i in row)
@@ -76,20 +75,20 @@ class Constraint(Protocol):
     """One sequence's, in the engine's process; used by one thread at a time."""
 
     def fill(self, row: Words) -> bool:
-        """Writes the ids that the next token may have: bit i % 32 of word i // 32, at least one.
+        """Writes the allowed ids of the next token: bit i % 32 of word i // 32, at least one.
 
         `row` is u32 [ceil(vocab / 32)], every word of which is written. False: all ids are allowed,
-        and the row is left as it was.
+        and the row is not written.
         """
         ...
 
     def advance(self, token: int) -> None:
-        """A token was sampled, always an allowed one: else it raises InternalError."""
+        """Adds a sampled token. Raises InternalError for one that is not allowed."""
         ...
 
     @property
     def done(self) -> bool:
-        """Nothing can follow: the sequence ends with STOP."""
+        """No token can follow: the sequence ends with STOP."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What this machine is: the targets whose engines run here."""
+"""The targets that this machine runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RTX = "rtx", ((8, 9), (12, 0), (12, 1))  # TensorRT-RTX's target, and the GPUs i
 
 
 def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The build targets whose engines run here: those that need no GPU, and the GPU's."""
+    """The build targets that run here: those that need no GPU, and the GPU's."""
     return (*hosts, *_gpu_targets())
 
 
@@ -26,8 +26,8 @@ def _gpu_targets() -> tuple[str, ...]:
 
 
 def foreign(target: str, here: tuple[str, ...]) -> str:
-    """What a target's engines need that this machine, where those for `here` run, lacks, and what
-    to do; empty where they run, and where that they are for another is all there is to say."""
+    """What this machine, where engines for `here` run, lacks for a target's engines, and the
+    remedy; empty where they run, and where the only reason is another target."""
     if target in here:
         return ""
     name, known = RTX
@@ -59,8 +59,7 @@ def _capability() -> tuple[int, int] | None:
 
 
 def present_card() -> tuple[str | None, int]:
-    """The first GPU's card by its name in a manifest, None where there is none, and how many GPUs
-    there are."""
+    """The name of the first GPU's card in a manifest, None without one, and the number of GPUs."""
     try:
         from spark_engine.device.gpu import count, present
     except ImportError:  # without the extra `cuda`

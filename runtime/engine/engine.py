@@ -18,20 +18,21 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.masks import Masks
-from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.state import describe
 from spark_engine.runtime.engine.step import Loop, end_event
+from spark_engine.runtime.engine.token_constraint_state import ConstraintState
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.timed import TimedExecutor
 from spark_engine.runtime.ranks.rendezvous import split_hosts
 
-CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
+CHECK_S = 0.25  # seconds between an idle engine's checks of its other ranks
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,23 @@ class EngineOptions:
     """How an engine is run; nothing here changes a token.
 
     Attributes:
-        policy: how prefill is paced beside decode.
-        depth: steps launched ahead of the one whose results are read: 0 or 1; None is 1 for an
-            engine whose states are a device's, which works while the host plans, and else 0.
+        policy: how prefill is paced next to decode.
+        depth: steps launched ahead of the one whose results are read: 0 or 1; None: 1 for an engine
+            with states on a device, which works while the host plans, else 0.
         max_waiting: requests that may queue for admission.
-        swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed.
-            No more than all slots and pages together is ever used.
+        swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed. At
+            most all slots and pages together are used.
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
-        drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
+        drafts: most drafts of a round, 0 for none; None: as many as the engine has buckets for.
         fixed_drafts: every round has that many, as far as requests can use them, to measure.
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
-        profile: the file that gets a trace of what was done when; None for none.
-        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
-        host_bytes: what stays with the host of a memory that it shares with the GPU; None is the
-            default of `shared_memory`.
+        profile: file of a trace of steps and launches; None for none.
+        cache_bytes: of the prefix cache, 0 for none; None: what the free memory allows.
+        host_bytes: kept free for the host where GPU and host share memory; None: the default of
+            `shared_memory`.
         tp: ranks that the engine must have; None: as many as it was built for.
-        hosts: where each rank is, `a,b`, the first being this host; None: all are here.
+        hosts: host of each rank, `a,b`, the first being this host; None: all are here.
         grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
@@ -85,26 +86,24 @@ class Engine:
     def __init__(
         self, loaded: Loaded, options: EngineOptions | None = None, trace: NoTrace | None = None
     ) -> None:
-        """`trace` is told what the loop does, and when launches ran."""
+        """`trace` records the parts of each step, and when launches ran."""
         self.options = options or EngineOptions()
         self._trace = trace or NoTrace()
         given = self.options.depth
-        ahead = loaded.store is not None and not loaded.synchronous
+        ahead = loaded.device_states is not None and not loaded.synchronous
         self.depth = int(ahead) if given is None else given
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
-        own = (loaded.store, loaded.sink)
+        own = (loaded.device_states, loaded.table_writer)
         self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy, loaded.costs)
         self.drafts = len(self.scheduler.sizes.verify)  # most of a round
-        self._masks = Masks(self.memory, loaded.limits.vocab, self.options.grammars)
-        executors = self._executors()
-        self._loop = Loop(
-            self.scheduler, self.memory, executors, self._masks, self.depth, self._trace
-        )
+        self._masks = Masks(self.memory, self.options.grammars)
+        parts = self.scheduler, self.memory, self._executors(), self._masks
+        self._loop = Loop(*parts, self.depth, self._trace)
         self._buckets = [(key, f"{key[0]}_{key[1]}") for key in sorted(loaded.executors)]
         self._live: dict[int, Sequence] = {}
-        self._events: list[Event] = []  # ends that no step brought
+        self._events: list[Event] = []  # of cancelled requests
         self._next_id = 0
         self._random = random.Random(self.options.seed)
         self._last_step = time.monotonic()
@@ -117,7 +116,7 @@ class Engine:
         shown: Progress | None = None,
         trace: NoTrace | None = None,
     ) -> Engine:
-        """Opens an engine folder and shows how far that is.
+        """Opens an engine folder and shows its progress.
 
         Raises EngineError or CapacityError (see `load`).
         """
@@ -137,7 +136,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing is live, and every event was handed out."""
+        """Nothing is live, and every event was returned."""
         return not (self._live or self._events or self._loop.in_flight)
 
     def submit(self, request: Request) -> int:
@@ -170,7 +169,10 @@ class Engine:
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         drafts = self.drafts if params.drafts is None else min(params.drafts, self.drafts)
         stops = params.stop_ids(self.loaded.eos)
-        seq = Sequence(request_id, request, limit, stops, seed, drafts)
+        state = None
+        if constraint is not None:
+            state = ConstraintState(constraint, self.loaded.limits.vocab, stops, drafts)
+        seq = Sequence(request_id, request, limit, stops, seed, drafts, state)
         self.scheduler.add(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
@@ -191,7 +193,7 @@ class Engine:
         return True
 
     def step(self) -> list[Event]:
-        """Does one step and returns what happened, in order for each request."""
+        """Does one step and returns its events, in order for each request."""
         events, self._events = self._events, []
         if self._live or self._loop.in_flight:
             events += self._loop.step()
@@ -208,36 +210,21 @@ class Engine:
         return self._loop.begun
 
     def stats(self) -> dict[str, object]:
-        """What the engine is doing, for metrics and a watchdog; plain numbers by name.
+        """Figures for metrics and a watchdog; plain numbers by name.
 
         `last_step_age` is seconds since the last step ended; with live requests it must stay
         small. `buckets` counts launches by "family_rows". The others count since the start.
         """
-        scheduler, counts = self.scheduler, self._loop.counts
-        swapped = scheduler.waiting.swapped
+        counts = self._loop.counts
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
         counted["rounds_by_k"] = dict(counts.rounds_by_k)
         counted["buckets"] = {name: counts.buckets[key] for key, name in self._buckets}
-        return {
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting) - swapped,
-            "swapped": swapped,
-            "free_pages": scheduler.pages.free
-            + scheduler.pages.spare,  # those the cache alone keeps
-            "free_slots": scheduler.slots.free,
-            "pages": scheduler.pages.size,
-            "slots": scheduler.slots.size,
-            "swap_bytes": scheduler.swap_used,
-            "preempted_swap": scheduler.preemptions["swap"],
-            "preempted_recompute": scheduler.preemptions["recompute"],
-            "last_step_age": time.monotonic() - self._last_step,
-            **scheduler.reuse.stats(),
-            **counted,
-        }
+        age = time.monotonic() - self._last_step
+        return {**self.scheduler.stats(), "last_step_age": age, **counted}
 
     def check(self) -> float | None:
-        """Raises what another rank has fallen of; seconds until it is to be asked again, None where
-        there are no others. A step asks by itself."""
+        """Raises the error that ended another rank; else seconds until the next check, None where
+        there are no other ranks. A step checks by itself."""
         group = self.loaded.group
         if group is None:
             return None
@@ -245,39 +232,27 @@ class Engine:
         return CHECK_S
 
     def state(self) -> dict[str, object]:
-        """What the engine is doing, for a dump: plain values without a token. It may be called by
-        another thread while `step` hangs, and fail while it runs."""
+        """The engine's state for a dump: plain values without a token. Another thread may call it
+        while `step` hangs; it may fail while `step` runs."""
         loop, seqs = self._loop, list(self._live.values())
         return describe(self.scheduler, loop.plan, loop.launched, seqs) | {"stats": self.stats()}
 
     def check_idle(self) -> None:
-        """Raises InternalError unless everything is back where it was at the start, or is kept by
-        the prefix cache alone (`clear_cache`)."""
+        """Raises InternalError unless everything is free, or is kept by the prefix cache alone."""
         self.scheduler.check()
-        pages = self.scheduler.pages
-        free: Mapping[str, bool] = {
-            "requests": not self._live,
-            "launched steps": not self._loop.in_flight,
-            "slots": self.scheduler.slots.free == self.scheduler.slots.size,
-            "pages": pages.free + pages.spare == pages.size,
-            "snapshots": self.scheduler.swap_used == 0,
-            "queue": not (self.scheduler.waiting or self.scheduler.running),
-        }
-        left = [name for name, ok in free.items() if not ok]
+        left = ["requests"] * bool(self._live) + ["launched steps"] * bool(self._loop.in_flight)
+        left += self.scheduler.held()
         if left:
             raise InternalError(f"the idle engine still holds {', '.join(left)}")
 
     def clear_cache(self) -> None:
-        """Forgets every prompt; pages that are in use are free when nobody uses them any more."""
-        self.scheduler.reuse.cache.clear()
+        """Empties the prefix cache; pages in use are free when they no longer are."""
+        self.scheduler.clear_cache()
 
     def save_memory(self, short: bool) -> None:
-        """While the host's memory is `short` no sequence is swapped out: those that are, prefill
-        again, and the cache is empty. What a device or a CPU's executor has allocated stays so."""
-        self.scheduler.frugal = short
-        if short:
-            self.clear_cache()
-            self.scheduler.drop_snapshots()
+        """While the host's memory is `short` no sequence is swapped out; those that are, prefill
+        again, and the prefix cache is emptied. What executors have allocated stays allocated."""
+        self.scheduler.save_memory(short)
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""
@@ -299,7 +274,7 @@ class Engine:
         return tuple(rows)
 
     def _cache_bytes(self) -> int:
-        """What was asked for, or found at loading; or else all rows and pages."""
+        """The option, or the budget found at loading; or else all rows and pages."""
         memory = self.memory
         most = self.loaded.limits.pages * memory.page_bytes
         most += memory.snapshot_rows * memory.snapshot_bytes

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -55,7 +55,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 class OpenExecutor(Protocol):
-    """Makes an executor from a `.engine` file; `folder` holds the weights."""
+    """Opens an executor from a `.engine` file; `folder` holds the weights."""
 
     def __call__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
@@ -63,21 +63,25 @@ class OpenExecutor(Protocol):
 
 
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
-HOST_TARGETS = ("cpu",)  # what these are built for; a GPU's target is known by its driver
+HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine whose executors are open.
+    """An engine with open executors.
 
-    `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
-    tables when the executors bring their own. `opener` opens one more payload beside the
-    executors, over the same weights, states and tables; whoever calls it closes what it opened.
-    `costs`: microseconds of a launch by bucket, as far as they are known. `cache_bytes`: what the
-    prefix cache may hold, pages and snapshots together, 0 for nothing; None: all there are.
-    `invariant`: a sequence's bits do not depend on the bucket it runs in. `clock` tells when a
-    device ran what was launched; None where launches are synchronous. `synchronous`: launches run
-    at once, wherever the states are. `group`: the other ranks, which end with this one.
+    Attributes:
+        folder: None when it came from no folder.
+        device_states: the states, where the executors have their own; None: the host's.
+        table_writer: writes the tables, likewise.
+        open_bucket: opens one more payload over the same weights, states and tables; the caller
+            closes it.
+        costs: microseconds of a launch by bucket, as far as they are known.
+        cache_bytes: budget of the prefix cache, pages and snapshots together; None: all there are.
+        invariant: a sequence's bits do not depend on the bucket it runs in.
+        clock: of launches on a device; None where launches are synchronous.
+        synchronous: launches run at once, wherever the states are.
+        group: the other ranks, which end with this one.
     """
 
     limits: Limits
@@ -86,9 +90,9 @@ class Loaded:
     tables: tuple[TensorSpec, ...]
     executors: Mapping[BucketKey, Executor]
     folder: EngineFolder | None = None
-    store: States | None = None
-    sink: TableSink | None = None
-    opener: OpenExecutor | None = None
+    device_states: States | None = None
+    table_writer: TableSink | None = None
+    open_bucket: OpenExecutor | None = None
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
     cache_bytes: int | None = None
     invariant: bool = False
@@ -97,7 +101,7 @@ class Loaded:
     group: Group | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
-        """The family's buckets, in rows, ascending; none of a family that the engine has not."""
+        """The family's buckets, in rows, ascending; none where the engine has none."""
         return tuple(sorted(rows for name, rows in self.executors if name == family))
 
     def rows(self, family: str) -> tuple[int, ...]:
@@ -108,8 +112,9 @@ class Loaded:
         return found
 
     def close(self) -> None:
-        """Closes every executor, the last of which takes the device's memory with it, and ends the
-        other ranks. These are told first: each frees what others read when they have let it go."""
+        """Closes every executor, the last of which frees the device's memory, and ends the other
+        ranks. These get the message first: each frees memory that others read after they have
+        released it."""
         with ExitStack() as last:  # all of it, even where one fails
             if self.group is not None:
                 last.callback(self.group.close)
@@ -121,8 +126,6 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How an engine is to be opened; as of `load`."""
-
     swap_bytes: int = 0
     threads: int = 0
     cache_bytes: int | None = None
@@ -148,21 +151,20 @@ def load(
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
-    `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
-    states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
-    has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
-    none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one; with `masks` all of its graphs are recorded at the start, also those of steps that wait for
-    masks. `host_bytes` stay with the host where GPU and host share memory; None: the default. With
-    `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
-    of several ranks is opened as rank 0, whose others are processes of this host, or wait on the
-    `hosts` behind the first; with `comm` as the rank that this is the end of. Raises EngineError
-    when the folder is damaged, newer, or for another machine, and CapacityError, before anything is
-    loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
+    `swap_bytes`: for swap copies, on top of the manifest's plan, at most all states; `threads` per
+    executor, 0 for one per core; `mark` is called with the name of each finished stage, `shown`
+    shows progress. `cache_bytes`: of the prefix cache, 0 for none; None: what the memory allows.
+    Without `graphs` a GPU's launches are queued one by one; with `masks` all of its graphs are
+    recorded at the start, also those of steps that wait for masks. `host_bytes`: kept for the host
+    where GPU and host share memory; None: the default. With `least` only the least bucket of decode
+    and of prefill is opened on a CPU. An engine of several ranks is opened as rank 0, the others
+    being processes of this host or of the `hosts` after the first; with `comm` as that rank. Raises
+    EngineError when the folder is damaged, newer, or for another machine, and CapacityError, before
+    anything is loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
     options = LoadOptions(swap_bytes, threads, cache_bytes, graphs, masks, least, host_bytes)
-    mark, shown = mark or _ignore, shown or Progress(None)
+    mark, shown = mark or (lambda stage: None), shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
         return _load(path, manifest, options, mark, shown, comm)
     with ExitStack() as undo:
@@ -182,10 +184,10 @@ def load(
 
 
 def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
-    """Rank 0's part of an engine, which the other ranks follow."""
-    synchronous = loaded.store is None
-    store = HostStates(loaded.states) if loaded.store is None else loaded.store
-    arrays = store.arrays if synchronous else {}
+    """Rank 0's part of an engine, with executors and states that send orders to the others."""
+    states, synchronous = loaded.device_states, loaded.device_states is None
+    states = HostStates(loaded.states) if states is None else states
+    arrays = states.arrays if synchronous else {}
     names = [spec.name for spec in loaded.tables]
     executors = {
         key: LeadExecutor(one, key, orders, names, arrays) for key, one in loaded.executors.items()
@@ -193,9 +195,9 @@ def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
     return replace(
         loaded,
         executors=executors,
-        store=LeadStates(store, orders),
-        sink=LeadTables(loaded.sink, orders),
-        opener=None,
+        device_states=LeadStates(states, orders),
+        table_writer=LeadTables(loaded.table_writer, orders),
+        open_bucket=None,
         synchronous=synchronous,
         group=group,
     )
@@ -209,7 +211,7 @@ def _load(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """One rank's part, or all of an engine that has one."""
+    """One rank's part, or all of an engine of one rank."""
     rank = 0 if comm is None else comm.rank
     if not options.graphs and manifest.executor != NATIVE:
         words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
@@ -219,8 +221,8 @@ def _load(
     shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
     swap_bytes = min(options.swap_bytes, memory.kv + memory.states)
     here = manifest.ranks if comm is not None and comm.here else 1
-    if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        # Rank 0 asks for all of this host; the others look when some have taken theirs.
+    if manifest.executor != NATIVE:  # a device's memory is checked when it is opened
+        # Rank 0 checks for all ranks of this host; the others start when some have allocated.
         room = host_room(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
@@ -232,7 +234,7 @@ def _load(
             f"{path} is for the GPU {manifest.target}, and no GPU can be used here: `spark-run "
             "doctor` says why; `spark-build CHECKPOINT --target cpu` builds one that needs none"
         )
-    # A device verifies the weights while it reads them, and every rank its own.
+    # A device verifies the weights while it reads them, and each rank its own file.
     own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
     deferred = set(manifest.weights_files) - set(own)
     folder = open_folder(path, target, deferred, shown.advance)
@@ -250,10 +252,10 @@ def _load_host(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine whose buckets are opened several at once, each for itself. Where a GPU has the
-    same memory, no other engine measures and takes its own meanwhile; a rank opens its part
-    without the others, so that none waits for who waits for it. What a CPU's states take is theirs
-    only when they are written, behind the turn: there the plan counts, not what is seen."""
+    """An engine on the CPU; several buckets are opened at once. Where a GPU shares the memory, no
+    other engine measures and allocates meanwhile (`memory_turn`); a rank does not wait for the
+    others there, which would be a deadlock. The states' memory is only allocated when it is
+    written, after the turn: so the plan counts, not the free memory measured later."""
     manifest = folder.manifest  # the verified one
     wanted = least_buckets(manifest) if options.least else manifest.buckets
     here = manifest.ranks if comm is not None and comm.here else 1
@@ -271,19 +273,19 @@ def _load_host(
                 shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = table[manifest.executor]
-    made = Loaded(*_common(manifest), executors, folder, opener=opener)
-    return _measured(made, manifest, manifest.limits.snapshots, options.cache_bytes)
+    rows = manifest.limits.snapshots
+    return _loaded(folder, executors, rows, options.cache_bytes, open_bucket=opener)
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
-    """Of decode and of prefill the bucket of fewest rows."""
+    """The bucket of fewest rows of decode, and of prefill."""
     by_family = ([b for b in manifest.buckets if b.family == f] for f in (DECODE, PREFILL))
     return tuple(min(found, key=lambda b: b.rows) for found in by_family if found)
 
 
 def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
-    """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
-    each beyond it as much again."""
+    """Buckets that may be opened at once: the plan has one arena, and each further one needs as
+    much again."""
     most = os.cpu_count() or 1
     if free is None:
         return most
@@ -298,8 +300,8 @@ def _load_native(
     shown: Progress,
     comm: Communicator | None,
 ) -> Loaded:
-    """The engine on the first GPU, which one owner opens bucket by bucket. Where the host has the
-    same memory, no other engine measures and takes its own meanwhile."""
+    """The engine on the first GPU, opened bucket by bucket. Where the host shares the memory, no
+    other engine measures and allocates meanwhile (`memory_turn`)."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest, threads = folder.manifest, options.threads
@@ -312,7 +314,7 @@ def _load_native(
             room = GpuMemory(*memory, options.host_bytes)
             check_capacity(manifest, 0, room.usable, room.kept)
             rows = device_rows(manifest, room, options.cache_bytes)
-            # the same on all ranks: what the least room holds
+            # the same on all ranks: what the smallest memory holds
             return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
 
         engine = NativeEngine(folder, rows_in, mark, options.graphs, options.masks, comm)
@@ -329,27 +331,22 @@ def _load_native(
             mark(f"{bucket.family} {bucket.rows}")
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
-    own = engine.states, engine.tables, engine.open
-    made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
-    return _measured(made, manifest, rows, options.cache_bytes)
+    own = {"device_states": engine.states, "table_writer": engine.tables, "clock": engine.clock}
+    return _loaded(folder, executors, rows, options.cache_bytes, open_bucket=engine.open, **own)
 
 
-def _common(
-    manifest: Manifest,
-) -> tuple[Limits, tuple[int, ...], tuple[StateInfo, ...], tuple[TensorSpec, ...]]:
-    return manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables
-
-
-def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | None) -> Loaded:
-    """With what a launch costs, the cache's budget with so many snapshot rows, and whether bits are
-    invariant."""
-    costs = {(b.family, b.rows): b.cost_us for b in manifest.buckets}
-    cache = budget(manifest, rows, cache_bytes)
-    return replace(loaded, costs=costs, cache_bytes=cache, invariant=manifest.invariant)
-
-
-def _ignore(stage: str) -> None:
-    """The end of a stage that nobody times."""
+def _loaded(
+    folder: EngineFolder,
+    executors: Mapping[BucketKey, Executor],
+    rows: int,
+    cache_bytes: int | None,
+    **own: Any,
+) -> Loaded:
+    """With what the manifest says; `rows`: snapshot rows of the prefix cache."""
+    m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
+    costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
+    own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}
+    return Loaded(m.limits, m.eos_token_ids, m.states, m.tables, executors, folder, **own)
 
 
 def _open(

@@ -1,11 +1,11 @@
 """Token masks: computes which ids each sequence may have next, in time for its step.
 
-Grammars work in a few threads while the device computes what needs no mask; they are made in
-others, which may take long. One that takes longer than SLOW runs only in steps that find its mask
-ready; one that takes longer than BOUND ends its request. So nobody else's step waits for it but the
-one in which that is found out.
+Masks are computed in a few threads while the device computes what needs none; grammars are compiled
+in others, which may take long. If its mask takes longer than SLOW, a sequence runs only in steps
+that find it ready; if it takes longer than BOUND, the request ends. So a slow mask delays at most
+one step of other requests.
 
-Knows guides, threads and two tables; not who runs when.
+Knows constraint states, threads and two tables; no scheduler.
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from dataclasses import dataclass, field
 from spark_engine.errors import InternalError
 from spark_engine.interface import SAMPLING_I
 from spark_engine.runtime.engine.constraint import Grammars
-from spark_engine.runtime.engine.guide import Answer, Guide, Need
-from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.request import Status
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.token_constraint_state import (
+    ConstraintState,
+    MaskDependency,
+    MaskResult,
+)
 from spark_engine.runtime.executors.memory import EngineMemory
 
-BOUND = 1.0  # seconds of a mask, after which the request ends; COMPILED: of making the grammar too
-COMPILED = 10.0
-SLOW = 0.01  # seconds of a mask, after which it is made between steps
+BOUND = 1.0  # seconds of a mask, after which the request ends
+COMPILED = 10.0  # seconds of compiling the grammar and the first mask, likewise
+SLOW = 0.01  # seconds of a mask, after which it is computed between steps
 PAUSE = 0.002  # seconds that a step without work waits for a mask
-THREADS = 8  # of masks, and as many of making grammars
+THREADS = 8  # of masks, and as many of compiling grammars
 FLAG = SAMPLING_I.index("masked")
 ALLOW, FLAGS = ("allow",), ("sampling_i",)
 
 
 @dataclass(slots=True)
 class Ended:
-    """Sequences whose grammar allows nothing more, and those whose grammar failed, with words."""
+    """Sequences that end, since their grammar allows no more tokens, or failed (with the error)."""
 
     done: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
@@ -45,175 +49,176 @@ class Ended:
 class Masks:
     """Those of one engine; one thread owns it. `grammars` None: no request may have a grammar."""
 
-    def __init__(self, memory: EngineMemory, vocab: int, grammars: Grammars | None) -> None:
-        self._memory, self._vocab, self._grammars = memory, vocab, grammars
+    def __init__(self, memory: EngineMemory, grammars: Grammars | None) -> None:
+        self._memory, self._grammars = memory, grammars
         self._makers, self._fillers = _Threads("grammar"), _Threads("masks")
-        # By id those whose grammar is made, or whose mask nobody reads before it is there.
-        self._under_way: dict[int, Sequence] = {}
+        self._make, self._fill = self._makers.submit, self._fillers.submit
+        # By id those with a grammar being compiled, or a mask that no step waits for.
+        self._in_progress: dict[int, Sequence] = {}
         self.bound, self.compiled, self.slow = BOUND, COMPILED, SLOW
 
     def begin(self, seq: Sequence) -> None:
-        """Makes the guide of a sequence that has just come, if its request binds it."""
-        spec = seq.request.constraint
-        if spec is None:
-            return
-        seq.guide = Guide(spec, self._vocab, seq.stop_ids, seq.drafts)
-        if spec.grammar and self._grammars is not None:
-            seq.guide.begin(self._make, self._grammars)
-            self._under_way[seq.id] = seq
+        state = seq.constraint
+        if state is not None and state.spec.grammar and self._grammars is not None:
+            state.compile(self._make, self._grammars)
+            self._in_progress[seq.id] = seq
 
-    def watch(self, seqs: Iterable[Sequence]) -> None:
-        """They have lost their slots, and come back when their masks are there."""
-        self._under_way |= {s.id: s for s in seqs if s.guide is not None and not s.guide.ready}
+    def follow_slots(self, plan: StepPlan) -> None:
+        """Preempted sequences resume once their masks are ready; a new table row has no mask."""
+        lost = (s for s in plan.preempted if s.constraint is not None and not s.constraint.ready)
+        self._in_progress |= {seq.id: seq for seq in lost}
+        for seq in plan.admitted:
+            if seq.constraint is not None and seq.slot >= 0:
+                seq.constraint.flagged = False
 
     def poll(self, idle: bool) -> Ended:
-        """Looks after what is under way; who failed, or took too long. With `idle` it waits a
-        little where nothing has changed, since there is nothing else to do."""
+        """Checks the jobs in progress; returns sequences that failed or took too long. With `idle`
+        it waits PAUSE at most for a change, since there is nothing else to do."""
         ended = Ended()
-        if not self._under_way:
+        if not self._in_progress:
             return ended
-        jobs = [seq.guide.job for seq in self._under_way.values() if seq.guide and seq.guide.job]
+        states = [seq.constraint for seq in self._in_progress.values()]
+        jobs = [state.job for state in states if state and state.job]
         if idle and jobs and not any(job.done() for job in jobs):
             wait(jobs, PAUSE, FIRST_COMPLETED)
         late, now = [], time.monotonic()
-        for seq in [*self._under_way.values()]:
-            guide = seq.guide
-            if seq.status is Status.FINISHED or guide is None or guide.ready:
-                seq.paused = False  # what its job says, or raises, is read with its mask
-                del self._under_way[seq.id]
-            elif now - guide.asked > self._most(guide):
-                late.append((seq, guide))
-        for seq, guide in self._beyond_help(late):
-            del self._under_way[seq.id]
-            ended.failed.append((seq, _too_long(self._most(guide))))
+        for seq in [*self._in_progress.values()]:
+            state = seq.constraint
+            if seq.status is Status.FINISHED or state is None or state.ready:
+                if state is not None:
+                    state.paused = False  # the job's result, or error, is read with its mask
+                del self._in_progress[seq.id]
+            elif now - state.asked > self._most(state):
+                late.append((seq, state))
+        for seq, state in self._started(late):
+            del self._in_progress[seq.id]
+            ended.failed.append((seq, _too_long(self._most(state))))
         return ended
 
-    def _most(self, guide: Guide) -> float:
-        return self.bound if guide.made else self.compiled
+    def _most(self, state: ConstraintState) -> float:
+        return self.bound if state.compiled else self.compiled
 
     def advance(self, seq: Sequence, token: int) -> str:
-        """A token of a guided sequence was read, and it goes on: its next mask is asked for. What
-        is wrong with the token, "" for nothing."""
-        guide = seq.guide
-        if guide is None:
+        """Adds a token that was read to an unfinished sequence's state and asks for its next mask.
+        Returns the error of the token, "" for none."""
+        state = seq.constraint
+        if state is None:
             return ""
         try:
-            guide.advance(token)
+            state.advance(token)
         except InternalError as error:
             return str(error)
-        if guide.untold:  # what the job of its beginning says holds until then
-            guide.ask(self._fill)
-            if seq.paused:
-                self._under_way[seq.id] = seq
+        if state.has_pending:  # until then the first job's result is valid
+            state.ask(self._fill)
+            if state.paused:
+                self._in_progress[seq.id] = seq
         return ""
 
     def waits(self, batch: Batch) -> bool:
-        """Whether a mask of the batch depends on tokens that are on their way."""
-        needs = (s.guide.need(i) for s, i in batch.bound if s.guide is not None)
-        return any(need is Need.TOKENS for need in needs)
+        """Whether a mask of the batch depends on tokens in flight."""
+        rows = ((s.constraint, i) for s, i in batch.bound if s.constraint is not None)
+        return any(state.dependency(i) is MaskDependency.TOKENS for state, i in rows)
 
-    def write(self, batch: Batch, ended: Ended) -> None:
-        """Writes the masks of a batch's tokens, all tokens before them having been read. A row of
-        one that ends has any mask. Takes at most twice the bound."""
-        late = self._write_ready(batch.bound, ended)
-        if not late:
-            return
-        guides = [(seq, seq.guide) for seq, _ in late if seq.guide is not None]
-        lost = {seq.id: seq for seq, _ in self._beyond_help(guides)}
-        again = self._write_ready([row for row in late if row[0].id not in lost], ended)
-        for seq in (*lost.values(), *(seq for seq, _ in again)):
-            ended.failed.append((seq, _too_long(self.bound)))
+    def write(self, batches: Iterable[Batch]) -> Ended:
+        """Writes the masks of the batches' tokens, all tokens before them having been read. A row
+        of a sequence that ends has any mask. Takes at most twice the bound for each batch."""
+        ended = Ended()
+        for batch in batches:
+            late = self._write_ready(batch.bound, ended)
+            if not late:
+                continue
+            states = [(seq, seq.constraint) for seq, _ in late if seq.constraint is not None]
+            lost = {seq.id: seq for seq, _ in self._started(states)}
+            again = self._write_ready([row for row in late if row[0].id not in lost], ended)
+            for seq in (*lost.values(), *(seq for seq, _ in again)):
+                ended.failed.append((seq, _too_long(self.bound)))
+        return ended
 
     def _write_ready(
         self, rows: Iterable[tuple[Sequence, int]], ended: Ended
     ) -> list[tuple[Sequence, int]]:
-        """Writes masks that are there within the bound; returns the rows of the others."""
+        """Writes masks that are ready within the bound; returns the rows of the others."""
         deadline, late = time.monotonic() + self.bound, []
         for seq, index in rows:
-            guide = seq.guide
-            if guide is None or seq.status is Status.FINISHED:
+            state = seq.constraint
+            if state is None or seq.status is Status.FINISHED:
                 continue
             try:
-                self._write(seq, guide, index, deadline, ended)
+                self._write(seq, state, index, deadline, ended)
             except TimeoutError:
                 late.append((seq, index))
-            except Exception as error:  # a grammar's: whatever it is, it is that request's
+            except Exception as error:  # a grammar's: it ends that request alone
                 ended.failed.append((seq, f"the grammar failed: {error}"))
         return late
 
     def _write(
-        self, seq: Sequence, guide: Guide, index: int, deadline: float, ended: Ended
+        self, seq: Sequence, state: ConstraintState, index: int, deadline: float, ended: Ended
     ) -> None:
         tables, slot = self._memory.tables, seq.slot
-        if guide.need(index) is Need.TOKENS and guide.asks:
-            answer = self._read(guide, deadline)
-            guide.slow = answer.seconds > self.slow
-            if answer.done:
+        if state.dependency(index) is MaskDependency.TOKENS and state.asks:
+            result = self._read(state, deadline)
+            state.slow = result.seconds > self.slow
+            if result.done:
                 ended.done.append(seq)
                 return
-            mask = guide.without_barred(answer.mask)
-            seq.paused = guide.slow
+            mask = state.without_barred(result.mask)
+            state.paused = state.slow
         else:
-            mask = guide.mask(index)
+            mask = state.mask(index)
         if mask is not None:
             tables["allow"][slot] = mask
             self._memory.mark(slot, ALLOW)
-        if (mask is not None) != guide.flagged:
-            guide.flagged = mask is not None
-            tables["sampling_i"][slot, FLAG] = guide.flagged
+        if (mask is not None) != state.flagged:
+            state.flagged = mask is not None
+            tables["sampling_i"][slot, FLAG] = state.flagged
             self._memory.mark(slot, FLAGS)
 
-    def _read(self, guide: Guide, deadline: float) -> Answer:
-        """What the grammar says of the next token. Raises TimeoutError if it says nothing yet."""
-        if guide.job is None:
+    def _read(self, state: ConstraintState, deadline: float) -> MaskResult:
+        """The grammar's result for the next token. Raises TimeoutError at the deadline."""
+        if state.job is None:
             raise InternalError("no mask was requested of the grammar")
-        error = guide.job.exception(max(0.0, deadline - time.monotonic()))
-        if error is not None:  # a panic of a library is no Exception, and no more than that
+        error = state.job.exception(max(0.0, deadline - time.monotonic()))
+        if error is not None:  # a library's panic is a BaseException, and not a reason to exit
             raise InternalError(str(error)) from error
-        return guide.job.result()
+        return state.job.result()
 
-    def _beyond_help(self, late: list[tuple[Sequence, Guide]]) -> list[tuple[Sequence, Guide]]:
-        """Gives jobs that took too long other threads, where they were never begun, since they
-        stood behind others that take too long; returns those others."""
-        for threads, made in ((self._makers, False), (self._fillers, True)):
-            if any(guide.made == made for _, guide in late):
+    def _started(
+        self, late: list[tuple[Sequence, ConstraintState]]
+    ) -> list[tuple[Sequence, ConstraintState]]:
+        """Moves late jobs that were never started, since others occupied the threads, to new
+        threads; returns those others."""
+        for threads, compiled in ((self._makers, False), (self._fillers, True)):
+            if any(state.compiled == compiled for _, state in late):
                 threads.abandon()
-        begun = []
-        for seq, guide in late:
-            if guide.job is None or not guide.job.cancel():
-                begun.append((seq, guide))
+        started = []
+        for seq, state in late:
+            if state.job is None or not state.job.cancel():
+                started.append((seq, state))
             else:
-                guide.again(self._fill if guide.made else self._make)
-        return begun
-
-    def _make(self, job: Callable[[], Answer]) -> Future[Answer]:
-        return self._makers.submit(job)
-
-    def _fill(self, job: Callable[[], Answer]) -> Future[Answer]:
-        return self._fillers.submit(job)
+                state.resubmit(self._fill if state.compiled else self._make)
+        return started
 
     def close(self) -> None:
-        """Ends the threads when what they work on is done. May be called twice."""
+        """Ends the threads when their jobs are done. May be called twice."""
         for threads in (self._makers, self._fillers):
             threads.abandon(cancel=True)
 
 
 class _Threads:
-    """A few, made when they are needed."""
+    """A thread pool, created on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def submit(self, job: Callable[[], Answer]) -> Future[Answer]:
-        """Queues a job."""
+    def submit(self, job: Callable[[], MaskResult]) -> Future[MaskResult]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), self._name)
         return self._pool.submit(job)
 
     def abandon(self, cancel: bool = False) -> None:
-        """Leaves the threads to what they work on, and takes others. `cancel` what was not
-        begun."""
+        """Leaves the threads to their jobs; the next job gets new ones. `cancel`: jobs that were
+        not started."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=cancel)
             self._pool = None

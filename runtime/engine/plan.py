@@ -1,7 +1,6 @@
 """`StepPlan`: what one step does, from the scheduler to the loop.
 
-Plain values; whoever reads them changes the arrays, whoever wrote them has already changed the
-sequences.
+Plain values. The scheduler has already updated the sequences; the loop updates the arrays.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.guide import Need
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.token_constraint_state import MaskDependency
 
-FROM_STATE = -1  # a start: `positions[slot]`; a token id: what the last round left there
+FROM_STATE = -1  # a start: `positions[slot]`; a token id: as the last round left it in the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,10 @@ class Batch:
     """One run of the bucket (`family`, `bucket`); live rows first to last, column by column.
 
     Columns, because a decode step has a hundred rows and a few microseconds for each column.
-    `sources` and `saves` are of prefill alone: the row of the "sequence" states that a tile begins
-    from if it is its sequence's first of the launch, and that which also gets what is after it (-1:
-    none). Without them each begins from its slot's. `bound`: the sequences whose tokens a mask may
-    bind, or no longer binds, and the number of the token that each samples, from 0.
+    `sources` and `saves` are of prefill alone: the row of the "sequence" states that a tile starts
+    from if it is its sequence's first of the launch, and the row that also gets the state after it
+    (-1: none). Without them each starts from its slot's. `bound`: the sequences that a mask may
+    restrict, or no longer restricts, and the number of the token that each samples, from 0.
     """
 
     family: str
@@ -48,13 +47,15 @@ class Batch:
     bound: list[tuple[Sequence, int]] = field(default_factory=list)
 
     @property
+    def key(self) -> tuple[str, int]:
+        return self.family, self.bucket
+
+    @property
     def live(self) -> int:
-        """How many rows carry a sequence."""
         return len(self.seqs)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The live rows one by one."""
         columns = zip(self.seqs, self.starts, self.counts, self.emits, strict=True)
         return tuple(Row(*row) for row in columns)
 
@@ -77,9 +78,9 @@ class StepPlan:
         saves: snapshots to take before anything is overwritten.
         restores: snapshots to write back.
         page_copies: (from, to) for pages of which a sequence needs its own.
-        counts: slots whose next launch does not begin at 0, with what penalties are to know of the
-            tokens before that: those of the prompt, and those generated.
-        admitted: sequences whose table rows are to be written whole.
+        counts: slots with a next launch that does not start at 0, and the earlier tokens that
+            penalties count: those of the prompt, and those generated.
+        admitted: sequences; their table rows are to be written whole.
         grown: sequences that got a page, with the page's index in their list; one row a page.
         batches: at most one of decode or of a round of drafts, and one of prefill.
         preempted: sequences that lost their slot; they hold nothing any more.
@@ -99,14 +100,14 @@ class StepPlan:
 
 
 def bound_rows(seqs: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
-    """Of sequences that were launched, those that a mask may bind, or whose mask is to be taken
-    away, and the number of the token that each samples."""
+    """Of launched sequences, those that a mask may restrict, or with a mask to remove, and the
+    number of the token that each samples."""
     rows = []
     for seq in seqs:
-        guide = seq.guide
-        if guide is None:
+        state = seq.constraint
+        if state is None:
             continue
         index = seq.launched - seq.prompt_len
-        if guide.flagged or guide.need(index) is not Need.NOTHING:
+        if state.flagged or state.dependency(index) is not MaskDependency.NOTHING:
             rows.append((seq, index))
     return rows

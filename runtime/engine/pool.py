@@ -1,7 +1,7 @@
 """A pool of numbered units: KV pages, slots, or rows of snapshots.
 
-Knows which units are free, how many use each of the others, and how often the cache keeps it; who
-that is is the holders' business, and `check` compares the two.
+Counts the users of each unit and how often the cache keeps it; `check` compares the counts with
+those of the holders.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from spark_engine.errors import InternalError
 class Pool:
     """Units 0..size-1, handed out last-returned first. `name` is for messages.
 
-    A unit is free when nobody uses it and the cache does not keep it.
+    A unit is free when it has no user and the cache does not keep it.
     """
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
         self.kept = 0  # units that the cache keeps
-        self.spare = 0  # those of them that nobody uses
+        self.spare = 0  # those of them without a user
         self._free = list(range(size - 1, -1, -1))
         self._users = [0] * size
         self._keeps = [0] * size
 
     @property
     def free(self) -> int:
-        """How many units are free."""
         return len(self._free)
 
     def take(self, count: int = 1) -> list[int]:
@@ -42,7 +41,7 @@ class Pool:
         return taken
 
     def share(self, units: Iterable[int]) -> None:
-        """One more uses each. Raises InternalError for one that is free or unknown."""
+        """Adds a user to each. Raises InternalError for a unit that is free or unknown."""
         users, keeps, size, spare = self._users, self._keeps, self.size, self.spare
         for unit in units:  # hundreds of a long prompt, and a first token waits for them
             if not 0 <= unit < size or not (users[unit] or keeps[unit]):
@@ -52,7 +51,7 @@ class Pool:
         self.spare = spare
 
     def give(self, units: Iterable[int]) -> None:
-        """One fewer uses each. Raises InternalError for one that nobody uses."""
+        """Removes a user from each. Raises InternalError for a unit without users."""
         for unit in units:
             if not 0 <= unit < self.size or not self._users[unit]:
                 raise InternalError(f"{self.name} {unit} returned, but it was not taken")
@@ -70,7 +69,7 @@ class Pool:
         self._keeps[unit] += 1
 
     def drop(self, unit: int) -> None:
-        """The cache keeps the unit once less. Raises InternalError for one that it does not."""
+        """The cache keeps the unit once less. Raises InternalError if it does not keep it."""
         if not 0 <= unit < self.size or not self._keeps[unit]:
             raise InternalError(f"{self.name} {unit} dropped, but it was not kept")
         self._keeps[unit] -= 1
@@ -81,16 +80,13 @@ class Pool:
                 self._free.append(unit)
 
     def users(self, unit: int) -> int:
-        """How many use the unit."""
         return self._users[unit]
 
     def unused(self, units: Iterable[int]) -> int:
-        """How many of the units nobody uses."""
         users = self._users
         return [users[unit] for unit in units].count(0)
 
     def keeps(self, unit: int) -> int:
-        """How often the cache keeps the unit."""
         return self._keeps[unit]
 
     def check(self, held: Iterable[int], kept: Iterable[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What an executor reads, written as a plan says: table rows of what changed, and step inputs.
+"""Writes the arrays that an executor reads, as a plan says: changed table rows, step inputs.
 
 Knows the buffers' names and layouts of docs/graph.md; decides nothing.
 """
@@ -17,14 +17,13 @@ from spark_engine.runtime.executors.memory import EngineMemory
 from spark_engine.tensors import Array
 
 Arrays = Mapping[str, Array]
-INERT = -1  # the slot of a row that does nothing
-SAMPLED = -1  # a next id: what this launch samples
-ALWAYS = (1 << 31) - 1  # the position up to which a logit bias counts
+INERT = -1  # the slot of a row without a sequence
+SAMPLED = -1  # a next id: the one that this launch samples
+ALWAYS = (1 << 31) - 1  # the position up to which a logit bias applies
 PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values", "bias_until")
 
 
 def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
-    """Brings the tables up to date for the plan's batches."""
     for seq in plan.admitted:
         if seq.slot >= 0:
             write_row(memory.tables, seq)
@@ -35,7 +34,7 @@ def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
 
 
 def write_row(tables: Arrays, seq: Sequence) -> None:
-    """Writes the whole table row of a sequence that has just got its slot."""
+    """Writes the whole table row of a newly admitted sequence."""
     slot, params = seq.slot, seq.request.params
     pages = tables["page_table"][slot]
     pages[: len(seq.pages)] = seq.pages
@@ -47,8 +46,6 @@ def write_row(tables: Arrays, seq: Sequence) -> None:
     low, high = seq.seed & 0xFFFFFFFF, seq.seed >> 32 & 0xFFFFFFFF
     ints = np.array([max(params.top_k, 0), low, high, 0], np.uint32)
     tables["sampling_i"][slot] = ints.view(np.int32)
-    if seq.guide is not None:
-        seq.guide.flagged = False  # its mask is written with its next token
     _write_bias(tables, seq)
 
 

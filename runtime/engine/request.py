@@ -1,7 +1,7 @@
-"""`Request` and its sampling parameters, and the `Event`s that it gets back.
+"""`Request`, its sampling parameters, and its `Event`s.
 
-Knows the ranges of the sampling parameters and an engine's limits; knows no text (stop strings
-are carried for the frontend, which cancels) and nothing about how a request is run.
+Knows the ranges of the sampling parameters and an engine's limits; knows no text (stop strings are
+stored for the frontend, which cancels) and not how a request is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 
 MAX_STOP_STRINGS = 16
-# Of what goes to the engine with every choice; the APIs' own bounds are within these.
+# Bounds of each choice sent to the engine; the APIs' own bounds are within these.
 MOST_STOP_IDS = 512
 MOST_BYTES = {"stop": 64 << 10, "grammar": 2 << 20, "owner": 512, "salt": 64}  # of texts, as UTF-8
 MOST_IDS, MOST_BARRED, MOST_MARKS = 4096, 1 << 17, 1024  # barred: ids and rows together
@@ -50,8 +50,6 @@ class FinishReason(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
-    """Where a request is."""
-
     WAITING = "waiting"  # holds nothing
     SWAPPED = "swapped"  # holds a snapshot
     RUNNING = "running"  # holds a slot and pages
@@ -62,11 +60,10 @@ class Status(enum.StrEnum):
 class SamplingParams:
     """How the tokens of one request are drawn and when it ends.
 
-    `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None means as many as fit.
-    No end id and no stop id is sampled before `min_tokens` tokens. `seed` None lets the engine
-    draw one. `logprobs` None reports none, k reports the sampled token's and the top k. `drafts` is
-    the most that a round verifies, if the engine's is not less; None leaves it to the engine. Of
-    `stop_token_ids` each is kept once.
+    `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None: as many as fit. No end id
+    and no stop id is sampled before `min_tokens` tokens. `seed` None: the engine draws one.
+    `logprobs` None: none; k: the sampled token's and the top k. `drafts`: most drafts of a round,
+    up to the engine's; None: the engine's. Of `stop_token_ids` each is kept once.
     Raises RequestError naming the parameter, its value and its range.
     """
 
@@ -92,7 +89,7 @@ class SamplingParams:
         for name, (low, high) in _RANGES.items():
             _check_float(name, getattr(self, name), low, high)
         _require(self.top_p > 0, "top_p", self.top_p, "above 0")
-        # A smaller temperature overflows the scaled logits; whoever wants argmax says 0.
+        # A smaller temperature overflows the scaled logits; argmax is 0.
         t = self.temperature
         _require(t == 0 or t >= 1e-4, "temperature", t, "0, or at least 0.0001")
         _check_int("top_k", self.top_k, -1, 2**31 - 1)
@@ -139,11 +136,11 @@ class SamplingParams:
 class Request:
     """A prompt as token ids, how to sample, and how urgent it is (higher runs first).
 
-    An engine reads `prompt` as i32; an array("i") of them takes no time to read.
-    `marks` are positions of the prompt, ascending, up to which other requests may well have the
-    same tokens; they change no token. `constraint` binds the tokens that are sampled. Requests
-    share what was computed of equal beginnings only where their `salt` is the same. Among equal
-    priorities owners (API keys, connections) take turns, each in its `owner`'s name.
+    An engine reads `prompt` as i32; an array("i") needs no conversion. `marks`: positions of the
+    prompt, ascending, up to which other requests are likely to have the same tokens; they change no
+    token. `constraint` restricts the sampled tokens. Requests share the results of equal prefixes
+    only where their `salt` is equal. Among equal priorities owners (API keys, connections) take
+    turns, by `owner`.
     """
 
     prompt: tuple[int, ...] | array[int]
@@ -156,14 +153,13 @@ class Request:
 
     @cached_property
     def packed(self) -> bytes:
-        """The prompt's ids as i32. Raises struct.error for what is no such number."""
+        """The prompt's ids as i32. Raises struct.error for a value that is not one."""
         if isinstance(self.prompt, array):
             return self.prompt.tobytes()
         return struct.pack(f"{len(self.prompt)}i", *self.prompt)
 
     def check_sizes(self) -> None:
-        """Raises RequestError when a part of it, other than the prompt, is larger than an engine
-        takes."""
+        """Raises RequestError when a part of it, other than the prompt, is too large."""
         bound = self.constraint or ConstraintSpec()
         texts = {"stop": "".join(self.params.stop), "grammar": bound.grammar, "owner": self.owner}
         sizes = {name: len(text.encode("utf-8", "replace")) for name, text in texts.items()}
@@ -202,7 +198,7 @@ class Request:
 
     def _check_ids(self, vocab: int) -> None:
         """In one pass outside Python, since a prompt of 100,000 ids is checked before it is queued;
-        what is packed is wanted again."""
+        `packed` is cached and used again."""
         prompt = self.prompt
         try:
             ids = np.frombuffer(self.packed, np.uint32)
@@ -221,11 +217,11 @@ class Request:
 class Event(NamedTuple):
     """One sampled token of one request, or its end, or both.
 
-    `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when
-    the request asked for them. `finish` is set on a request's last event; `message` says more
-    where the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
-    verified and kept so far; they are sure to be there on the last event. `cached` counts the
-    prompt's tokens that were not computed, because an earlier request had them.
+    `logprob` and `top` ((id, log-probability) descending, under the raw logits) are set when the
+    request asked for them. `finish` is set on a request's last event; `message` is the error where
+    the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
+    verified and accepted so far; the last event has the totals. `cached` counts the prompt's tokens
+    that were not computed, because the prefix cache had them.
     """
 
     request_id: int

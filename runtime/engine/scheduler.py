@@ -1,53 +1,53 @@
-"""Decides, for each step, who prefills which tiles, who decodes, who is admitted and who yields.
+"""Decides for each step which sequences prefill which tiles, decode, are admitted, and yield.
 
-Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
-a token but to know that one was added. The rules:
+Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; reads no token.
 
 - Order is priority. Among equals one request has the turn, which shorter ones overtake within a
-  bound (`line`); those that ran before, or let others pass, go first. Beyond the bound nobody is
-  admitted before the turn, also where it waits for room. How much prefill a step takes next to
-  decode is `pacing`'s business.
-- A request is admitted when the launch has tiles for it, a slot is free, and pages for all it
-  knows plus one decode row.
+  bound (`line`); those that ran before, or let others pass, precede. Beyond the bound no request is
+  admitted before the turn, also where the turn waits for space. `pacing` decides how much prefill a
+  step takes next to decode.
+- A request is admitted when the launch has tiles for it, a slot is free, and pages for all known
+  tokens plus one decode row.
 - Every running sequence that can decode does so in every step, whatever prefill there is: all in
   one round of k drafts, or of none, where a row may have fewer.
 - What a round in flight adds is known as bounds: limits and pages are those of the upper one.
-- A page that is not there is taken from the last in order, which is swapped out (exact) while
-  the byte budget lasts, and otherwise forgets its cache and prefills again later. A waiting
-  request of strictly higher priority may do the same to those below it.
-  Drafts take a page early where one is free, and are fewer where none is.
-- Pages that the prefix cache alone keeps are as good as free, and go first.
-- A request that waits to go on from one that is being prefilled lets others pass (`reuse`), but
-  keeps its room; one whose grammar is still being made keeps none.
-- One whose tokens a mask may bind has rounds without drafts; one that waits for its mask has none.
-- So of those that run the first of its priority moves every few steps, the turn passes on after
-  a bounded number of tiles, and nothing can go round in circles: a sequence is taken back only for
-  one that came before it, or is more urgent.
-- Preemption happens only while no launched step is uncollected; what a finished sequence held
-  is free again once the last launched step that touches it was collected.
+- A missing page is taken from the last in order, which is swapped out (exact) while the byte budget
+  lasts, and otherwise prefills again later. A waiting request of strictly higher priority may do
+  the same to those below it. Drafts take only free pages, and are fewer where none is.
+- Pages that only the prefix cache keeps count as free, and are taken first.
+- A request that waits to resume from a running prefill lets others pass (`prefix_admission`), but
+  its space stays reserved; none is reserved while a grammar is compiled.
+- A sequence that a mask may restrict has rounds without drafts; one that waits for its mask has no
+  round.
+- So the first running sequence of a priority advances every few steps, the turn passes after a
+  bounded number of tiles, and preemption is only for an earlier or a more urgent sequence.
+- Preemption happens only while no launched step is uncollected. What a finished sequence held is
+  free once the last launched step that touches it was collected.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import groupby
 
 from spark_engine.errors import CapacityError, InternalError
 from spark_engine.interface import DECODE, PREFILL, verify_family
-from spark_engine.runtime.engine.admission import Admission
-from spark_engine.runtime.engine.draft_depth import DraftDepth
-from spark_engine.runtime.engine.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
+from spark_engine.runtime.engine.policy.admission import Admission
+from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
+from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
+from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
+from spark_engine.runtime.engine.policy.waiting import Waiting, rank_of
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_trie import Node
 from spark_engine.runtime.engine.request import FinishReason, Status
-from spark_engine.runtime.engine.reuse import Reuse
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
-from spark_engine.runtime.engine.step_costs import StepCosts
-from spark_engine.runtime.engine.waiting import Waiting
 from spark_engine.runtime.executors.memory import BucketKey
 
 
@@ -67,19 +67,17 @@ class Scheduler:
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
+        self.prefix = PrefixAdmission(sizes, self.pages)
         self.running: list[Sequence] = []  # most urgent first
-        self.waiting = Waiting(sizes.tile)
+        self.waiting = Waiting(sizes.tile, self.prefix.tiles_left)
         self.swap_used = 0  # bytes
-        self.frugal = False  # nobody is swapped out
+        self.frugal = False  # no sequence is swapped out
         self.preemptions = {"swap": 0, "recompute": 0}
-        self.reuse = Reuse(sizes, self.pages)
         # step, slot, pages, and the deepest node of them
         self._fence: deque[tuple[int, int, list[int], Node | None]] = deque()
-        self._next_step = 0
-        self._collected = -1
-        pools = self.slots, self.pages, self.reuse
-        lists = self.running, self.waiting, self._fence
-        self._admission = Admission(sizes, *pools, *lists, self._preempt)
+        self._next_step, self._collected = 0, -1
+        pools = self.slots, self.pages, self.prefix
+        self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
@@ -89,7 +87,7 @@ class Scheduler:
                 f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
                 "try again later"
             )
-        seq.tiles = max(1, -(-self.reuse.add(seq, self.running) // self.sizes.tile))
+        seq.tiles = max(1, -(-self.prefix.add(seq, self.running) // self.sizes.tile))
         seq.arrived = self.pacing.clock
         self.waiting.add(seq)
 
@@ -108,56 +106,109 @@ class Scheduler:
             for s in self.running
             if s.prefill_end <= s.launched < s.limit - 1
             and s.launched < len(s.pages) * size
-            and not s.paused
+            and (s.constraint is None or not s.constraint.paused)
         ]
         if decode:
             self._add_round(plan, decode)
         self._add_prefill(plan)
         return plan
 
+    def finish(self, seq: Sequence, reason: FinishReason, sound: bool = True) -> None:
+        """Ends a sequence, waiting or running; what it holds is free when no launched step can
+        touch it. Not `sound`: its results must not be reused."""
+        if seq.status is Status.RUNNING:
+            self.running.remove(seq)
+        self.waiting.end(seq)
+        self._drop_swap_copy(seq)
+        in_flight = seq.last_step > self._collected
+        node = self.prefix.end(seq, reason, in_flight, sound)
+        if seq.slot >= 0 and in_flight:
+            # Not `last_step`: the fence must ascend, and no later step is launched yet.
+            self._fence.append((self._next_step - 1, seq.slot, seq.pages, node))
+        elif seq.slot >= 0:
+            self._free(seq.slot, seq.pages, node)
+        seq.slot, seq.pages = -1, []
+        seq.status, seq.finish = Status.FINISHED, reason
+
     def collected(self, step: int) -> None:
-        """Says that the results of `step`, and of all before it, were read."""
+        """The results of `step`, and of all before it, were read."""
         self._collected = step
         while self._fence and self._fence[0][0] <= step:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
 
-    def finish(self, seq: Sequence, reason: FinishReason, sound: bool = True) -> None:
-        """Ends a sequence wherever it is; what it holds returns when nothing can touch it. Unless
-        `sound`, what it computed is of no use to others."""
-        if seq.status is Status.RUNNING:
-            self.running.remove(seq)
-        self.waiting.end(seq)
-        self._drop_snapshot(seq)
-        if seq.slot >= 0:
-            in_flight = seq.last_step > self._collected
-            self.reuse.end(seq, reason, in_flight, sound)
-            if in_flight:
-                # Not `last_step`: the fence must ascend, and no later step is launched yet.
-                self._fence.append((self._next_step - 1, seq.slot, seq.pages, seq.node))
-            else:
-                self._free(seq.slot, seq.pages, seq.node)
-        else:
-            self.reuse.drop(seq)
-        seq.slot, seq.pages, seq.node = -1, [], None
-        seq.status, seq.finish = Status.FINISHED, reason
+    def measured(self, batches: Items[Batch], microseconds: float) -> None:
+        """A step of these batches took so long, from its start or from the end of the last."""
+        self.pacing.took(batches, microseconds)
+
+    def verified(self, slots: Ints, offered: Ints, accepted: Ints) -> None:
+        """A round offered so many drafts to each slot's sequence, and accepted the first."""
+        self.depth.observe(slots, offered, accepted)
+
+    def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
+        """All that was planned is launched: copies the states that ended sequences leave to the
+        prefix cache, as (from, to) rows."""
+        copy_rows(self.prefix.copies)
+        self.prefix.release_pins()
+
+    def stats(self) -> dict[str, int]:
+        """Figures by name; tokens, pages and preemptions since the start."""
+        return {
+            "running": len(self.running),
+            "waiting": len(self.waiting) - self.waiting.swapped,
+            "swapped": self.waiting.swapped,
+            "free_pages": self.pages.free + self.pages.spare,  # those the cache alone keeps
+            "free_slots": self.slots.free,
+            "pages": self.pages.size,
+            "slots": self.slots.size,
+            "swap_bytes": self.swap_used,
+            "preempted_swap": self.preemptions["swap"],
+            "preempted_recompute": self.preemptions["recompute"],
+            **self.prefix.stats(),
+        }
+
+    def held(self) -> list[str]:
+        """What is in use, by name; the prefix cache's pages and rows do not count."""
+        pages = self.pages
+        free = {
+            "slots": self.slots.free == self.slots.size,
+            "pages": pages.free + pages.spare == pages.size,
+            "snapshots": self.swap_used == 0,
+            "queue": not (self.waiting or self.running),
+        }
+        return [name for name, ok in free.items() if not ok]
 
     def check(self) -> None:
         """Raises InternalError unless every slot, page, row and swapped byte has its holders."""
         self.slots.check([*(s.slot for s in self.running), *(f[1] for f in self._fence)])
-        held = [page for s in self.running for page in s.pages] + self.reuse.copied_pages()
+        held = [page for s in self.running for page in s.pages] + self.prefix.copied
         held += [page for f in self._fence for page in f[2]]
-        self.pages.check(held, self.reuse.cache.kept_pages())
-        self.reuse.cache.check()
+        self.pages.check(held, self.prefix.cache.kept_pages())
+        self.prefix.cache.check()
         swapped = sum(s.swap_bytes for s in self.waiting)
         if swapped != self.swap_used:
             raise InternalError(f"snapshots hold {swapped} bytes, accounted {self.swap_used}")
         self.waiting.check()
 
-    # A page for every decode row.
+    def clear_cache(self) -> None:
+        """Empties the prefix cache; pages in use are free when they no longer are."""
+        self.prefix.cache.clear()
+
+    def save_memory(self, short: bool) -> None:
+        """While the host's memory is `short` no sequence is swapped out; those that are, prefill
+        again, and the prefix cache is emptied."""
+        self.frugal = short
+        if not short:
+            return
+        self.clear_cache()
+        for seq in [s for s in self.waiting.first if s.status is Status.SWAPPED]:
+            self.waiting.leave(seq)
+            self._drop_swap_copy(seq)
+            self._restart(seq)
+            self.waiting.come_back(seq)
 
     def _grow(self, plan: StepPlan, in_flight: int) -> list[Sequence]:
-        """Takes a page for whoever needs one to decode; returns who got one."""
+        """Takes a page for each sequence that needs one to decode; returns those that got one."""
         size, got = self.sizes.page_size, []
         full = [s for s in self.running if s.launched >= len(s.pages) * size and s.decodable]
         for seq in full:  # making a page may preempt those after it
@@ -167,8 +218,8 @@ class Scheduler:
         return got
 
     def _make_page(self, seq: Sequence, plan: StepPlan, in_flight: int) -> bool:
-        """Sees to it that a page is free for `seq`; False when it must wait, or had to yield."""
-        while not self.reuse.cache.reclaim(1):
+        """Frees a page for `seq`; False when it must wait, or was preempted."""
+        while not self.prefix.cache.reclaim(1):
             if in_flight:
                 plan.drain = True
                 return False
@@ -178,17 +229,15 @@ class Scheduler:
                 return False
         return True
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.sizes.page_size)
-
-    # Admission and preemption.
-
     def _admit(self, plan: StepPlan, in_flight: int) -> None:
         live = sum(s.decodable for s in self.running)
         rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
         started = [s for s in self.running if s.launched < s.prefill_end]
         tiles = self.pacing.room(started, rows, *self._backlog())
-        self._admission.admit(plan, in_flight, tiles)
+        for one in self._admission.choose(plan, in_flight, tiles):
+            for victim in one.victims:
+                self._preempt(victim, plan)
+            self._start(one.seq, one.hit, plan)
         for move in plan.restores:
             self.swap_used -= move.seq.swap_bytes
             move.seq.swap_bytes = 0
@@ -196,59 +245,77 @@ class Scheduler:
             self.depth.forget(seq.slot)
 
     def _backlog(self) -> tuple[int, float]:
-        """How many more prompts could be prefilled, and since when the first of them waits."""
+        """How many waiting prompts could be prefilled, and when the first of them arrived."""
         if not self.waiting.fresh:
             return 0, 0.0
         return min(self.waiting.fresh, self.slots.free), self.waiting.oldest(1)[0].arrived
 
+    def _start(self, seq: Sequence, hit: Hit, plan: StepPlan) -> None:
+        """Gives a waiting sequence a slot, and pages: those of the hit and new ones."""
+        self.waiting.leave(seq)
+        seq.slot = self.slots.take()[0]
+        shared = self.prefix.start(seq, hit, self.waiting, plan)
+        swapped = seq.status is Status.SWAPPED
+        if not swapped:
+            seq.launched = hit.position
+            if seq.last_step < 0:
+                seq.cached = hit.position
+                seq.tag = self.waiting.charge(seq, seq.prefill_end - seq.launched)
+        own = -(-seq.admission_len // self.sizes.page_size) - len(shared)
+        self.prefix.cache.reclaim(own)
+        seq.pages = shared + self.pages.take(own)
+        if hit.suffix_page >= 0:
+            plan.page_copies.append((hit.suffix_page, seq.pages[len(shared)]))
+        if swapped:
+            held = -(-seq.launched // self.sizes.page_size)
+            plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
+        seq.status = Status.RUNNING
+        insort(self.running, seq, key=rank_of)
+        plan.admitted.append(seq)
+
     def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
         self.running.remove(seq)
         plan.preempted.append(seq)
-        held = self._pages_for(seq.launched)
+        held = -(-seq.launched // self.sizes.page_size)
         size = self.sizes.slot_bytes + held * self.sizes.page_bytes
-        begun = seq.launched > 0 and seq.source is None  # or its slot holds nothing of it yet
-        self.reuse.drop(seq)
-        if begun and not self.frugal and self.swap_used + size <= self.sizes.swap_bytes:
+        stateful = seq.launched > 0 and not self.prefix.reads_snapshot(seq)
+        self.prefix.drop(seq)
+        node = None
+        if stateful and not self.frugal and self.swap_used + size <= self.sizes.swap_bytes:
             plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
             self.swap_used += size
             seq.status, seq.swap_bytes = Status.SWAPPED, size
             self.preemptions["swap"] += 1
+            node = self.prefix.swap_out(seq)
         else:
-            seq.restart()
-            seq.status = Status.WAITING
+            self._restart(seq)
             self.preemptions["recompute"] += 1
-        self._free(seq.slot, seq.pages, seq.node)
-        seq.slot, seq.pages, seq.node = -1, [], None
+        self._free(seq.slot, seq.pages, node)
+        seq.slot, seq.pages = -1, []
         self.waiting.come_back(seq)
 
-    def drop_snapshots(self) -> None:
-        """Those that are swapped out prefill again; their snapshots' memory is free at once."""
-        for seq in [s for s in self.waiting.first if s.status is Status.SWAPPED]:
-            self.waiting.leave(seq)
-            self._drop_snapshot(seq)
-            seq.restart()
-            seq.status = Status.WAITING
-            self.waiting.come_back(seq)
+    def _restart(self, seq: Sequence) -> None:
+        seq.restart()
+        self.prefix.restart(seq)
+        seq.status = Status.WAITING
 
     def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
         self.slots.give([slot])
         self.pages.give(pages)
-        self.reuse.cache.released(node)
+        self.prefix.cache.released(node)
 
-    def _drop_snapshot(self, seq: Sequence) -> None:
+    def _drop_swap_copy(self, seq: Sequence) -> None:
         self.swap_used -= seq.swap_bytes
-        seq.swap_bytes, seq.snapshot = 0, None
-
-    # Decode, and rounds of drafts.
+        seq.swap_bytes, seq.swap_copy = 0, None
 
     def _add_round(self, plan: StepPlan, seqs: list[Sequence]) -> None:
         """Adds a batch of a row for each, in the smallest bucket of the k chosen for all."""
-        guided = [s for s in seqs if s.guide is not None]
-        for seq in guided:
-            _unbind(seq, len(self.sizes.verify))
+        restricted = [(s, s.constraint) for s in seqs if s.constraint is not None]
+        for seq, state in restricted:
+            seq.drafts = state.drafts_from(seq.launched + 1 - seq.prompt_len, self.depth.most)
         live, step = len(seqs), plan.step
         drafts = self.depth.choose(seqs, self.pacing.bounded and live < len(self.running))
-        starts = [FROM_STATE if s.slack else s.launched for s in seqs]
+        starts = [FROM_STATE if s.unverified else s.launched for s in seqs]
         if drafts:
             family, buckets = verify_family(drafts), self.sizes.verify[drafts - 1]
             counts = self._offer(plan, seqs, drafts)
@@ -256,45 +323,49 @@ class Scheduler:
             family, buckets, counts = DECODE, self.sizes.decode, [1] * live
             for seq in seqs:
                 seq.launched += 1
-                seq.held = 0
+                seq.held_drafts = 0
         for seq in seqs:
             seq.last_step = step
         bucket = next(b for b in buckets if b >= live)
         batch = Batch(family, bucket, seqs, starts, counts, [True] * live)
-        plan.batches.append(replace(batch, bound=bound_rows(guided)) if guided else batch)
+        if restricted:
+            batch = replace(batch, bound=bound_rows(seq for seq, _ in restricted))
+        plan.batches.append(batch)
 
     def _offer(self, plan: StepPlan, seqs: list[Sequence], drafts: int) -> list[int]:
         """Tokens of each one's row: the certain one and the drafts that it may verify."""
         counts, size, pages = [], self.sizes.page_size, self.pages
         for seq in seqs:
             at, most = seq.launched, seq.limit - 1  # no position at `most` or beyond is fed
-            own, room = min(drafts, seq.drafts), len(seq.pages) * size - at
-            # The chain that makes the next drafts reads and writes pages behind the row's.
+            own, space = min(drafts, seq.drafts), len(seq.pages) * size - at
+            # The chain that makes the next drafts reads and writes pages after the row's.
             wanted = -(-min(at + 2 * own, most) // size) - len(seq.pages)
             if wanted > 0 and (pages.free or pages.spare):
-                self.reuse.cache.reclaim(wanted)
+                self.prefix.cache.reclaim(wanted)
                 for page in pages.take(min(wanted, pages.free)):
                     plan.grown.append((seq, len(seq.pages)))
                     seq.pages.append(page)
-                room = len(seq.pages) * size - at
-            count = 1 + min(own, seq.held, most - 1 - at, room - 1)
+                space = len(seq.pages) * size - at
+            count = 1 + min(own, seq.held_drafts, most - 1 - at, space - 1)
             seq.launched = at + count
-            seq.slack += count - 1
-            seq.held = drafts
+            seq.unverified += count - 1
+            seq.held_drafts = drafts
             counts.append(count)
         return counts
 
     def _add_prefill(self, plan: StepPlan) -> None:
-        """Adds a batch of tiles, on each sequence's own grid, as `pacing` orders and bounds them.
+        """Adds a batch of tiles, on each sequence's own grid; `pacing` bounds it, `line` shares it.
 
         Only a sequence's last tile may be short.
         """
-        behind = [s for s in self.running if s.launched < s.prefill_end]
-        if not behind:
+        started = [s for s in self.running if s.launched < s.prefill_end]
+        if not started:
             return
-        tiles = self.pacing.tiles(behind, next(iter(plan.batches), None), *self._backlog())
+        for seq in [s for s in started if s.since is None]:
+            seq.since = self.pacing.starts_waiting(seq)
+        tiles = self.pacing.tiles(started, next(iter(plan.batches), None), *self._backlog())
         batch = Batch(PREFILL, 0, [], [], [], [])
-        for priority, group in groupby(behind, key=lambda s: s.request.priority):
+        for priority, group in groupby(started, key=lambda s: s.request.priority):
             given = self.waiting.line(priority).share([*group], tiles - batch.live)
             for seq, count in given.items():
                 self._add_tiles(batch, seq, count, plan.step)
@@ -302,27 +373,19 @@ class Scheduler:
             return
         emitting = (s for s, emit in zip(batch.seqs, batch.emits, strict=True) if emit)
         batch.bound.extend(bound_rows(emitting))
-        self.pacing.launched(batch.seqs)
+        self.pacing.forget_prefilled()
         self.waiting.shares.advance(sum(batch.counts))
         bucket = next(b for b in self.sizes.prefill if b >= batch.live)
         plan.batches.append(replace(batch, bucket=bucket))
 
     def _add_tiles(self, batch: Batch, seq: Sequence, count: int, step: int) -> None:
-        """The next `count` tiles of a sequence."""
         for _ in range(count):
             start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
             batch.seqs.append(seq)
             batch.starts.append(start)
             batch.counts.append(end - start)
             batch.emits.append(end == seq.prefill_end)
-            source, save = self.reuse.tile(seq, end)
+            source, save = self.prefix.tile(seq, end)
             batch.sources.append(source)
             batch.saves.append(save)
-            seq.launched, seq.last_step = end, step
-
-
-def _unbind(seq: Sequence, most: int) -> None:
-    """Gives it drafts while nothing may bind a token of its next round, of up to `most` drafts."""
-    if seq.guide is not None:
-        first = seq.launched + 1 - seq.prompt_len
-        seq.drafts = 0 if seq.guide.binds(first, first + most) else seq.guide.drafts
+            seq.launched, seq.last_step, seq.since = end, step, None

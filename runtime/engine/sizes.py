@@ -1,4 +1,4 @@
-"""What an engine has to share out among requests: slots, pages, snapshots. Knows numbers only."""
+"""What an engine shares among requests: slots, pages, snapshots. Numbers only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
+    """Buckets ascend, in rows; `tile` and `page_size` in tokens.
 
-    `swap_bytes` is the budget of what is swapped out, `max_waiting` the most requests not yet
-    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each
-    round has as many as it can. `snapshots`: rows of `snapshot_bytes` for the prefix cache;
-    `cache_bytes`: its budget, 0 for none.
+    `swap_bytes`: budget of swap copies; `max_waiting`: most requests not yet admitted for the first
+    time. `verify`: the buckets of rounds of 1, 2, … drafts; `fixed`: each round has as many drafts
+    as possible. `snapshots`: rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its
+    budget, 0 for none.
     """
 
     slots: int

@@ -1,6 +1,6 @@
 """An engine's state for a dump, as plain values: pools, last plan, launches, sequences.
 
-Reads, and changes nothing. Names sequences by their ids; no token of anybody is in it.
+Reads only. Names sequences by their ids; contains no token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ def describe(
     launched: Items[tuple[int, Items[Batch]]],
     live: Items[Sequence],
 ) -> Row:
-    """`plan` is the last that was begun, `launched` what runs, `live` who has not ended."""
+    """`plan`: the last one; `launched`: the steps in flight; `live`: unfinished sequences."""
     return {
-        "pools": [_pool(pool) for pool in (scheduler.slots, scheduler.pages, scheduler.reuse.rows)],
+        "pools": [
+            _pool(pool) for pool in (scheduler.slots, scheduler.pages, scheduler.prefix.rows)
+        ],
         "swap_bytes": scheduler.swap_used,
         "running": [seq.id for seq in scheduler.running],
         "waiting": [seq.id for seq in scheduler.waiting],
@@ -71,10 +73,10 @@ def _sequence(seq: Sequence) -> Row:
         "tokens": len(seq.tokens),
         "limit": seq.limit,
         "launched": seq.launched,
-        "slack": seq.slack,
+        "unverified": seq.unverified,
         "last_step": seq.last_step,
         "cached": seq.cached,
-        "swapped": seq.snapshot is not None,
+        "swapped": seq.swap_copy is not None,
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "drafts": seq.drafts,

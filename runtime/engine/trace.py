@@ -1,8 +1,8 @@
-"""What a process does and when: spans for a trace in the Chrome format, and the shares of time.
+"""Spans of a process for a trace in the Chrome format, and their shares of time.
 
 Knows spans, tracks and files; knows neither a step's parts nor an engine. Times are seconds of
-`time.perf_counter`, which on Linux is one clock for all processes. `NoTrace` takes the same calls
-and does nothing: it is what runs when nobody asked for a trace.
+`time.perf_counter`, which on Linux is one clock for all processes. `NoTrace` has the same methods,
+which do nothing.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ ENGINE, HTTP = "engine", "http"  # processes
 
 
 class NoTrace:
-    """Takes what is told of a process, and keeps nothing."""
+    """Records nothing."""
 
     on = False
 
     def begin(self) -> None:
-        """A step begins; what came before it, since the last one, was between steps or idle."""
+        """A step starts; the time since the last one was between steps or idle."""
 
     def done(self, part: str, of: BucketKey | None = None, count: int = 0) -> None:
-        """The part of a step that ends now, and began where the one before it ended.
+        """The part of a step that ends now, and started where the one before it ended.
 
-        `of` is the bucket that it was for, `count` the rows with a sequence.
+        `of`: its bucket; `count`: rows with a sequence.
         """
 
     def end(self, idle: bool) -> None:
-        """The step has ended; `idle`: there is nothing to do until the next begins."""
+        """The step has ended; `idle`: there is nothing to do until the next one."""
 
     def now(self) -> float:
-        """The time, for `span`; 0 where nobody keeps it."""
+        """The time, for `span`; 0 where nothing is recorded."""
         return 0.0
 
     def span(self, track: str, name: str, start: float, of: object = None, count: int = 0) -> None:
-        """Anything else, which began at `start` and ends now."""
+        """Anything else, from `start` to now."""
 
     def ran(self, of: BucketKey, start: float, end: float) -> None:
         """A launch, from its first kernel to its last."""
 
     def save(self) -> None:
-        """Writes what was kept. May be called twice, and from another thread."""
+        """Writes the record. May be called twice, and from another thread."""
 
 
 class Trace(NoTrace):
-    """Keeps what one process, `name`, is told, for the file `part`."""
+    """Records one process, `name`, for the file `part`."""
 
     on = True
 
@@ -74,35 +74,29 @@ class Trace(NoTrace):
         self._saving = threading.Lock()
 
     def begin(self) -> None:
-        """A step begins."""
         if not self._steps:
             self._first = self._last = time.perf_counter()
         self.done(self._gap)
         self._steps += 1
 
     def done(self, part: str, of: BucketKey | None = None, count: int = 0) -> None:
-        """The part that ends now."""
         start, self._last = self._last, time.perf_counter()
         self._seconds[part] += self._last - start
         self._keep(STEPS, part, start, self._last, of, count)
 
     def end(self, idle: bool) -> None:
-        """The step has ended."""
         self._gap = IDLE if idle else BETWEEN
 
     def now(self) -> float:
-        """The time."""
         return time.perf_counter()
 
     def span(self, track: str, name: str, start: float, of: object = None, count: int = 0) -> None:
-        """Anything that ends now."""
         now = time.perf_counter()
         if track != REQUESTS:  # which overlap
             self._seconds[name] += now - start
         self._keep(track, name, start, now, of, count)
 
     def ran(self, of: BucketKey, start: float, end: float) -> None:
-        """A launch; launches run one after the other."""
         self._device += end - start
         self._keep(DEVICE, of[0], start, end, of, 0)
 
@@ -122,10 +116,9 @@ class Trace(NoTrace):
         }
 
     def save(self) -> None:
-        """Writes the part, once, if there is anything."""
         with self._saving:
             if self._spans and not self._part.exists():
-                spans = self._spans.copy()  # the loop may go on while its process ends
+                spans = self._spans.copy()  # the loop may continue while its process ends
                 row = {"spans": spans, **self.shares()}
                 self._part.write_bytes(msgspec.json.encode(row))
 
@@ -139,11 +132,10 @@ class Trace(NoTrace):
 
 
 def trace_of(file: str | None, name: str, first: bool = True) -> NoTrace:
-    """What the process `name` keeps for the trace `file`; nothing where there is no file.
+    """The recorder of the process `name` for the trace `file`; `NoTrace` without a file.
 
-    The `first` process of a trace removes what one that was killed left of another. One that comes
-    later, as an engine that is started again, leaves a part of its own beside those before it.
-    Raises OptionError where the trace cannot be written.
+    The `first` process of a trace removes the parts that a killed one left. A later one, such as a
+    restarted engine, writes a further part. Raises OptionError where the trace cannot be written.
     """
     if file is None:
         return NoTrace()
@@ -157,7 +149,7 @@ def trace_of(file: str | None, name: str, first: bool = True) -> NoTrace:
 
 
 def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Makes the trace `file` of the parts of the processes `names`, which go; their shares."""
+    """Merges the parts of the processes `names` into `file`, deletes them; returns the shares."""
     events: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
     parts = {name: _parts(file, name) for name in names}
@@ -168,13 +160,13 @@ def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             found[name] = _together(rows)
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": found}
     Path(file).write_bytes(msgspec.json.encode(whole))
-    for part in itertools.chain(*parts.values()):  # now that what they held is kept
+    for part in itertools.chain(*parts.values()):
         part.unlink(missing_ok=True)
     return found
 
 
 def _together(lives: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The shares of all lives of a process; the time between two of them is nobody's."""
+    """The shares of all lives of a process, without the time between them."""
     seconds, parts = Counter[str](), Counter[str]()
     for row in lives:
         seconds.update(row["seconds"])
@@ -200,13 +192,11 @@ def _part(file: str, name: str, life: int) -> Path:
 
 
 def _parts(file: str, name: str) -> list[Path]:
-    """Those that are there, life after life."""
     all_lives = (_part(file, name, life) for life in itertools.count())
     return list(itertools.takewhile(Path.exists, all_lives))
 
 
 def _events(pid: int, name: str, spans: list[Any]) -> list[dict[str, Any]]:
-    """In microseconds, as the format has them."""
     tracks = {track: tid for tid, track in enumerate(dict.fromkeys(s[0] for s in spans), 1)}
     events: list[dict[str, Any]] = [_label("process_name", name, pid, 0)]
     events += [_label("thread_name", track, pid, tid) for track, tid in tracks.items()]
@@ -215,7 +205,7 @@ def _events(pid: int, name: str, spans: list[Any]) -> list[dict[str, Any]]:
         if of is not None:
             row["args"] = {"of": "_".join(map(str, of)) if isinstance(of, list) else of}
             row["args"]["count"] = count
-        if track == REQUESTS:  # they overlap: each is a pair of its own
+        if track == REQUESTS:  # they overlap: each is a pair of events
             row |= {"cat": "request", "id": of}
             events += [{**row, "ph": "b"}, {**row, "ph": "e", "ts": end * 1e6}]
         else:

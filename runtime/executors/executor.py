@@ -37,8 +37,8 @@ class Executor(Protocol):
         """Runs one step over `buffers`, which holds every input, state and output by name.
 
         States are updated in place, outputs are written in place; nothing is allocated that
-        outlives the call. An executor with states of its own (`Loaded.store`) works on those
-        when `buffers` holds none. Raises ExecutorError when a buffer is missing or misshapen.
+        outlives the call. With `Loaded.device_states` an executor uses those when
+        `buffers` holds none. Raises ExecutorError when a buffer is missing or misshapen.
         """
         ...
 
@@ -46,8 +46,8 @@ class Executor(Protocol):
         """Starts `run` and returns what blocks until its outputs can be read.
 
         Launches run in the order of their start, over all buckets of an engine. Tables are
-        read as they are at this call, or as they were last written to `Loaded.sink` where an
-        engine has one (`run` reads `buffers` in any case). Steps, states that the step names by
+        read as they are at this call, or as last written to `Loaded.table_writer` where an engine
+        has one (`run` reads `buffers` in any case). Steps, states that the step names by
         slot or page, and outputs belong to the executor until the wait returned. A device may
         leave outputs of more than `device_buffers.WIDE` bytes a row unwritten, which `run`
         writes. A synchronous executor does everything here and returns a function that does

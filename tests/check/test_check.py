@@ -273,7 +273,7 @@ def test_states_on_a_device_are_fetched_and_poisoned(nvfp4: tuple[Path, Path]) -
     plain, other = open_engine(nvfp4[1]), open_engine(nvfp4[1])
     store = HostStates(other.states)
     executors = {key: _Apart(e, store) for key, e in other.executors.items()}
-    apart = replace(other, executors=executors, store=store)
+    apart = replace(other, executors=executors, device_states=store)
     steps = list(feeds(sessions(plain.limits, list(plain.executors))))
     with SessionRunner("host", plain) as host, SessionRunner("device", apart) as device:
         for feed in steps:

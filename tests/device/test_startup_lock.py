@@ -209,4 +209,4 @@ def test_the_second_of_two_engines_sees_what_the_first_has_taken(
         process.stdin.flush()
     said = sorted(process.communicate(timeout=60)[0].strip() for process in both)
     assert said[0] == "open" and said[1].startswith("refused: "), said
-    assert "GiB are free beside the 6.40 that this machine itself keeps" in said[1]
+    assert "GiB are free next to the 6.40 that this machine itself keeps" in said[1]

@@ -89,7 +89,7 @@ def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_take
     _spark(monkeypatch, KEPT + need)
     module.load(tmp_path, cache_bytes=0).close()
     driver = _spark(monkeypatch, KEPT + need - 1)
-    with pytest.raises(CapacityError, match=r"beside the 10\.00 that this machine itself keeps"):
+    with pytest.raises(CapacityError, match=r"next to the 10\.00 that this machine itself keeps"):
         module.load(tmp_path, cache_bytes=0)
     assert driver.held["cuMemAlloc"] == 0
     discrete = _spark(monkeypatch, 0, INTEGRATED=0)
@@ -117,7 +117,7 @@ def test_an_engine_of_the_cpu_leaves_the_host_its_part_too(
         free[0] = least
         module.load(of_cpu, threads=1).close()
         free[0] -= 1
-        kept = r"beside the 10\.00 that this machine" if integrated else r"GiB are free: stop"
+        kept = r"next to the 10\.00 that this machine" if integrated else r"GiB are free: stop"
         with pytest.raises(CapacityError, match=kept):
             module.load(of_cpu, threads=1)
 

@@ -422,13 +422,13 @@ def build_fake(
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
     executors = {k: kind(limits, *k, device, poison_rate) for k in keys}
     states = fake_states(limits)
-    return Loaded(limits, EOS, states, tables(limits), executors, store=device.store)
+    return Loaded(limits, EOS, states, tables(limits), executors, device_states=device.store)
 
 
 def poison_free(engine: Engine) -> None:
     """Overwrites every state and table row that nobody holds with wild values, the states behind
     every launch so far."""
-    free, memory, store = free_rows(engine), engine.memory, engine.loaded.store
+    free, memory, store = free_rows(engine), engine.memory, engine.loaded.device_states
     for table in memory.tables.values():
         wild = np.array(-(1 << 30)).astype(table.dtype)
         table[np.asarray(free[SLOT], np.intp)] = wild
@@ -445,7 +445,7 @@ def poison_free(engine: Engine) -> None:
 def free_rows(engine: Engine) -> dict[str, list[int]]:
     """Rows that nobody holds, by unit."""
     scheduler, first = engine.scheduler, engine.loaded.limits.max_seqs
-    slots, rows = list(scheduler.slots._free), [first + r for r in scheduler.reuse.rows._free]
+    slots, rows = list(scheduler.slots._free), [first + r for r in scheduler.prefix.rows._free]
     return {SLOT: slots, PAGE: list(scheduler.pages._free), SEQUENCE: slots + rows}
 
 

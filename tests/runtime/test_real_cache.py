@@ -13,7 +13,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
-from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def test_traces_of_shared_beginnings_equal_cold_solo_runs(
     requests = shared(rng, 8)
     compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
     engine.clear_cache()
-    pools = engine.scheduler.pages, engine.scheduler.reuse.rows
+    pools = engine.scheduler.pages, engine.scheduler.prefix.rows
     assert [pool.free for pool in pools] == [pool.size for pool in pools]
 
 

@@ -21,7 +21,7 @@ from spark_engine.builder.build import build
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
-from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.engine import automaton
 from tests.runtime.random_engines import (
@@ -286,7 +286,7 @@ class Foresight:
     def __call__(self) -> None:
         states = self._engine.memory.states
         for seq in self._engine.scheduler.running:
-            if seq.held:
+            if seq.held_drafts:
                 known = [*seq.request.prompt, *(token for token, *_ in self._solo[seq.id])]
                 position = int(states["positions"][seq.slot])
                 right = known[position + 1 : position + 1 + DRAFTS]

@@ -20,7 +20,7 @@ from spark_engine.runtime.cli.options.answer_options import ANSWER, CHAT
 from spark_engine.runtime.cli.options.operation_options import KEYS, LOGGING
 from spark_engine.runtime.cli.options.option import MANY, SERVING, Group, Option, fill
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.http.guard import allowed_hosts
 from spark_engine.runtime.server.process.server import ServerOptions

@@ -151,7 +151,7 @@ def test_a_spark_without_room_says_what_the_host_keeps(
     spark(available=(10 * GIB) + 1000, swap_free=1000)
     folder = _engine(bare / "one", monkeypatch)
     code, found = _json(folder)
-    assert code == 1 and "beside the 10.00 that this machine itself keeps" in found["advice"][-1]
+    assert code == 1 and "next to the 10.00 that this machine itself keeps" in found["advice"][-1]
     assert any("lie in swap" in words for words in found["advice"])
     assert found["gpu"]["sm_mhz"] is None and "too little memory" in found["advice"][0]
 
@@ -403,4 +403,4 @@ def test_every_executor_leaves_a_sparks_host_its_part(
     assert found["engines"][0]["leaves"] == 2 * GIB - found["engines"][0]["needs"]
     spark(available=2 * GIB)
     code, found = _json(folder)
-    assert code == 1 and "beside the 10.00 that this machine" in found["engines"][0]["why"]
+    assert code == 1 and "next to the 10.00 that this machine" in found["engines"][0]["why"]

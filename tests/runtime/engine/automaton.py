@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.constraint import ConstraintSpec, Words
 from spark_engine.runtime.engine.engine import Engine
-from spark_engine.runtime.engine.guide import Answer
+from spark_engine.runtime.engine.token_constraint_state import MaskResult
 from tests.runtime.fake_executor import VOCAB
 
 MARK, CLOSE = 13, (4, 13, 5)  # the end of a thought, and what closes one that is too long
@@ -111,8 +111,8 @@ def specs() -> st.SearchStrategy[ConstraintSpec]:
 def at_once(engine: Engine) -> Engine:
     """The engine, whose grammars work in the engine's thread."""
 
-    def submit(job: Callable[[], Answer]) -> Future[Answer]:
-        made: Future[Answer] = Future()
+    def submit(job: Callable[[], MaskResult]) -> Future[MaskResult]:
+        made: Future[MaskResult] = Future()
         made.set_running_or_notify_cancel()
         try:
             made.set_result(job())
@@ -120,5 +120,5 @@ def at_once(engine: Engine) -> Engine:
             made.set_exception(error)
         return made
 
-    engine._masks._make = engine._masks._fill = submit  # type: ignore[method-assign]
+    engine._masks._make = engine._masks._fill = submit
     return engine

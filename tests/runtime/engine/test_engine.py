@@ -53,7 +53,7 @@ def ask(engine: Engine, length: int = 5, **params: object) -> int:
 
 def test_nothing_runs_ahead_on_the_host_unless_told() -> None:
     """An engine whose states are a device's runs one step ahead: test_native_engine.py."""
-    loaded = replace(build_fake(LIMITS, (1,), (1,)), store=None)
+    loaded = replace(build_fake(LIMITS, (1,), (1,)), device_states=None)
     assert Engine(loaded).depth == 0 and Engine(loaded, EngineOptions(depth=1)).depth == 1
 
 
@@ -247,7 +247,7 @@ def test_while_memory_is_short_nothing_of_the_host_is_kept() -> None:
             engine.save_memory(True)
             engine.scheduler.check()
             assert not (engine.scheduler.swap_used or engine.stats()["swapped"])
-            assert all(seq.snapshot is None for seq in engine.scheduler.waiting)
+            assert all(seq.swap_copy is None for seq in engine.scheduler.waiting)
             assert engine.stats()["snapshots"] == 0
         while low in engine._live:
             events.append(engine.step())

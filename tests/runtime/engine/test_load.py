@@ -44,9 +44,9 @@ def test_every_bucket_is_opened(engine: Path) -> None:
 
 def test_one_more_payload_is_opened_beside_the_buckets(engine: Path) -> None:
     loaded = load(engine, threads=1)
-    assert loaded.folder and loaded.opener
+    assert loaded.folder and loaded.open_bucket
     file = loaded.folder.engine(loaded.folder.manifest.buckets[0])
-    more = loaded.opener(file.header, file.payload, loaded.folder.path, 1)
+    more = loaded.open_bucket(file.header, file.payload, loaded.folder.path, 1)
     assert more.specs == loaded.executors[file.header.family, file.header.rows].specs
     more.close()
 
@@ -113,7 +113,8 @@ def test_what_the_cache_may_hold_is_told(engine: Path) -> None:
         rows = bytes_of(manifest.states, "sequence") * manifest.limits.snapshots
         assert loaded.cache_bytes == (pages + rows if asked is None else asked)
         assert not loaded.invariant
-    told = module._measured(loaded, replace(manifest, invariant=True), 0, None)
+    folder: Any = SimpleNamespace(manifest=replace(manifest, invariant=True))
+    told = module._loaded(folder, loaded.executors, 0, None)
     assert told.invariant and told.costs == loaded.costs
 
 

@@ -255,7 +255,7 @@ def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
     plan, jobs = one.scheduler.schedule, []
 
     def schedule(in_flight: int) -> StepPlan:
-        guide = next(iter(one._live.values())).guide
+        guide = next(iter(one._live.values())).constraint
         assert guide is not None and guide.job is not None
         jobs.append(guide.job)
         admitted.set()
@@ -278,10 +278,10 @@ def test_one_that_hangs_while_it_has_no_slot_ends() -> None:
 
     def preempted(seq: Sequence, plan: StepPlan) -> None:
         preempt(seq, plan)
-        if not hung and seq.guide is not None:
+        if not hung and seq.constraint is not None:
             hung.append(seq.id)
-            seq.guide.job, seq.guide.asked = Future(), time.monotonic() - one._masks.bound
-            seq.guide.job.set_running_or_notify_cancel()
+            seq.constraint.job, seq.constraint.asked = Future(), time.monotonic() - one._masks.bound
+            seq.constraint.job.set_running_or_notify_cancel()
 
     one.scheduler._preempt = preempted  # type: ignore[method-assign]
     long = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError
-from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT, PrefillPolicy
 from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT, PrefillPolicy
+from spark_engine.runtime.engine.policy.waiting import Waiting
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
-from spark_engine.runtime.engine.waiting import Waiting
 
 
 def make(
@@ -87,6 +87,13 @@ def test_a_prompt_is_cut_on_its_own_grid_and_then_decodes() -> None:
     assert shape(clients.step()) == [("prefill", 1, tiles[1])]
     assert shape(clients.step()) == [("decode", 1, [(0, 150, 1, True)])]
     assert shape(clients.step()) == [("decode", 1, [(0, 151, 1, True)])]
+
+
+def test_a_launch_ends_the_wait_for_it() -> None:
+    clients = Clients(make(prefill=(1,)))
+    seq = clients.add(150)
+    clients.step()
+    assert seq.prefilling and seq.since is None
 
 
 def test_several_prompts_share_a_prefill_launch() -> None:
@@ -409,7 +416,7 @@ def test_all_that_were_swapped_come_back_in_one_step_where_there_is_room() -> No
 def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
     clients, seq = preempted(1000)
     clients.scheduler.finish(seq, FinishReason.CANCELLED)
-    assert clients.scheduler.swap_used == 0 and seq.snapshot is None
+    assert clients.scheduler.swap_used == 0 and seq.swap_copy is None
     clients.scheduler.check()
 
 
@@ -429,7 +436,7 @@ def settle(plan: StepPlan, *accepted: int) -> None:
     [batch] = plan.batches
     for row, kept in zip(batch.rows, accepted, strict=True):
         row.seq.launched -= row.count - kept
-        row.seq.slack -= row.count - 1
+        row.seq.unverified -= row.count - 1
 
 
 def test_a_row_has_as_many_drafts_as_its_slot_holds() -> None:
@@ -466,11 +473,11 @@ def test_behind_a_round_in_flight_a_row_starts_where_the_state_says() -> None:
     second = clients.scheduler.schedule(1)  # the first had one token: nothing is unsure
     third = clients.scheduler.schedule(1)
     assert [p.batches[0].starts for p in (first, second, third)] == [[10], [11], [-1]]
-    assert (seq.launched, seq.slack) == (19, 6)
+    assert (seq.launched, seq.unverified) == (19, 6)
     settle(second, 2)
-    assert (seq.launched, seq.slack) == (17, 3)
+    assert (seq.launched, seq.unverified) == (17, 3)
     settle(third, 1)
-    assert (seq.launched, seq.slack) == (14, 0)
+    assert (seq.launched, seq.unverified) == (14, 0)
     assert clients.scheduler.schedule(0).batches[0].starts == [14]
 
 
@@ -535,7 +542,7 @@ def test_a_swapped_sequence_keeps_its_drafts_and_a_restarted_one_has_none() -> N
         settle(clients.scheduler.schedule(0), 1)
         clients.add(5, limit=6, priority=1)
         assert clients.scheduler.schedule(0).preempted == [seq]
-        assert seq.held == held and seq.slack == 0
+        assert seq.held_drafts == held and seq.unverified == 0
 
 
 def test_who_gets_a_slot_is_not_judged_by_whom_had_it() -> None:

@@ -12,17 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_family
-from spark_engine.runtime.engine import reuse
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.pacing import (
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.policy import prefix_admission
+from spark_engine.runtime.engine.policy.pacing import (
     BALANCED,
-    HELD,
     LATENCY,
     THROUGHPUT,
+    TUNING,
     Pace,
     PrefillPolicy,
 )
-from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import (
     Event,
     FinishReason,
@@ -32,7 +33,6 @@ from spark_engine.runtime.engine.request import (
     capacity,
 )
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.engine import automaton
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
@@ -213,6 +213,7 @@ class Watch:
         self.events: dict[int, list[Event]] = {}
         self._plan: StepPlan | None = None
         self._due: set[Sequence] = set()
+        self._grids: dict[int, int] = {}
         self._stuck = 0
         self._mark: object = None
         inner = engine.scheduler.schedule
@@ -220,6 +221,8 @@ class Watch:
         def schedule(in_flight: int) -> StepPlan:
             self._due = {s for s in engine.scheduler.running if s.decodable}
             self._plan = inner(in_flight)
+            uses = engine.scheduler.prefix._uses
+            self._grids = {number: use.grid for number, use in uses.items()}
             return self._plan
 
         engine.scheduler.schedule = schedule  # type: ignore[method-assign]
@@ -239,7 +242,7 @@ class Watch:
         self._check_progress()
         if not self.engine.depth:  # every round was read
             live = [s for s in self.engine.scheduler.running if not s.prefilling]
-            assert all(s.slack == 0 and len(s.tokens) == s.launched + 1 for s in live)
+            assert all(s.unverified == 0 and len(s.tokens) == s.launched + 1 for s in live)
         if self._plan:
             self._check_plan(self._plan)
         poison_free(self.engine)
@@ -255,7 +258,7 @@ class Watch:
         assert len(decoded) == len(rows.get(False, ()))
         assert plan.drain or self._due - set(plan.preempted) <= decoded
         for row in rows.get(True, ()):
-            assert (row.start - row.seq.grid) % 64 == 0 and row.seq not in decoded
+            assert (row.start - self._grids.get(row.seq.id, 0)) % 64 == 0 and row.seq not in decoded
             assert row.count == 64 or row.emit
         assert not (plan.preempted and self.engine.options.depth == 0 and plan.drain)
 
@@ -263,10 +266,10 @@ class Watch:
         scheduler = self.engine.scheduler
         held = [s for s in scheduler.waiting if s.status is Status.SWAPPED]
         for seq in held:
-            assert isinstance(seq.snapshot, Snapshot)
-            assert seq.snapshot.nbytes == seq.swap_bytes
+            assert isinstance(seq.swap_copy, Snapshot)
+            assert seq.swap_copy.nbytes == seq.swap_bytes
         assert scheduler.swap_used <= self.engine.options.swap_bytes
-        assert all(s.snapshot is None for s in scheduler.running)
+        assert all(s.swap_copy is None for s in scheduler.running)
 
     def _check_progress(self) -> None:
         """The most urgent that runs never waits longer than the turns before its own and what may
@@ -275,7 +278,7 @@ class Watch:
         mark = head and (head.id, head.launched, len(head.tokens))
         self._stuck = self._stuck + 1 if head and mark == self._mark else 0
         self._mark = mark
-        held = 0 if self.engine.options.policy == LATENCY else HELD
+        held = 0 if self.engine.options.policy == LATENCY else TUNING.max_held_steps
         assert self._stuck <= 3 * (MOST_PASSED + 1) * (1 + held) + 3
 
 
@@ -349,7 +352,7 @@ def check_trace(trace: Trace) -> None:
     watch.engine.check_idle()
     watch.engine.clear_cache()
     assert watch.engine.scheduler.pages.free == trace.limits.pages
-    assert watch.engine.scheduler.reuse.rows.free == trace.limits.snapshots
+    assert watch.engine.scheduler.prefix.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
     limits = replace(trace.limits, drafts=0, snapshots=0)
@@ -405,7 +408,7 @@ def test_traces_of_shared_beginnings_equal_solo_runs(
     monkeypatch: pytest.MonkeyPatch, trace: Trace
 ) -> None:
     """States are kept every 128 tokens, which no prompt here would see at the usual distance."""
-    monkeypatch.setattr(reuse, "EVERY", 128)
+    monkeypatch.setattr(prefix_admission, "EVERY", 128)
     check_trace(trace)
 
 

@@ -145,7 +145,7 @@ def test_the_plan_is_what_the_device_gives(folder: Path, taken: Taken) -> None:
     load(folder).close()
     before = taken()
     loaded = load(folder, cache_bytes=0)
-    assert loaded.folder and loaded.store and loaded.store.snapshot_rows == 0
+    assert loaded.folder and loaded.device_states and loaded.device_states.snapshot_rows == 0
     planned, more = loaded.folder.manifest.memory.total, taken() - before
     loaded.close()
     # Beside it: pages of 2 MiB begun, cubins, graphs.
@@ -166,8 +166,8 @@ def test_the_cache_takes_its_part_of_what_is_left(
     load(folder).close()
     before, free = taken(), gpu.free_bytes
     loaded = load(folder)
-    assert loaded.folder and loaded.store
-    memory, store = loaded.folder.manifest.memory, loaded.store
+    assert loaded.folder and loaded.device_states
+    memory, store = loaded.folder.manifest.memory, loaded.device_states
     more, kept = taken() - before, store.snapshot_rows * store.snapshot_bytes
     loaded.close()
     room = rooms[-1]
@@ -182,7 +182,7 @@ def test_the_cache_takes_its_part_of_what_is_left(
 def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu) -> None:
     assert HERE is not None
     loaded = load(folder)
-    assert loaded.folder and loaded.opener
+    assert loaded.folder and loaded.open_bucket
     sms, seen = gpu.multiprocessors, 0
     for bucket in loaded.folder.manifest.buckets:
         file = loaded.folder.engine(bucket)
@@ -200,7 +200,7 @@ def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu
                 with pytest.raises(
                     EngineError, match=f"launches {room + 1} blocks.*runs {room} at"
                 ):
-                    loaded.opener(file.header, wide, folder, 1)
+                    loaded.open_bucket(file.header, wide, folder, 1)
     assert seen, "no launch waits"
     loaded.close()
 

@@ -62,7 +62,9 @@ def folder(tmp_path: Path) -> Path:
 def step(loaded: Loaded) -> None:
     """One step of every bucket, waited for, over both sets of buffers."""
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = EngineMemory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
+    memory = EngineMemory(
+        loaded.states, loaded.tables, specs, 2, loaded.device_states, loaded.table_writer
+    )
     memory.flush()
     for turn in range(2):
         for (family, rows), executor in loaded.executors.items():
@@ -120,7 +122,9 @@ def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Pat
     """Its staging memory is gone."""
     loaded = load(folder)
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = EngineMemory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
+    memory = EngineMemory(
+        loaded.states, loaded.tables, specs, 1, loaded.device_states, loaded.table_writer
+    )
     wait = loaded.executors["decode", 2].launch(memory.buffers("decode", 2, 0))
     loaded.close()
     with pytest.raises(ExecutorError, match="was closed"):
@@ -201,14 +205,16 @@ def test_snapshots_are_allocated_beside_the_plan(gpus: list[FakeGpu], folder: Pa
     """A quarter of the device's memory, in rows behind those of the plan."""
     loaded = load(folder)
     step(loaded)
-    assert loaded.folder and loaded.store
+    assert loaded.folder and loaded.device_states
     planned, (gpu,) = loaded.folder.manifest.memory, gpus
-    row = loaded.store.snapshot_bytes
-    assert loaded.store.snapshot_rows == FakeGpu.total_bytes // 4 // row > 1
-    assert gpu.taken == planned.total + loaded.store.snapshot_rows * row
-    pages = toy.LIMITS.pages * loaded.store.page_bytes
-    assert loaded.cache_bytes == pages + loaded.store.snapshot_rows * row
-    loaded.store.copy_rows([(0, toy.LIMITS.max_seqs + loaded.store.snapshot_rows)])  # the last
+    row = loaded.device_states.snapshot_bytes
+    assert loaded.device_states.snapshot_rows == FakeGpu.total_bytes // 4 // row > 1
+    assert gpu.taken == planned.total + loaded.device_states.snapshot_rows * row
+    pages = toy.LIMITS.pages * loaded.device_states.page_bytes
+    assert loaded.cache_bytes == pages + loaded.device_states.snapshot_rows * row
+    loaded.device_states.copy_rows(
+        [(0, toy.LIMITS.max_seqs + loaded.device_states.snapshot_rows)]
+    )  # the last
     gpu.wait()
     loaded.close()
     assert gpu.held == NOTHING
@@ -231,10 +237,10 @@ def test_another_payload_with_wider_outputs_has_them_apart(
     gpus: list[FakeGpu], folder: Path
 ) -> None:
     loaded = load(folder)
-    assert loaded.opener
+    assert loaded.open_bucket
     before, layers = gpus[0].taken, TensorSpec("layers", DType.F32, (4, 9, 2048))
     wider = replace(toy.header(4), outputs=(*toy.header(4).outputs, layers))
-    more = loaded.opener(wider, toy.encode(toy.body(4)), folder, 1)
+    more = loaded.open_bucket(wider, toy.encode(toy.body(4)), folder, 1)
     own = Buffers.of(wider, toy.names_of_tables())
     assert gpus[0].taken - before == own.own_bytes + own.wide.nbytes
     more.close()

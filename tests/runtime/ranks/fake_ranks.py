@@ -94,14 +94,14 @@ class FakeGroup:
         ]
         own, *others = listening
         self.told = InProcess(
-            [Follower(one.executors, one.states, one.tables, one.store) for one in others]
+            [Follower(one.executors, one.states, one.tables, one.device_states) for one in others]
         )
         orders, names = Orders(self.told), [spec.name for spec in own.tables]
-        assert own.store is not None
+        assert own.device_states is not None
         executors = {k: LeadExecutor(e, k, orders, names, {}) for k, e in own.executors.items()}
-        states, tables = LeadStates(own.store, orders), LeadTables(None, orders)
+        states, tables = LeadStates(own.device_states, orders), LeadTables(None, orders)
         self.orders = orders
-        self.loaded = replace(own, executors=executors, store=states, sink=tables)
+        self.loaded = replace(own, executors=executors, device_states=states, table_writer=tables)
 
     def check(self) -> int:
         """Holds every launch of the others to rank 0's; how many there were."""

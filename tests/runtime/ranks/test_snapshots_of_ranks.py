@@ -21,7 +21,7 @@ NAME = "layers.0.gdn_state"
 
 def test_every_rank_saves_restores_and_forgets() -> None:
     group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(3)])
-    store, others = group.loaded.store, [f.memory for f in group.told.followers]
+    store, others = group.loaded.device_states, [f.memory for f in group.told.followers]
     assert store is not None
     for rank, states in enumerate((store.arrays, *(m.states for m in others))):
         states[NAME][0] = 10 + rank
@@ -44,7 +44,7 @@ def test_every_rank_saves_restores_and_forgets() -> None:
 def test_a_swap_that_waits_for_a_device_is_watched() -> None:
     """As a step is: it stands behind one on the stream, and both may hang."""
     group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(2)])
-    store, seen = group.loaded.store, []
+    store, seen = group.loaded.device_states, []
     assert isinstance(store, LeadStates)
     save, restore = store._inner.save, store._inner.restore
 

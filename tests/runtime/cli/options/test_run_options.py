@@ -18,7 +18,7 @@ from spark_engine.runtime.cli.options.run_options import (
 )
 from spark_engine.runtime.cli.spark_run import main
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.process.server import ServerOptions
 

@@ -12,7 +12,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import PrefillPolicy
 from spark_engine.runtime.server.engine_client import engine_folder as assets
 from spark_engine.runtime.server.engine_client.engine_folder import (
     check_cache,

@@ -13,7 +13,7 @@ import pytest
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import EngineOptions
-from spark_engine.runtime.engine.pacing import LATENCY, Pace, PrefillPolicy
+from spark_engine.runtime.engine.policy.pacing import LATENCY, Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import worker

@@ -1,10 +1,10 @@
-"""The waiting queue: who goes first of those that wait, and how many of each kind there are.
+"""The waiting queue: its order, and how many requests of each kind it has.
 
-`first` are those that have run already (swapped out, or to be prefilled again), and those that wait
-to go on from one that is being prefilled: in the order of their ranks, before all others of their
-priority. The others are in a `Line` of their priority, but for those whose grammar is still being
-made: they enter it when that is done. What is asked in every step, or of every new request, is
-counted as requests come and go: thousands may wait.
+`first`: requests that ran already (swapped out, or to be prefilled again), and those that wait for
+a running prefill to resume from it: by rank, before all others of their priority. The others are in
+a `Line` of their priority, except while their grammar is being compiled: they enter it afterwards.
+Figures that every step or every new request needs are counted as requests arrive and leave:
+thousands may wait.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from collections.abc import Iterator
 from itertools import islice
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.line import Line
+from spark_engine.runtime.engine.policy.line import Line, TilesLeft
+from spark_engine.runtime.engine.policy.shares import Owner, Shares
 from spark_engine.runtime.engine.request import Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.shares import Owner, Shares
 
 
 class Waiting:
     """Those of one engine; `tile` in tokens.
 
-    `fresh`: those that no step was launched for; `swapped`: those that hold a snapshot. Neither
+    `fresh`: requests that no step was launched for; `swapped`: those with a swap copy. Neither
     changes while a sequence waits.
     """
 
-    def __init__(self, tile: int) -> None:
+    def __init__(self, tile: int, tiles_left: TilesLeft) -> None:
         self.first: list[Sequence] = []
         self.fresh = self.swapped = 0
         self.shares = Shares()
-        self._tile = tile
+        self._tile, self._tiles_left = tile, tiles_left
         self._all: OrderedDict[int, Sequence] = OrderedDict()
         self._owners: dict[int, Owner] = {}  # of all that have not ended
         self._lines: dict[int, Line] = {}
         self._unready: dict[int, Sequence] = {}
-        self._ready: deque[int] = deque()  # other threads say whose job is done
+        self._ready: deque[int] = deque()  # ids of finished jobs, appended by other threads
 
     def __len__(self) -> int:
         return len(self._all)
@@ -46,58 +46,53 @@ class Waiting:
         return iter(self._all.values())
 
     def oldest(self, count: int) -> list[Sequence]:
-        """So many that entered first."""
         return list(islice(self._all.values(), count))
 
-    # Who comes and goes.
-
     def add(self, seq: Sequence) -> None:
-        """A new one, whose `tiles` say how much it is to compute. `end` is to be called for it."""
+        """Adds a new request with its `tiles`; `end` must be called for it."""
         self._owners[seq.id] = self.shares.enter(seq.request.owner)
         self._all[seq.id] = seq
         self._count(seq, 1)
         self._line_up(seq)
 
     def come_back(self, seq: Sequence) -> None:
-        """One that ran waits again."""
         self._all[seq.id] = seq
         self._count(seq, 1)
         insort(self.first, seq, key=rank_of)
 
     def follow(self, seq: Sequence) -> None:
-        """It waits for one that is being prefilled, before others."""
+        """Moves one that waits for a running prefill before others."""
         self._step_out(seq)
         insort(self.first, seq, key=rank_of)
 
     def leave(self, seq: Sequence) -> None:
-        """It waits no more: it has ended, or runs."""
         self._step_out(seq)
         del self._all[seq.id]
         self._count(seq, -1)
 
     def end(self, seq: Sequence) -> None:
-        """It has ended, wherever it was."""
         if seq.id in self._all:
             self.leave(seq)
         self.shares.leave(self._owners.pop(seq.id))
 
-    def charge(self, seq: Sequence, tokens: int) -> None:
-        """It begins: its owner receives so many tokens of prefill."""
+    def charge(self, seq: Sequence, tokens: int) -> float:
+        """Charges its owner `tokens` tokens of prefill; returns what it was charged before."""
         owner, turn = self._owners[seq.id], self.line(seq.request.priority).turn
-        seq.tag = owner.charged
+        before = owner.charged
         self.shares.charge(owner, tokens, turn is not None and turn is not seq)
+        return before
 
     def put_off(self, seq: Sequence) -> None:
-        """It is not ready: nobody waits for it, and it goes on when its job is done."""
-        if seq in self.first or seq.guide is None or seq.guide.job is None:
+        """Takes one that is not ready out of its line until its job is done."""
+        if seq in self.first or seq.constraint is None or seq.constraint.job is None:
             return
         self._step_out(seq)
         self._unready[seq.id] = seq
         number = seq.id
-        seq.guide.job.add_done_callback(lambda _: self._ready.append(number))
+        seq.constraint.job.add_done_callback(lambda _: self._ready.append(number))
 
     def wake(self) -> None:
-        """Those whose jobs are done wait in their lines again."""
+        """Requests with finished jobs enter their lines again."""
         while self._ready:
             seq = self._unready.pop(self._ready.popleft(), None)
             if seq is not None:
@@ -115,25 +110,20 @@ class Waiting:
         else:
             self.first.remove(seq)
 
-    # Lines.
-
     def line(self, priority: int) -> Line:
-        """Of one priority, with what is known of its turn."""
         line = self._lines.get(priority)
         if line is None:
             self._lines = {p: one for p, one in self._lines.items() if not one.idle}
-            line = self._lines[priority] = Line(self.shares, self._tile)
+            line = self._lines[priority] = Line(self.shares, self._tile, self._tiles_left)
         return line
 
     def priorities(self) -> list[int]:
-        """Of those that wait, the highest first."""
+        """Priorities of waiting requests, the highest first."""
         known = {priority for priority, line in self._lines.items() if line}
         return sorted(known | {seq.request.priority for seq in self.first}, reverse=True)
 
-    # Accounts.
-
     def check(self) -> None:
-        """Raises InternalError unless the counts are those of who waits, each in one place."""
+        """Raises InternalError unless the counts are right and each request is in one place."""
         fresh = sum(seq.last_step < 0 for seq in self)
         swapped = sum(seq.status is Status.SWAPPED for seq in self)
         if (fresh, swapped) != (self.fresh, self.swapped):
@@ -152,5 +142,4 @@ class Waiting:
 
 
 def rank_of(seq: Sequence) -> tuple[int, int]:
-    """As a function, for `insort`."""
     return seq.rank

@@ -1,7 +1,7 @@
 """How many waiting tiles the next prefill takes, so that all of them together take least time.
 
-Knows what a launch of each bucket costs by the build's table; knows no sequence. 1,280 tokens in an
-engine of buckets of 256, 1,024 and 4,096 are a launch of 1,024 and one of 256, not one of 4,096
+Knows the cost of a launch of each bucket by the build's table; knows no sequence. 1,280 tokens in
+an engine of buckets of 256, 1,024 and 4,096 are a launch of 1,024 and one of 256, not one of 4,096
 that is mostly padding; 4,000 are one launch.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 class PrefillSplit:
     """For these `buckets`, ascending, in tiles, and their `costs`, microseconds of a launch.
 
-    The launches that take least time for w tiles are found from those for fewer, and only up to
-    what was asked for: a first token may wait for this. The largest of them goes first, so that
-    what is left has the same ones. Where a cost is not known, all that wait are taken.
+    The launches of least time for w tiles follow from those for fewer (dynamic programming), up to
+    the count asked for: a first token may wait for this. The largest launch goes first, so the
+    rest has the same launches. Where a cost is unknown, all waiting tiles are taken.
     """
 
     def __init__(self, buckets: Sequence[int], costs: Mapping[int, float]) -> None:
@@ -24,7 +24,7 @@ class PrefillSplit:
         self._total, self._largest = [0.0], [0]  # by tiles: microseconds, the largest launch
 
     def first(self, waiting: int) -> int:
-        """Tiles to take now of so many that wait, at most the largest bucket's."""
+        """Tiles to take now of `waiting`, at most the largest bucket's."""
         if not self._known:
             return waiting
         total, largest = self._total, self._largest

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from spark_engine.interface import DECODE, verify_family
-from spark_engine.runtime.engine.draft_depth import EVERY, LATE, SHARE, DraftDepth
+from spark_engine.runtime.engine.policy.draft_depth import EVERY, LATE, SHARE, DraftDepth
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.step_costs import StepCosts
 
 SLOTS, MOST = 128, 3
 ROWS = (1, 8, 128)
@@ -35,11 +35,11 @@ class Rounds:
 
     def step(self) -> int:
         k = self.depth.choose(self.seqs, self.brisk)
-        offered = [min(k, s.held, s.drafts) for s in self.seqs]
+        offered = [min(k, s.held_drafts, s.drafts) for s in self.seqs]
         kept = [self._kept(n, rate) for n, rate in zip(offered, self.rates, strict=True)]
         for seq, got in zip(self.seqs, kept, strict=True):
             seq.launched += 1 + got
-            seq.held = k
+            seq.held_drafts = k
         live = [i for i, n in enumerate(offered) if n]
         if live:
             slots = np.array([self.seqs[i].slot for i in live])
@@ -221,7 +221,7 @@ def test_drafts_at_hand_count_in_the_round_at_hand() -> None:
     """At this cost one draft pays from the first round on, but not from the next."""
     for held, k in ((0, 0), (1, 1)):
         depth, seq = make(costs(100, 165, 999, 999)), request(0)
-        seq.held = held
+        seq.held_drafts = held
         assert depth.choose([seq]) == k
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from spark_engine.interface import PREFILL
-from spark_engine.runtime.engine.line import BURST
 from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.policy.line import BURST
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
@@ -60,7 +60,7 @@ class World:
                     row.seq.tokens.append(0)
                     if len(row.seq.tokens) == row.seq.limit:
                         self.scheduler.finish(row.seq, FinishReason.LENGTH)
-        self.scheduler.reuse.settled()
+        self.scheduler.prefix.release_pins()
         if self.steps % 16 == 0:
             self.scheduler.check()
         self.widest = max(self.widest, sum(s.prefilling for s in self.scheduler.running))
@@ -263,21 +263,22 @@ def test_one_whose_grammar_is_being_made_lets_others_pass_and_is_not_asked_in_ev
     job: Future[None] = Future()
     asked: list[int] = []
 
-    class Guide(SimpleNamespace):
+    class State(SimpleNamespace):
         @property
         def ready(self) -> bool:
             asked.append(1)
             return bool(self.job.done())
 
     seq = world.add(1)
-    free = {"need": lambda *_: False, "binds": lambda *_: False, "flagged": False, "drafts": 0}
-    seq.guide = Guide(job=job, **free)  # type: ignore[assignment]
+    free = {"dependency": lambda *_: False, "drafts_from": lambda *_: 0, "flagged": False}
+    free["paused"] = False
+    seq.constraint = State(job=job, **free)  # type: ignore[assignment]
     others = [world.add(2) for _ in range(5)]
     assert world.until(*others) == 10 and len(asked) == 1 and seq.status is Status.WAITING
     job.set_result(None)
     assert seq in world.step().admitted
     late = world.add(1)
-    late.guide = Guide(job=Future(), **free)  # type: ignore[assignment]
+    late.constraint = State(job=Future(), **free)  # type: ignore[assignment]
     world.step()
     world.scheduler.finish(late, FinishReason.CANCELLED)
     assert not world.scheduler.waiting
@@ -295,7 +296,7 @@ def step_seconds(waiting: int, kind: str) -> list[float]:
         world.scheduler.collected(plan.step)
         for seq in [s for s in world.scheduler.running if not s.prefilling]:
             world.scheduler.finish(seq, FinishReason.CANCELLED)
-        world.scheduler.reuse.settled()
+        world.scheduler.prefix.release_pins()
     start = time.thread_time()
     for seq in [*world.scheduler.waiting]:
         world.scheduler.finish(seq, FinishReason.CANCELLED)

@@ -2,12 +2,12 @@
 
 An owner is an API key or a connection. Knows names, tokens and counts; no request and no slot.
 
-- An owner is charged the prompt tokens that are computed for it when its prefill begins. Of those
-  who wait, the one that was charged least is next.
-- The clock says what each would have been charged if all who wait shared evenly at all times. An
-  owner that begins to wait starts there, so that time without requests saves nothing up. One that
-  is ahead of the clock is remembered until the clock comes by, also without requests.
-- What an owner received by overtaking others is on an account of its own (`overtook`).
+- An owner is charged the prompt tokens that are computed for it when its prefill starts. Of the
+  owners that wait, the one that was charged least is next.
+- The clock is what each would have been charged if all waiting owners shared evenly at all times.
+  An owner that starts to wait starts there, so time without requests earns nothing. An owner ahead
+  of the clock is kept until the clock reaches it, also without requests.
+- What an owner received by overtaking others is counted separately (`overtook`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Owner:
     """Attributes:
     name: as requests have it.
     charged: tokens, on the clock of its `Shares`; `overtook`: the same of what overtook others.
-    turn: grows with each turn of any owner: of equals, who had none for longest is first.
+    turn: grows with each turn of any owner: of equals, the one with the earliest turn is first.
     waiting: its requests that wait and have not started.
     live: its requests that have not ended.
     ahead: it is beyond the clock, and none of its requests waits.
@@ -38,8 +38,8 @@ class Owner:
 
 
 class Shares:
-    """The owners that have requests which have not ended, or that are ahead; the others are
-    forgotten, and all of them when no request is left. `clock` in tokens."""
+    """The owners that have unfinished requests, or are ahead; the others are forgotten, and all of
+    them when no request is left. `clock` in tokens."""
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
@@ -53,7 +53,7 @@ class Shares:
         return len(self._owners)
 
     def enter(self, name: str) -> Owner:
-        """A request of this owner came; `leave` when it has ended."""
+        """Counts a new request of this owner; `leave` must follow when it has ended."""
         owner = self._owners.get(name)
         if owner is None:
             owner = self._owners[name] = Owner(name, self.clock, self.clock)
@@ -62,7 +62,6 @@ class Shares:
         return owner
 
     def leave(self, owner: Owner) -> None:
-        """One of its requests has ended."""
         owner.live -= 1
         self._live -= 1
         self._forget(owner)
@@ -71,7 +70,6 @@ class Shares:
             self.clock, self._sharing = 0.0, 0
 
     def wait(self, owner: Owner) -> None:
-        """One more of its requests waits."""
         if not owner.waiting:
             owner.charged = max(owner.charged, self.clock)
             owner.overtook = max(owner.overtook, self.clock)
@@ -80,32 +78,31 @@ class Shares:
         owner.waiting += 1
 
     def wait_no_more(self, owner: Owner) -> None:
-        """One of its requests that waited begins, or has ended."""
         owner.waiting -= 1
         if not owner.waiting:
             self._sharing -= 1
             self._note(owner)
 
     def gives_turn(self, owner: Owner) -> None:
-        """Of those that were charged as much, it is the last from now on."""
+        """Makes it the last of those that were charged as much."""
         owner.turn = next(self._tick)
 
     def charge(self, owner: Owner, tokens: int, overtakes: bool = False) -> None:
-        """It is to receive these tokens; `advance` when it does."""
+        """Charges tokens that are to be computed; `advance` follows when they are."""
         owner.charged += tokens
         owner.overtook += tokens * overtakes
         if tokens and not owner.waiting:
             self._note(owner)
 
     def _note(self, owner: Owner) -> None:
-        """It does not wait, and may be ahead."""
+        """Records an owner without waiting requests, which may be ahead."""
         if owner.charged > self.clock:
             self._sharing += not owner.ahead
             owner.ahead = True
             heapq.heappush(self._ahead, (owner.charged, next(self._tick), owner))
 
     def advance(self, tokens: float) -> None:
-        """So many tokens were given."""
+        """Moves the clock by `tokens` computed tokens."""
         while tokens > 0 and self._sharing:
             while self._ahead and not _is_ahead(*self._ahead[0]):
                 heapq.heappop(self._ahead)
@@ -126,12 +123,11 @@ class Shares:
             self._owners.pop(owner.name, None)
 
     def check(self) -> bool:
-        """Whether nobody is kept who has no requests and is not ahead, and the count is right."""
+        """Whether only owners with requests or ahead are kept, and the count is right."""
         owners = self._owners.values()
         sharing = sum(o.waiting > 0 or o.ahead for o in owners)
         return self._sharing == sharing and all(o.live or o.ahead for o in owners)
 
 
 def _is_ahead(at: float, tick: int, owner: Owner) -> bool:
-    """Whether the entry is not out of date."""
     return owner.ahead and owner.charged == at

@@ -11,9 +11,9 @@ from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.masks import Ended
 from spark_engine.runtime.engine.plan import StepPlan
-from spark_engine.runtime.engine.prefix_trie import Hit
+from spark_engine.runtime.engine.policy.prefix_admission import EVERY
+from spark_engine.runtime.engine.policy.prefix_trie import Hit
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
-from spark_engine.runtime.engine.reuse import EVERY
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
@@ -94,7 +94,8 @@ def test_one_that_waits_lets_others_pass_and_keeps_its_place() -> None:
         ask(engine, STEM[:500] + own(1))
         engine.step()
         leader, second = [*engine._live.values()][2:]
-        assert second.leader is leader and second.leader_end == 448
+        use = engine.scheduler.prefix._uses[second.id]
+        assert use.leader is leader and use.leader_end == 448
         ask(engine, own(2), max_tokens=90)
         ask(engine, own(3), max_tokens=90)
         engine.step()
@@ -111,7 +112,7 @@ def test_who_waits_goes_on_alone_when_the_leader_ends() -> None:
     engine.step()
     second = ask(engine, STEM + own(1))
     engine.step()
-    assert engine._live[second].leader is engine._live[first]
+    assert engine.scheduler.prefix._uses[second].leader is engine._live[first]
     engine.cancel(first)
     events = finish(engine)
     # what the first had launched by then, in whole tiles, had no state
@@ -128,7 +129,8 @@ def test_an_urgent_one_does_not_wait_for_a_later_one() -> None:
     first = engine._live[0]
     assert first.prefilling
     engine.step()
-    assert engine._live[number].leader is None and engine._live[number].launched > 0
+    assert engine.scheduler.prefix._uses[number].leader is None
+    assert engine._live[number].launched > 0
 
 
 def test_a_state_stands_where_two_parted_at_the_second_sighting() -> None:
@@ -194,7 +196,7 @@ def test_what_gave_no_finite_answer_is_not_taken_over() -> None:
         engine.step()
     engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
     finish(engine)
-    assert cached(engine, STEM[:301]) == 0 and engine.scheduler.reuse.lost == 0
+    assert cached(engine, STEM[:301]) == 0 and engine.scheduler.prefix.lost == 0
 
 
 def test_a_state_from_which_nothing_finite_came_is_given_up() -> None:
@@ -241,7 +243,8 @@ def test_who_begins_otherwise_waits_for_nobody() -> None:
     step(made)
     made.add(sequence(1, (77, *prompt[1:300])))
     step(made)
-    assert [seq.leader for seq in made.running] == [None, None], "and all other pages are alike"
+    leaders = [made.prefix._uses[seq.id].leader for seq in made.running]
+    assert leaders == [None, None], "and all other pages are alike"
 
 
 def test_without_a_budget_nothing_is_kept() -> None:
@@ -279,16 +282,16 @@ def test_a_launch_does_not_write_the_row_that_it_reads() -> None:
     """There is one, and what the launch could keep in it is worth more."""
     engine = make(replace(LIMITS, snapshots=1))
     assert cached(engine, STEM[:66], marks=(65,)) == 0
-    reuse = engine.scheduler.reuse
-    begin = reuse.begin
+    prefix = engine.scheduler.prefix
+    start = prefix.start
 
-    def begin_long_ago(seq: Sequence, hit: Hit, *more: Any) -> list[int]:
-        pages = begin(seq, hit, *more)
+    def start_long_ago(seq: Sequence, hit: Hit, *more: Any) -> list[int]:
+        pages = start(seq, hit, *more)
         assert hit.snapshot
         hit.snapshot.used -= 1e6
         return pages
 
-    reuse.begin = begin_long_ago  # type: ignore[method-assign]
+    prefix.start = start_long_ago  # type: ignore[method-assign]
     assert cached(engine, STEM[:64] + own(1, 200), max_tokens=1) == 64
 
 
@@ -338,9 +341,9 @@ def test_prompts_share_with_those_of_the_same_salt_alone(length: int) -> None:
         assert salted(engine, prompt, salt) == 0
         assert salted(engine, prompt + own(2), salt) == hits[1]
     assert salted(engine, prompt + own(3), b"") == hits[1]
-    assert len(engine.scheduler.reuse.cache._roots) == 4
+    assert len(engine.scheduler.prefix.cache._roots) == 4
     engine.clear_cache()
-    assert not engine.scheduler.reuse.cache._roots and engine.stats()["cache_bytes"] == 0
+    assert not engine.scheduler.prefix.cache._roots and engine.stats()["cache_bytes"] == 0
     assert salted(engine, prompt + own(2), b"a") == 0
 
 
@@ -358,7 +361,8 @@ def test_what_gave_no_finite_answer_is_forgotten_of_its_salt_alone() -> None:
     engine = make()
     for salt in (b"a", b"b"):
         salted(engine, STEM[:300], salt)
-    number = engine.submit(Request(STEM[:310], SamplingParams(max_tokens=9), salt=b"a"))
+    params = SamplingParams(max_tokens=9, ignore_eos=True, seed=1)
+    number = engine.submit(Request(STEM[:310], params, salt=b"a"))
     while not engine._live[number].tokens[310:]:
         engine.step()
     engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
@@ -388,7 +392,7 @@ def prefill(made: Scheduler, seq: Sequence) -> list[tuple[int, int, int]]:
             rows = zip(batch.rows, batch.sources, batch.saves, strict=True)
             tiles += [(r.start + r.count, source, save) for r, source, save in rows]
         made.collected(plan.step)
-        made.reuse.settled()
+        made.prefix.release_pins()
         made.check()
     return [tile for tile in tiles if tile[1] != seq.slot or tile[2] >= 0]
 
@@ -436,7 +440,7 @@ def test_penalties_are_told_what_was_prompt_and_what_was_generated() -> None:
         plan = made.schedule(0)
         assert plan.counts == [(seq.slot, *known)]
         made.collected(plan.step)
-        made.reuse.settled()
+        made.prefix.release_pins()
         made.finish(seq, FinishReason.CANCELLED)
 
 
@@ -451,14 +455,16 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     made.add(long), made.add(hit)
     made.pacing.order = lambda behind: sorted(behind, key=lambda s: s.rank)  # type: ignore[method-assign]
     plan = made.schedule(0)
-    assert plan.admitted == [long, hit] and hit.source and hit.launched == 448
+    assert plan.admitted == [long, hit] and hit.launched == 448
+    assert made.prefix.reads_snapshot(hit)
     made.collected(plan.step)
-    made.reuse.settled()
+    made.prefix.release_pins()
     urgent = sequence(3, (5,))
     urgent.request = replace(urgent.request, priority=2)
     made.add(urgent)
     plan = made.schedule(0)
-    assert plan.preempted == [hit] and not plan.saves and hit.source is None
+    assert plan.preempted == [hit] and not plan.saves
+    assert not made.prefix.reads_snapshot(hit)
     assert (hit.status, hit.launched) == (Status.WAITING, 0)
     made.check()
     for seq in (*made.running,):
@@ -466,8 +472,8 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     made.collected(plan.step)
     while hit.prefilling:
         step(made)
-    assert made.reuse.queries == 500 + 499 + 1 + 500, "it was looked up twice and counts once"
-    assert made.reuse.hits == 448 == hit.cached
+    assert made.prefix.queries == 500 + 499 + 1 + 500, "it was looked up twice and counts once"
+    assert made.prefix.hits == 448 == hit.cached
 
 
 def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:
@@ -480,14 +486,15 @@ def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:
         made.add(seq)
         step(made)
     assert made.running == [leader, other] and [*made.waiting] == [second]
-    assert second.leader is leader and second.leader_end == 448
+    use = made.prefix._uses[second.id]
+    assert use.leader is leader and use.leader_end == 448
     return made, leader, second
 
 
 def step(made: Scheduler) -> StepPlan:
     plan = made.schedule(0)
     made.collected(plan.step)
-    made.reuse.settled()
+    made.prefix.release_pins()
     for batch in plan.batches:
         for row in batch.rows:
             row.seq.tokens.extend([0] * row.emit)
@@ -510,11 +517,12 @@ def test_one_that_waited_and_was_cancelled_hurries_nobody() -> None:
     made.add(third)
     made.pacing.room = lambda *_: 9  # type: ignore[method-assign]
     step(made)
-    assert leader.awaited == [448, 448]
+    uses = made.prefix._uses
+    assert uses[leader.id].waiter_positions == [448, 448]
     made.finish(second, FinishReason.CANCELLED)
-    assert leader.awaited == [448] and third.leader is leader
+    assert uses[leader.id].waiter_positions == [448] and uses[third.id].leader is leader
     made.finish(third, FinishReason.CANCELLED)
-    assert leader.awaited == [] and leader.launched < 448
+    assert uses[leader.id].waiter_positions == [] and leader.launched < 448
 
 
 def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
@@ -531,8 +539,8 @@ def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
 
 def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
     made, calls = scheduler(pages=12), []
-    inner = made.reuse.cache.match
-    made.reuse.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore
+    inner = made.prefix.cache.match
+    made.prefix.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore
     first = sequence(0, tuple(range(500)))
     prefill(made, first)
     late = sequence(1, tuple(range(7, 407)))
@@ -542,7 +550,7 @@ def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
         step(made)
     assert late.status is Status.WAITING and len(calls) == seen, "when it came"
     made.finish(first, FinishReason.LENGTH)
-    made.reuse.settled()
+    made.prefix.release_pins()
     assert step(made).admitted == [late] and len(calls) == seen + 1
 
 
@@ -550,6 +558,6 @@ def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() ->
     made = scheduler(slots=1)
     prefill(made, sequence(0, tuple(range(100))))
     made.add(sequence(1, tuple(range(200))))
-    made.reuse.find = None  # type: ignore[assignment, method-assign]
+    made.prefix.find = None  # type: ignore[assignment, method-assign]
     for _ in range(3):
         made.schedule(0)

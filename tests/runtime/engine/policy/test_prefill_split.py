@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from spark_engine.runtime.engine.prefill_split import PrefillSplit
+from spark_engine.runtime.engine.policy.prefill_split import PrefillSplit
 
 BUCKETS = (4, 16, 64)  # tiles: 256, 1,024 and 4,096 tokens
 COSTS = {4: 7_000.0, 16: 18_000.0, 64: 66_000.0}

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU, EvictionScore
+from spark_engine.runtime.engine.policy.page_names import page_names
+from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
+from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Node
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_cache import PrefixCache
-from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node, page_names
-from spark_engine.runtime.engine.prefix_worth import STAY, TAU, Worth
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
@@ -53,7 +54,7 @@ class World:
         """One that begins with what there is, if its pages are to be had."""
         hit = self.match(tokens)
         self.cache.take(hit)
-        tail = [hit.tail_page] if hit.tail_page >= 0 else []
+        tail = [hit.suffix_page] if hit.suffix_page >= 0 else []
         self.pages.share(tail)
         own = -(-len(tokens) // PAGE) - len(hit.nodes)
         if not self.cache.reclaim(own):
@@ -124,8 +125,9 @@ class World:
             assert tuple(self.held[node.page]) == beginning(node)[-PAGE:]
             assert node.end == len(beginning(node))
         for state in self.cache._states:
-            assert self.state[state.row] == (*beginning(state.node), *state.tail)
-            assert not state.tail or self.held[state.page][: len(state.tail)] == [*state.tail]
+            suffix = [*state.suffix_tokens]
+            assert self.state[state.row] == (*beginning(state.node), *suffix)
+            assert not suffix or self.held[state.page][: len(suffix)] == suffix
         order = self.cache._order
         known = {n for _, _, n in order._leaves} | order._used_leaves
         for node in self.cache._nodes:
@@ -140,7 +142,8 @@ class World:
         states = [
             s.position
             for s in self.cache._states
-            if s.position <= most and (*beginning(s.node), *s.tail) == tuple(tokens[: s.position])
+            if s.position <= most
+            and (*beginning(s.node), *s.suffix_tokens) == tuple(tokens[: s.position])
         ]
         nodes = [
             n.end
@@ -208,7 +211,7 @@ def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, bud
         world.check()
     assert world.pages.free + world.pages.spare == pages, "whoever needs a page can have it"
     assert world.cache.reclaim(pages) and world.cache.snapshots == len(
-        world.cache.root_of(b"").tails
+        world.cache.root_of(b"").suffix_states
     )
     world.cache.clear()
     world.check()
@@ -233,9 +236,9 @@ def test_the_deepest_state_before_the_last_token_is_found() -> None:
     world.end(story(world, tokens, 4, 8, 10))
     found = world.match([*tokens, 99])
     assert (found.position, found.kv_position, len(found.nodes)) == (10, 12, 2)
-    assert found.tail_page == world.match(tokens).tail_page >= 0
+    assert found.suffix_page == world.match(tokens).suffix_page >= 0
     found = world.match([*tokens[:9], 99])
-    assert (found.position, found.kv_position, found.tail_page) == (8, 8, -1)
+    assert (found.position, found.kv_position, found.suffix_page) == (8, 8, -1)
     assert world.match(tokens[:8]).position == 4, "one token is computed"
     found = world.match([*tokens[:12], 99])
     assert (found.position, found.kv_position) == (10, 12)
@@ -269,7 +272,7 @@ def test_the_least_worth_goes_first() -> None:
     world.end(begun)
     order = []
     for n in range(2):
-        world.now += 2 * STAY * TAU
+        world.now += 2 * HYSTERESIS * TAU
         world.end(story(world, [110 + n, *range(12)], 12))
         left = [t[0] for t in (short, long, used) if world.match(t).position]
         order.append(left)
@@ -324,14 +327,14 @@ def test_giving_up_many_states_looks_at_each_a_few_times(monkeypatch: pytest.Mon
     for n in range(count):
         world.now += 1
         world.end(story(world, [n, n + 1, n + 2, n + 3, n, n], 4))
-    worth = Worth.of_state
+    worth = EvictionScore.of_state
 
-    def counted(worths: Worth, state: CachedState) -> float:
+    def counted(worths: EvictionScore, state: CachedState) -> float:
         nonlocal looks
         looks += 1
         return worth(worths, state)
 
-    monkeypatch.setattr(Worth, "of_state", counted)
+    monkeypatch.setattr(EvictionScore, "of_state", counted)
     assert world.pages.free == 620 - count and world.cache.reclaim(610)
     assert world.cache.snapshots == 10 and looks <= 2 * count
     assert world.match([count - 1, *range(count, count + 9)]).position == 4, "the latest stay"
@@ -444,13 +447,13 @@ def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_
     root = below(None, b"")
     begun = below(root, b"a")
     first, again, other = (below(begun, name) for name in (b"b", b"b", b"c"))
-    state, heir = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (begun, first))
-    assert state.is_left_by(other), "the first is the next"
-    state.heir = heir
+    state, later = (CachedState(n, n.end, (), -1, 0, 0.0) for n in (begun, first))
+    assert state.is_followed_by(other), "the first is the next"
+    state.next_in_conversation = later
     for node in (first, again, below(again, b"d")):
-        assert state.is_left_by(node)
+        assert state.is_followed_by(node)
     for node in (other, begun, below(below(root, b"c"), b"b"), below(other, b"b")):
-        assert not state.is_left_by(node)
+        assert not state.is_followed_by(node)
 
 
 def test_check_finds_what_hangs_on_nothing() -> None:
@@ -459,9 +462,9 @@ def test_check_finds_what_hangs_on_nothing() -> None:
     state = world.match([*range(13)]).snapshot
     assert state and seq.node
     state.node.snapshot = None
-    with pytest.raises(InternalError, match="hangs on nothing"):
+    with pytest.raises(InternalError, match="a cached state is at no node"):
         world.cache.check()
     state.node.snapshot = state
     seq.node.parent.children.clear()  # type: ignore[union-attr]
-    with pytest.raises(InternalError, match="hangs on nothing"):
+    with pytest.raises(InternalError, match="the node that ends at 12 is on no path"):
         world.cache.check()

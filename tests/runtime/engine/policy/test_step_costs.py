@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.interface import DECODE, PREFILL
-from spark_engine.runtime.engine.step_costs import StepCosts
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
 
 BUCKET = (DECODE, 8)
 

@@ -1,7 +1,6 @@
 """Microseconds of a launch by bucket: the build's table, corrected by what launches took.
 
-A table made of launches one by one is too low where a whole step makes the card lower its clock.
-Knows buckets; who asks knows what to do with them.
+A table measured launch by launch is too low where a whole step makes the card lower its clock.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from spark_engine.runtime.executors.memory import BucketKey
 
 RUN_WEIGHT = 0.25  # of the latest launch in its bucket's cost
-RUN_RANGE = 2.0  # a launch counts as at most so many times the cost so far, or a share of it
+RUN_RANGE = 2.0  # bounds a launch's influence: to cost / RUN_RANGE .. cost * RUN_RANGE
 
 
 class StepCosts:
@@ -23,15 +22,14 @@ class StepCosts:
         self.version = 0
 
     def of(self, bucket: BucketKey) -> float:
-        """What a launch takes now; 0 where the build did not say."""
+        """Current estimate; 0 where the build has none."""
         return self._now.get(bucket, 0.0)
 
     def built(self, bucket: BucketKey) -> float:
-        """What the build said; 0 where it did not."""
+        """The build's estimate; 0 where it has none."""
         return self._table.get(bucket, 0.0)
 
     def ran(self, bucket: BucketKey, microseconds: float) -> None:
-        """A launch of the bucket took so long; says nothing where the build did not."""
         if known := self.of(bucket):
             seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
             self._now[bucket] = known + RUN_WEIGHT * (seen - known)

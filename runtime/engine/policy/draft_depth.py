@@ -1,18 +1,18 @@
-"""How many drafts the next round verifies: the k whose tokens per microsecond promise most.
+"""How many drafts the next round verifies: the k with the most expected tokens per microsecond.
 
-Knows what a round of each bucket costs, by the build's table until it has run, and how often drafts
-were kept; knows no scheduler and no tensor. The choice changes speed alone, never a token.
+Knows the cost of a round of each bucket (`step_costs`) and how often drafts were accepted; knows no
+scheduler and no tensor. The choice changes speed only, never a token.
 
-- A draft counts only when those before it were kept, so each position has a probability of its own,
-  given that. A request starts from the engine's mean and moves to what its own drafts did.
+- A draft counts only when those before it were accepted, so each position has its own conditional
+  probability. A request starts from the engine's mean and moves to its own acceptance.
 - A slot without drafts gets one token of its next round, which makes its first drafts, so a choice
-  is judged by the round at hand and AHEAD more.
+  is judged by the next round and AHEAD more.
 - Another k must promise MARGIN more than the one before it.
-- What is not verified is not measured. Now and then two rounds of the largest k look again: the
-  first makes the drafts, the second verifies them. What they lose by the estimates so far is held
-  to SHARE of all time. Where a step's length is bounded and prefill is in it they wait, LATE rounds
-  at most, and one that began before ends there.
-- Where the depth is fixed all of this is left out: the largest k that a request can use.
+- Depths that are not used are not measured. Every EVERY rounds or more, two rounds of the largest k
+  probe: the first makes the drafts, the second verifies them. Their expected loss is limited to
+  SHARE of all time. Where a step's length is bounded and prefill is in it, a probe waits, LATE
+  rounds at most, and one in progress ends.
+- With a fixed depth: the largest k that a request can use.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_engine.interface import DECODE, verify_family
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.sequence import Sequence as Request
-from spark_engine.runtime.engine.step_costs import StepCosts
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # of an engine that has verified nothing: probability, as so many
-MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, in drafts of its own
-FADE, MEAN_FADE = 0.95, 0.98  # what is left of a measurement after the next one of its position
+PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # before the first measurement: probability, weight in drafts
+MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, as a number of own drafts
+FADE, MEAN_FADE = 0.95, 0.98  # weight of a measurement after the next one of its position
 AHEAD = 7  # rounds
 MARGIN = 0.03
-SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two looks
+SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two probes
 LATE = 32 * EVERY
 
 
 class DraftDepth:
     """Chooses k for every round of one engine.
 
-    `buckets` are the rows of each k's buckets, ascending, those of decode first; one that the build
-    has no cost of makes all costs those of tokens. `fixed`: the largest, whatever it costs.
+    `buckets`: rows of each k's buckets, ascending, those of decode first; if the build has no cost
+    of one, costs are numbers of tokens. `fixed`: always the largest k.
     """
 
     def __init__(
@@ -65,17 +65,16 @@ class DraftDepth:
         self._all_seen = np.full(self.most, PRIOR_WEIGHT)
         self._all_kept = self._all_seen * PRIOR
         self._last = 0
-        self._looking = 0  # rounds of the present look that are left
-        self._calm = True  # the last look began where a round might be long
-        self._since = 0  # rounds since the last look, or the last round of the largest k
+        self._probing = 0  # rounds of the present probe that are left
+        self._unbounded = True  # the last probe started where a step's length was not bounded
+        self._since = 0  # rounds since the last probe, or the last round of the largest k
         self._budget = 0.0  # microseconds
 
     def forget(self, slot: int) -> None:
-        """Another request has the slot."""
         self._seen[slot] = self._kept[slot] = 0
 
     def observe(self, slots: Ints, offered: Ints, kept: Ints) -> None:
-        """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""
+        """Measures a round: of each slot's `offered` drafts the first `kept` were accepted."""
         hit = self._index < kept[:, None]
         seen = hit | ((self._index == kept[:, None]) & (self._index < offered[:, None]))
         fade = np.where(seen, FADE, 1)
@@ -86,9 +85,9 @@ class DraftDepth:
         self._all_seen = self._all_seen * fade + total
         self._all_kept = self._all_kept * fade + hit.sum(axis=0)
 
-    def choose(self, requests: Sequence[Request], brisk: bool = False) -> int:
-        """The k of the next round of these, for whose number it has a bucket; `brisk`: better
-        without a look."""
+    def choose(self, requests: Sequence[Request], bounded: bool = False) -> int:
+        """The k of the next round of these requests; there is a bucket for their number.
+        `bounded`: prefill runs in a step of bounded length, so probes wait."""
         if not self.most:
             return 0
         cost = self.cost(len(requests))
@@ -103,15 +102,15 @@ class DraftDepth:
         self._last = best
         pace = float(cost[best] / later[best])
         loss = 2 * float(cost[deepest]) - float(now[deepest] + later[deepest]) * pace
-        every = LATE if brisk else EVERY
-        if brisk and self._calm:
-            self._looking = 0
-        return self._look(best, deepest, loss, float(cost[best]), every)
+        every = LATE if bounded else EVERY
+        if bounded and self._unbounded:
+            self._probing = 0
+        return self._probe(best, deepest, loss, float(cost[best]), every)
 
-    def _look(self, best: int, deepest: int, loss: float, cost: float, every: int) -> int:
-        """`best`, or in two rounds now and then `deepest`, which loses `loss` microseconds."""
-        if self._looking:
-            self._looking -= 1
+    def _probe(self, best: int, deepest: int, loss: float, cost: float, every: int) -> int:
+        """`best`, or in the two rounds of a probe `deepest`, which loses `loss` microseconds."""
+        if self._probing:
+            self._probing -= 1
             return max(best, deepest)
         if best >= deepest:
             self._since = 0
@@ -120,14 +119,14 @@ class DraftDepth:
         self._budget = min(self._budget + SHARE * cost, max(loss, 0.0))
         if self._since < every or self._budget < loss:
             return best
-        self._since, self._looking = 0, 1
-        self._calm = every == EVERY
+        self._since, self._probing = 0, 1
+        self._unbounded = every == EVERY
         self._budget -= max(loss, 0.0)
         return deepest
 
     def _tokens(self, requests: Sequence[Request]) -> tuple[Floats, Floats, int]:
-        """Tokens that a round of each k promises now and from the next on, and the largest k of
-        which one of them can use all drafts."""
+        """Expected tokens of the next round and of each later one, by k, and the largest k of
+        which any request can use all drafts."""
         mean = self._all_kept / self._all_seen
         slots = [r.slot for r in requests]
         rates = self._kept[slots] + MEAN_WEIGHT * mean
@@ -137,15 +136,15 @@ class DraftDepth:
         gains = gains.cumprod(axis=1).cumsum(axis=1)  # tokens of a row with 0, 1, … drafts
         room = np.array([r.limit - r.launched for r in requests])
         own = np.array([r.drafts for r in requests])
-        held = np.array([r.held for r in requests])
-        later = np.minimum(own, np.maximum(room - 3, 0))  # one token has come by then
+        held = np.array([r.held_drafts for r in requests])
+        later = np.minimum(own, np.maximum(room - 3, 0))  # after at least one more token
         now = np.minimum(np.minimum(own, room - 2), held)
         used = np.minimum(np.stack((now, later))[:, :, None], self._depths)
         tokens = gains[np.arange(len(slots))[:, None], used].sum(axis=1)
         return tokens[0], tokens[1], int(later.max())
 
     def cost(self, rows: int) -> Floats:
-        """Of a round of `rows` sequences by k; infinite where there is no bucket."""
+        """Microseconds of a round of `rows` sequences by k; infinite where there is no bucket."""
         if self._version != self._costs.version:
             self._cost_of.clear()
             self._version = self._costs.version

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence as Several
 from itertools import pairwise
 
 import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
-from spark_engine.runtime.engine.pacing import (
+from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.policy.pacing import (
     BALANCED,
     LATENCY,
     THROUGHPUT,
@@ -17,10 +19,9 @@ from spark_engine.runtime.engine.pacing import (
     Pacing,
     PrefillPolicy,
 )
-from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.step_costs import StepCosts
 
 TILE = 64
 BUCKETS = (1, 4, 8, 16, 64)
@@ -29,8 +30,26 @@ COSTS = {(PREFILL, b): 6_000.0 + 5_000.0 * b for b in BUCKETS}
 COSTS |= {(DECODE, 1): 5_900.0, (DECODE, 64): 12_500.0}
 
 
-def make(policy: PrefillPolicy = BALANCED, costs: dict[tuple[str, int], float] = COSTS) -> Pacing:
-    return Pacing(policy, BUCKETS, TILE, StepCosts(costs))
+class Scheduled(Pacing):
+    """With what the scheduler does in a step: it notes the start and the end of each wait."""
+
+    def tiles(
+        self, order: Several[Sequence], decode: Batch | None, more: int = 0, since: float = 0.0
+    ) -> int:
+        for seq in order:
+            seq.since = self.starts_waiting(seq) if seq.since is None else seq.since
+        return super().tiles(order, decode, more, since)
+
+    def launched(self, taken: list[Sequence]) -> None:
+        for seq in taken:
+            seq.since = None
+        self.forget_prefilled()
+
+
+def make(
+    policy: PrefillPolicy = BALANCED, costs: dict[tuple[str, int], float] = COSTS
+) -> Scheduled:
+    return Scheduled(policy, BUCKETS, TILE, StepCosts(costs))
 
 
 def waiting(tokens: int, at: int = 0, number: int = 0) -> Sequence:

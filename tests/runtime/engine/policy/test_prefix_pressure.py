@@ -13,16 +13,16 @@ import pytest
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.prefix_worth import STAY, TAU
+from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 4032, 1200, VOCAB, page_size=64, bias_slots=8, top_logprobs=3, snapshots=400)
 SYSTEM, FIRST, NEW, ANSWER = 256, 1024, 128, 32  # tokens
 AGENTS, TURNS = 12, 5
-SECONDS = 5.0  # between two requests: a round of all agents is within what STAY holds fast
+SECONDS = 5.0  # between two requests: a round of all agents is within what HYSTERESIS holds fast
 GREEDY = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
-assert AGENTS * SECONDS < STAY * TAU
+assert AGENTS * SECONDS < HYSTERESIS * TAU
 
 
 @dataclass
@@ -37,12 +37,12 @@ class Pressed:
 
     def __init__(self, share: float) -> None:
         self.engine = Engine(build_fake(LIMITS, (1, 4), (1, 8), lazy=False), EngineOptions())
-        cache, self.now, self._rng = self.engine.scheduler.reuse.cache, 0.0, random.Random(3)
+        cache, self.now, self._rng = self.engine.scheduler.prefix.cache, 0.0, random.Random(3)
         page, row = cache._page_bytes, 32 * cache._page_bytes
         conversation = SYSTEM + FIRST + (NEW + ANSWER) * (TURNS - 1)
         cache.budget = int(share * AGENTS * (conversation // 64 * page + 2 * row))
         cache._row_bytes, order = row, cache._order
-        order.worths = replace(order.worths, row_bytes=row)
+        order.scores = replace(order.scores, row_bytes=row)
         cache._clock = lambda: self.now
         system = self.draw(SYSTEM)
         self.agents = [Agent(system + self.draw(FIRST)) for _ in range(AGENTS)]
@@ -98,13 +98,13 @@ def test_of_a_conversation_the_latest_state_stays() -> None:
 
 def test_several_answers_to_a_prompt_leave_none_of_them_behind() -> None:
     world = Pressed(4.0)
-    prompt, cache = tuple(world.draw(300)), world.engine.scheduler.reuse.cache
+    prompt, cache = tuple(world.draw(300)), world.engine.scheduler.prefix.cache
     for seed in range(3):
         params = SamplingParams(max_tokens=9, ignore_eos=True, seed=seed)
         world.engine.submit(Request(prompt, params))
     while not world.engine.idle:
         world.engine.step()
-    assert len(cache._states) == 4 and not any(state.passed for state in cache._states)
+    assert len(cache._states) == 4 and not any(state.superseded for state in cache._states)
 
 
 def test_who_wait_for_a_beginning_find_it_in_a_cache_full_of_what_was_just_used() -> None:
@@ -124,7 +124,7 @@ def test_what_was_not_used_for_long_goes_for_what_is_new() -> None:
     world = Pressed(0.15)
     for agent in world.agents[:6]:
         world.ask(agent)
-    world.now += 2 * STAY * TAU
+    world.now += 2 * HYSTERESIS * TAU
     last = world.agents[6]
     world.ask(last)
     assert world.ask(last) > FIRST

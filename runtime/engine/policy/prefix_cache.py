@@ -1,13 +1,12 @@
 """The prefix cache: KV pages of computed prefixes, and recurrent states to resume from.
 
 A trie of full pages (`prefix_trie`) for each salt: prompts of different salts share nothing, even
-where their tokens are equal. What the recurrent layers remember (a row of the states of unit
-"sequence") is kept at some positions only: at a node's end, or behind it together with the tokens
-in between and the page that begins with them. A prompt goes on from the deepest such state.
+where their tokens are equal. States of the recurrent layers (rows of unit "sequence") are kept at
+some positions only: at a node's end, or after it together with the suffix tokens in between and the
+page that starts with them. A prompt resumes from the deepest such state.
 
-Knows pages and rows by number, tokens by value, and no array: who copies what is the engine's
-business. Pages and rows are charged to one budget of bytes; what is given up first is said by
-`prefix_eviction`.
+Knows pages and rows by number, tokens by value, and no array: the engine copies. Pages and rows are
+charged to one budget of bytes; `prefix_eviction` gives the order of eviction.
 """
 
 from __future__ import annotations
@@ -19,15 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, EvictionScore
+from spark_engine.runtime.engine.policy.page_names import page_name
+from spark_engine.runtime.engine.policy.prefix_eviction import ByScore, EvictionOrder
+from spark_engine.runtime.engine.policy.prefix_trie import (
+    UNRELATED,
+    CachedState,
+    Hit,
+    Lineage,
+    Node,
+)
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefix_eviction import ByWorth, EvictionOrder
-from spark_engine.runtime.engine.prefix_trie import UNRELATED, CachedState, Hit, Lineage, Node
-from spark_engine.runtime.engine.prefix_worth import STAY, Worth
 
 
 @dataclass
 class CacheCounts:
-    """What was given up since the start."""
+    """Evictions since the start."""
 
     evicted_pages: int = 0
     evicted_snapshots: int = 0
@@ -51,48 +57,46 @@ class PrefixCache:
     ) -> None:
         self.budget = budget
         self.counts = CacheCounts()
-        self.version = 0  # grows with every node and state that comes or goes
+        self.version = 0  # grows with every node and state that is added or removed
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
-        self._roots: dict[bytes, Node] = {}  # by salt, those that something hangs on
+        self._roots: dict[bytes, Node] = {}  # by name, those that are not bare
         self._nodes: set[Node] = set()  # all but the roots
         self._states: set[CachedState] = set()
-        self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
-        worths = Worth(page_size, page_bytes, row_bytes)
-        self._order = EvictionOrder(pages, worths, self._nodes, self._states)
-
-    # Looking up.
+        self._leaving: set[CachedState] = set()  # evicted, but the row is still to be read
+        scores = EvictionScore(page_size, page_bytes, row_bytes)
+        self._order = EvictionOrder(pages, scores, self._nodes, self._states)
 
     def match(
         self,
         tokens: Sequence[int],
         names: Sequence[bytes],
         most: int,
-        tails: bool = True,
+        suffixes: bool = True,
         salt: bytes = b"",
     ) -> Hit:
-        """The deepest state at `most` or before that `tokens` go through, of those that have the
-        same salt; takes nothing.
+        """The deepest state at `most` or before on the path of `tokens`, under the same salt;
+        takes nothing.
 
-        `names` are those of the full pages of `tokens`, or of the first of them. Without `tails`
-        it lies at a page's end.
+        `names`: of the full pages of `tokens`, or of the first of them. Without `suffixes` only
+        states at a page's end count.
         """
-        nodes = self._walk(salt, names[: most // self._size])
+        nodes = self._path(salt, names[: most // self._size])
         if not nodes:
             return Hit(0, (), None, -1, 0)
         deepest = nodes[-1]
-        if not self._row_bytes:  # pages are all that is remembered
+        if not self._row_bytes:  # no layer is recurrent
             return Hit(deepest.end, tuple(nodes[1:]), None, -1, deepest.end)
         for node in reversed(nodes):
-            state = node.state_for(tokens, most, self._size) if tails else node.snapshot
+            state = node.state_for(tokens, most, self._size) if suffixes else node.snapshot
             if state is not None:
-                at, begun = state.position, tuple(nodes[1 : 1 + node.end // self._size])
-                return Hit(at, begun, state, state.page, max(deepest.end, at))
+                at, full = state.position, tuple(nodes[1 : 1 + node.end // self._size])
+                return Hit(at, full, state, state.page, max(deepest.end, at))
         return Hit(0, (), None, -1, deepest.end)
 
     def take(self, hit: Hit) -> None:
-        """Somebody begins with the hit: uses its full pages, and is to read its row (`unpin`)."""
+        """Uses the hit's full pages for a sequence, and pins its row until it is read (`unpin`)."""
         now = self._clock()
         for node in hit.nodes:
             node.used = now
@@ -103,13 +107,11 @@ class PrefixCache:
             hit.snapshot.pins += 1
 
     def unpin(self, state: CachedState) -> None:
-        """Whoever was to write or read the row has launched that, or never will."""
+        """The launch that was to write or read the row is made, or never will be."""
         state.pins -= 1
         if not state.pins and state in self._leaving:
             self._leaving.remove(state)
             self._rows.give([state.row])
-
-    # Adding.
 
     def extend(
         self,
@@ -120,23 +122,23 @@ class PrefixCache:
         gain: tuple[float, float] = (0.0, 1.0),
         salt: bytes = b"",
     ) -> Node:
-        """Makes nodes of the full pages that `names` name, those beyond `node` (None: from the
-        salt's root), and returns the deepest; fewer when the budget is used up by what is worth
-        more. `gain`: tokens that the state behind them will save, and how often that is expected.
+        """Adds nodes for the full pages named `names`, those beyond `node` (None: from the salt's
+        root), and returns the deepest; fewer where pages and states of a higher score fill the
+        budget. `gain`: tokens that the state after them will save, and how often.
         """
         if node is None or not node.alive or node.parent is None:
             node = self.root_of(salt)
-        worth = self._order.worths.of_page(*gain, self._clock())
+        score = self._order.scores.of_page(*gain, self._clock())
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], node.children.get(names[index])
             if child is None:
-                if not self._make_room(self._page_bytes, worth):
+                if not self._make_room(self._page_bytes, score):
                     break
                 if not node.alive and node.parent is not None:
                     break
                 child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
                 node.children[child.name] = child
-                self._hang(node)
+                self._keep_root(node)
                 self._nodes.add(child)
                 self.version += 1
                 self._pages.keep(page)
@@ -148,17 +150,18 @@ class PrefixCache:
         return node
 
     def save(
-        self, node: Node, tail: Sequence[int], page: int, maker: int, lineage: Lineage = UNRELATED
+        self, node: Node, suffix: Sequence[int], page: int, maker: int, lineage: Lineage = UNRELATED
     ) -> CachedState | None:
-        """A row for the state `tail` tokens behind a node, whose keys and values are in `page`.
+        """A row for the state after a node and the `suffix` tokens; their keys and values are in
+        `page`.
 
-        It is pinned until it was written (`unpin`). None when there is one already, and when those
-        that are kept are worth more.
+        It is pinned until it was written (`unpin`). None where there is one already, and where
+        those that are kept have a higher score.
         """
-        after, now = tuple(tail), self._clock()
-        node = self.root_of(node.name) if node.parent is None else node
+        after, now = tuple(suffix), self._clock()
+        node = self._root(node.name) if node.parent is None else node
         for known in node.states:
-            if known.tail == after:
+            if known.suffix_tokens == after:
                 known.used = now
                 return None
         if not node.alive:
@@ -167,11 +170,11 @@ class PrefixCache:
         state = CachedState(node, node.end + len(after), after, page, maker, now)
         for lesser in state.follow(lineage):
             self._order.add_state(lesser)
-        state.since = state.find_since()
+        state.covered_from = state.find_covered_from()
         own = self._page_bytes if after and not self._pages.keeps(page) else 0
-        self._attach(state)  # what it hangs on must not be given up for it
-        worth = self._order.worths.of_state(state) + math.log(1 + lineage.awaited)
-        if not self._make_room(self._row_bytes + own, worth, row=True):
+        self._attach(state)  # so that its node is not evicted for it
+        score = self._order.scores.of_state(state) + math.log(1 + lineage.waiters)
+        if not self._make_room(self._row_bytes + own, score, row=True):
             self._detach(state)
             state.refuse()
             return None
@@ -183,11 +186,9 @@ class PrefixCache:
         self._order.add_state(state)
         return state
 
-    # Giving up.
-
     def reclaim(self, pages: int) -> bool:
-        """Sees to it that so many pages are free, as far as those that nobody uses suffice."""
-        ends: ByWorth | None = None  # once they are needed
+        """Evicts until `pages` pages are free; False where unused pages do not suffice."""
+        ends: ByScore | None = None  # filled when needed
         while self._pages.free < pages and self._pages.spare:
             leaf = self._order.pop_leaf()
             if leaf is not None:
@@ -203,23 +204,23 @@ class PrefixCache:
                 if state.alive:
                     self._drop_state(state)
                 continue
-            # Below these are pages that somebody computed again and uses.
+            # Below these are pages that a sequence computed again and uses.
             for node in [n for n in self._nodes if not self._pages.users(n.page)]:
                 if node.alive:
                     self._drop_subtree(node)
         return self._pages.free >= pages
 
     def released(self, node: Node | None) -> None:
-        """Somebody whose deepest node this is uses its page no more."""
+        """A sequence with this deepest node no longer uses its page."""
         if node is not None:
             self._order.add_leaf(node)
 
     def forget(
         self, node: Node | None, maker: int, origin: CachedState | None = None, salt: bytes = b""
     ) -> None:
-        """Drops all that `maker` computed on the way to `node`, and what stands on it; also the
-        state that it went on from, since others would go wrong as it did."""
-        path = list(node.path()) if node is not None and node.alive else self._walk(salt, ())
+        """Drops all that `maker` computed on the path to `node`, and what depends on it; also
+        `origin`, the state that it resumed from, since it may be wrong too."""
+        path = list(node.path()) if node is not None and node.alive else self._path(salt, ())
         for state in [s for one in path for s in one.states if s.maker == maker]:
             self._drop_state(state)
         if origin is not None and origin.alive:
@@ -229,69 +230,66 @@ class PrefixCache:
             self._drop_subtree(own[-1])
 
     def clear(self) -> None:
-        """Gives every page and row back, those that somebody uses as soon as nobody does."""
+        """Frees every page and row; those in use when they no longer are."""
         for root in tuple(self._roots.values()):
             for child in tuple(root.children.values()):
                 self._drop_subtree(child)
             for state in root.states:
                 self._drop_state(state)
 
-    # Accounts.
-
     @property
     def used_bytes(self) -> int:
-        """What is charged to the budget."""
         return self._pages.kept * self._page_bytes + len(self._states) * self._row_bytes
 
     @property
     def snapshots(self) -> int:
-        """How many states are kept."""
         return len(self._states)
 
     def kept_pages(self) -> list[int]:
-        """Every page that is kept, as often as it is."""
-        tails = [s.page for s in self._states if s.tail]
-        return [*(node.page for node in self._nodes), *tails]
+        suffixes = [s.page for s in self._states if s.suffix_tokens]
+        return [*(node.page for node in self._nodes), *suffixes]
 
     def check(self) -> None:
-        """Raises InternalError unless the trie, the rows and the bytes are as they should be."""
+        """Raises InternalError unless trie, rows and bytes are consistent."""
         for node in self._nodes:
             up = node.parent
             if up is None or not (node.alive and up.alive and up.children.get(node.name) is node):
-                raise InternalError(f"the node that ends at {node.end} hangs on nothing")
+                raise InternalError(f"the node that ends at {node.end} is on no path")
         roots = self._roots.values()
         if any(root.bare or not root.alive for root in roots):
-            raise InternalError("the root of a salt is kept, and nothing hangs on it")
-        hanging = {s for node in (*roots, *self._nodes) for s in node.states}
-        if hanging != self._states or not all(s.alive for s in self._states):
-            raise InternalError("a cached state hangs on nothing")
+            raise InternalError("the root of a salt is kept and is bare")
+        found = {s for node in (*roots, *self._nodes) for s in node.states}
+        if found != self._states or not all(s.alive for s in self._states):
+            raise InternalError("a cached state is at no node")
         self._rows.check([s.row for s in (*self._states, *self._leaving)])
         if self.used_bytes > self.budget:
             raise InternalError(f"the cache holds {self.used_bytes} bytes of {self.budget}")
 
-    # How it is done.
-
     def root_of(self, salt: bytes) -> Node:
-        """What the pages of a salt hang on; it is kept as soon as one does."""
-        return self._roots.get(salt) or Node(salt, None, 0, -1, -1)
+        """The parent of a salt's first pages; it is kept while it is not bare."""
+        return self._root(page_name(b"", salt))
 
-    def _hang(self, root: Node) -> None:
-        """Something hangs on the node from now on: if it is a root, it is kept."""
-        if root.parent is None:
-            root.alive, self._roots[root.name] = True, root
+    def _root(self, name: bytes) -> Node:
+        return self._roots.get(name) or Node(name, None, 0, -1, -1)
+
+    def _keep_root(self, node: Node) -> None:
+        """The node is not bare any more: if it is a root, it is kept."""
+        if node.parent is None:
+            node.alive, self._roots[node.name] = True, node
 
     def _let_go(self, node: Node) -> None:
-        """Nothing may hang on the node any more: a root is kept no longer."""
+        """The node may be bare now: a bare root is not kept."""
         if node.parent is None and node.bare:
             node.alive = False
             self._roots.pop(node.name, None)
         self._order.add_leaf(node)
 
-    def _walk(self, salt: bytes, names: Sequence[bytes]) -> list[Node]:
-        """The salt's root and the nodes of the pages with these names, as far as they are there."""
-        if salt not in self._roots:
+    def _path(self, salt: bytes, names: Sequence[bytes]) -> list[Node]:
+        """The salt's root and the nodes of the pages with these names, as far as they exist."""
+        root = self._roots.get(page_name(b"", salt))
+        if root is None:
             return []
-        found = [self._roots[salt]]
+        found = [root]
         for name in names:
             child = found[-1].children.get(name)
             if child is None:
@@ -299,8 +297,8 @@ class PrefixCache:
             found.append(child)
         return found
 
-    def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
-        """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
+    def _make_room(self, size: int, score: float, row: bool = False) -> bool:
+        """Evicts what has a lower score than `score` until `size` bytes, and a row, are free."""
         while self.used_bytes + size > self.budget or (row and not self._rows.free):
             leaf = self._order.pop_leaf() if self.used_bytes + size > self.budget else None
             if leaf is not None:
@@ -309,27 +307,27 @@ class PrefixCache:
             state = self._order.pop_state()
             if state is None:
                 return False
-            if self._order.worths.of_state(state) > worth - STAY:
+            if self._order.scores.of_state(state) > score - HYSTERESIS:
                 self._order.add_state(state)
                 return False
             self._drop_state(state)
         return True
 
     def _is_only_kept_here(self, page: int) -> bool:
-        """Whether a node's page would be free without it."""
+        """Whether a node's page would be free without the node."""
         return not self._pages.users(page) and self._pages.keeps(page) == 1
 
     def _attach(self, state: CachedState) -> None:
-        if state.tail:
-            state.node.tails.append(state)
+        if state.suffix_tokens:
+            state.node.suffix_states.append(state)
         else:
             state.node.snapshot = state
-        self._hang(state.node)
+        self._keep_root(state.node)
 
     def _detach(self, state: CachedState) -> None:
         state.alive = False
-        if state.tail:
-            state.node.tails.remove(state)
+        if state.suffix_tokens:
+            state.node.suffix_states.remove(state)
         else:
             state.node.snapshot = None
         self._let_go(state.node)
@@ -339,7 +337,7 @@ class PrefixCache:
         self._states.remove(state)
         state.unlink()
         self.version += 1
-        if state.tail:
+        if state.suffix_tokens:
             self._pages.drop(state.page)
         if state.pins:
             self._leaving.add(state)

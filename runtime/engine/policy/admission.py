@@ -1,0 +1,194 @@
+"""Which waiting requests get a slot and pages in a step, and which running ones yield to them.
+
+Reads slots, pages and their holders, by count; takes none of them. `waiting` and its lines give the
+next request, `prefix_admission` what it resumes from; the scheduler's rules apply.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.policy.line import Launch
+from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.waiting import Waiting
+from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.request import Status
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
+
+# A quarter of the slots: of prompts in progress that a launch does not complete; and of requests
+# that wait for such a prompt with a slot reserved. At least LEAST_OPEN, of three slots.
+OPEN_SHARE, LEAST_OPEN = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """`seq` is to run from `hit` on, once `victims` are preempted."""
+
+    seq: Sequence
+    hit: Hit
+    victims: list[Sequence]
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """Slots and pages reserved for requests that wait for a running prefill, and the number of
+    such requests so far, with or without a reservation."""
+
+    slots: int = 0
+    page_count: int = 0
+    followers: int = 0
+
+
+class Admission:
+    """One scheduler's. `running`, `waiting` and `fence` (what is free once a step was collected)
+    are the scheduler's own."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        slots: Pool,
+        pages: Pool,
+        prefix: PrefixAdmission,
+        running: list[Sequence],
+        waiting: Waiting,
+        fence: deque[tuple[int, int, list[int], Node | None]],
+    ) -> None:
+        self._sizes, self._slots, self._pages = sizes, slots, pages
+        self._prefix, self._running, self._waiting = prefix, running, waiting
+        self._fence = fence
+        self._open_most = max(1, slots.size // OPEN_SHARE, min(LEAST_OPEN, slots.size - 1))
+
+    def choose(self, plan: StepPlan, in_flight: int, tiles: int) -> Iterator[Admit]:
+        """Requests that resume, and those that start prefill in a launch of `tiles` tiles.
+
+        The caller carries out each decision before it takes the next. Sets `plan.drain` where a
+        preemption must wait for the steps in flight.
+        """
+        waiting, reserved, full = self._waiting, _Reserved(), False
+        waiting.wake()
+        for priority in waiting.priorities():
+            for seq in [s for s in waiting.first if s.request.priority == priority]:
+                if not (seq.unready or (yield from self._try(seq, reserved, plan, in_flight))):
+                    return
+            line, launch = waiting.line(priority), self._launch(priority, tiles)
+            while line and not full:
+                launch.last = self._slots.free - reserved.slots == 1
+                new = line.next(launch)
+                if new is None:
+                    full = True
+                elif new.unready:  # its grammar may take seconds, and nothing is reserved for it
+                    waiting.put_off(new)
+                elif not (yield from self._try(new, reserved, plan, in_flight)):
+                    return
+                elif new.status is Status.RUNNING:
+                    insort(launch.lefts, self._prefix.tiles_left(new))
+
+    def _launch(self, priority: int, tiles: int) -> Launch:
+        """The next prefill launch, as requests of one priority see it."""
+        started = [s for s in self._running if s.launched < s.prefill_end]
+        above = [s for s in started if s.request.priority >= priority]
+        lefts = sorted(map(self._prefix.tiles_left, above))
+        started = [s for s in started if s.request.priority == priority]
+        return Launch(tiles, started, lefts, self._open_most)
+
+    def _try(
+        self, seq: Sequence, reserved: _Reserved, plan: StepPlan, in_flight: int
+    ) -> Generator[Admit, None, bool]:
+        """Admits `seq`, or reserves space while it waits for another; False where there is no
+        space, and no later request is to have any."""
+        hit = None
+        if self._prefix.waits_until(seq) is None:
+            last = self._running[-1:]  # if any sequence yields to `seq`, this one does
+            can_preempt = not reserved.slots and any(self._yields(s, seq) for s in last)
+            if self._slots.free <= reserved.slots and not can_preempt:
+                return False
+            hit = self._prefix.find(seq, self._running)
+        if hit is None:
+            return self._follow(seq, reserved)
+        victims = self._make_space(seq, hit, reserved, plan, in_flight)
+        if victims is None:
+            # the page that is copied may be one too many
+            hit = self._prefix.without_suffix(seq, hit)
+            victims = self._make_space(seq, hit, reserved, plan, in_flight)
+            if victims is None:
+                return False
+        if self._slots.free + len(victims) - reserved.slots == 1:
+            self._waiting.line(seq.request.priority).takes_the_last_slot(seq)
+        yield Admit(seq, hit, victims)
+        return True
+
+    def _follow(self, seq: Sequence, reserved: _Reserved) -> bool:
+        """`seq` waits for a running prefill, and others pass; False where too many wait so."""
+        reserved.followers += 1
+        if seq not in self._waiting.first:
+            if reserved.followers > self._slots.size:
+                self._prefix.unfollow(seq)
+                return False
+            self._waiting.follow(seq)
+        if reserved.slots < self._open_most:
+            reserved.slots += 1
+            shared = (self._prefix.waits_until(seq) or 0) // self._sizes.page_size
+            reserved.page_count += self._need(seq) - shared
+        return True
+
+    def _yields(self, victim: Sequence, seq: Sequence) -> bool:
+        """Whether `victim` may be preempted for `seq`: for one that let others pass, each later
+        one; else those of lower priority."""
+        if self._prefix.yielded(seq):
+            return victim.rank > seq.rank
+        return victim.request.priority < seq.request.priority
+
+    def _make_space(
+        self, seq: Sequence, hit: Hit, reserved: _Reserved, plan: StepPlan, in_flight: int
+    ) -> list[Sequence] | None:
+        """The sequences to preempt so that `seq` can be admitted now; None: it cannot."""
+        # A spare page where others run, or it is preempted at once for their next one.
+        need = self._need(seq) + bool(self._running) - len(hit.nodes)
+        if seq in plan.preempted:
+            return None
+        if self._slots.free > reserved.slots:
+            if self._available(hit) >= need + reserved.page_count:
+                return []
+        if reserved.slots:
+            return None
+        victims = self._victims(seq, hit, need)
+        if victims and in_flight:
+            plan.drain = True
+            return None
+        return victims or None
+
+    def _available(self, hit: Hit) -> int:
+        """Pages that are free, or that the cache alone keeps, without those of the hit."""
+        return self._pages.free + self._pages.spare - self._pages.unused(hit.held_pages)
+
+    def _victims(self, seq: Sequence, hit: Hit, need: int) -> list[Sequence]:
+        """The fewest sequences that yield, last in order first, for a slot and `need` pages.
+
+        Empty when that would not suffice, or when what the fence releases suffices.
+        """
+        slots, users = self._slots.free + len(self._fence), self._pages.users
+        pages, left = self._available(hit), Counter(page for f in self._fence for page in f[2])
+        own = set(hit.held_pages)
+        pages += sum(n == users(page) and page not in own for page, n in left.items())
+        victims: list[Sequence] = []
+        for victim in reversed(self._running):
+            if slots and pages >= need:
+                return victims
+            if not self._yields(victim, seq):
+                return []
+            victims.append(victim)
+            slots += 1
+            for page in victim.pages:
+                left[page] += 1
+                pages += left[page] == users(page) and page not in own
+        alone = self._need(seq) - len(hit.nodes)
+        return victims if slots and pages >= alone else []
+
+    def _need(self, seq: Sequence) -> int:
+        return -(-seq.admission_len // self._sizes.page_size)
