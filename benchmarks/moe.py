@@ -20,6 +20,7 @@ from spark_engine.kernel import Attrs, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import DType, TensorSpec
+from tests.plugins import packed_node
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 257, 9, 2048, 512
 CACHE = Path("/tmp/moe_cubins")
@@ -41,8 +42,7 @@ def specs(kind: str, tokens: int) -> tuple[TensorSpec, ...]:
     ]
     for name, (dtypes, shape) in grouped_moe.param_specs(kind, EXPERTS, HIDDEN, INNER).items():
         found.append(TensorSpec(name, dtypes[0], shape))
-    packs = cuda.CUDA.packs
-    return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
+    return packed_node.packed_specs(grouped_moe.OP, attrs, found)
 
 
 def route(tokens: int, rng: np.random.Generator) -> np.ndarray:

@@ -24,6 +24,7 @@ from spark_engine.kernel import Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins import packed_node
 
 ATTRS = {"format": "nvfp4", "dtype": "bf16"}
 SIZES = (
@@ -112,9 +113,8 @@ class Trial:
 
 
 def _packed(arrays: tuple[Array, ...]) -> list[Array]:
-    packs = cuda.CUDA.packs
     first = arrays[0].astype(DType.BF16.numpy)
-    rest = [packs[i].apply(ATTRS, a) if i in packs else a for i, a in enumerate(arrays)][1:]
+    rest = packed_node.packed_arrays(grouped_moe.OP, ATTRS, arrays)[1:]
     return [first, *rest]
 
 

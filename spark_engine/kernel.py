@@ -359,7 +359,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The CUDA side of an op: tactics in order of preference, packed inputs by index."""
+    """The CUDA side of an op: tactics in order of preference, packed operands by name."""
 
     tactics: tuple[Tactic, ...] = ()
-    packs: Mapping[int, Pack] = field(default_factory=dict)
+    packs: Mapping[str, Pack] = field(default_factory=dict)

@@ -29,11 +29,11 @@ SIZES = ("heads", "kv_heads", "head_dim", "eps", "kv_dtype")
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands, [scales f32[n]] -> k_pages', v_pages', [y A[tokens,nq·D]], quantised…"""
-    quantised.check(NAME, attrs)
+    quantised.check_attrs(NAME, attrs)
     count(NAME, specs, len(OPERANDS) + quantised.takes_scales(attrs))
     try:
         o, *pages = paged_attention.infer(_attention(attrs), specs[: len(OPERANDS)])
-        (y,) = sigmoid_gate.infer(attrs, (o, specs[0]))
+        (y,) = sigmoid_gate.OP.infer(attrs, (o, specs[0]))
     except GraphError as error:
         raise GraphError(f"{NAME}: {error}") from error
     for spec in specs[len(OPERANDS) :]:
@@ -96,7 +96,7 @@ OP = Op(
     operands=(*paged_attention.OPERANDS, operands.SCALES),
     results=(*paged_attention.PAGES, Result("result*", "[y A[tokens,nq·D] if keep], quantised…")),
     attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -184,7 +184,7 @@ OP = Op(
     operands=OPERANDS,
     results=(Result("o", "A[tokens,nq·D]", note="before the gate"), *PAGES),
     attrs=dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=cases.CASES,

@@ -354,7 +354,7 @@ OP = Op(
         Result("state_out", "A[S+1,K−1,C]", updates="conv_state"),
     ),
     attrs={"tile": None, "drafts": 0},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -23,7 +23,7 @@ def parts(attrs: Attrs) -> Chain:
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(o, packed, weight, [scales f32[n]]) -> [y A[tokens,heads·Dv]], quantised…"""
-    quantised.check("gated_norm_quant", attrs)
+    quantised.check_attrs("gated_norm_quant", attrs)
     count("gated_norm_quant", specs, 3 + quantised.takes_scales(attrs))
     (y,) = gated_norm.infer(attrs, specs[:3])
     for spec in specs[3:]:
@@ -87,7 +87,7 @@ OP = Op(
     operands=(*gated_norm.OPERANDS, operands.SCALES),
     results=(Result("result*", "[y if keep], quantised…"),),
     attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -26,7 +26,7 @@ def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         return f"a head of {dim} columns; 16-byte loads want a multiple of {rq.VECTOR}"
     if (columns := _columns(k, dim)) > MOST:
         return f"heads of {dim} need blocks of {columns} columns; at most {MOST} fit"
-    return rq.refuse_rows((o, packed), k) or rq.refuse_copies(attrs)
+    return rq.refuse_rows((o, packed), k) or rq.refuse_copies_of(attrs)
 
 
 def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
@@ -39,7 +39,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         Pointer("input", 3) if rq.takes_scales(attrs) else NULL,
         *rq.outputs(attrs, int(attrs["keep"])),
     )
-    defines = rq.defines(
+    defines = rq.old_defines(
         attrs,
         k,
         THREADS=threads,

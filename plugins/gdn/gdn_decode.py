@@ -49,7 +49,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     """The operands, [scales f32[n]] -> conv_state', gdn_state', [gdn_ring'], [y A[tokens,Hv·Dv]],
     quantised…"""
     known = len(_names(attrs))
-    quantised.check(NAME, attrs)
+    quantised.check_attrs(NAME, attrs)
     count(NAME, specs, known + quantised.takes_scales(attrs))
     try:
         *states, _, y = _inferred(attrs, specs[:known])
@@ -161,7 +161,7 @@ OP = Op(
         "drafts": 0,
         "tile": 1,
     },
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

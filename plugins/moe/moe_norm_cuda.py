@@ -26,7 +26,7 @@ from spark_engine.kernel import (
 )
 from spark_engine.plugins.common import row_quant_cuda as rq
 from spark_engine.plugins.moe import grouped_moe_cuda, moe_packs
-from spark_engine.plugins.rowwise import norm_quant_cuda
+from spark_engine.plugins.rowwise import norm_quant, norm_quant_cuda
 
 FIRST = 5  # operands before the experts' params: x, ids, weights, residual, norm_weight
 RESIDUAL, WEIGHT = 3, 4
@@ -50,7 +50,7 @@ def _norm(attrs: Attrs, specs: Specs) -> tuple[Attrs, Specs]:
 
 
 def _refuse(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> str | None:
-    (norm,) = norm_quant_cuda.NORM_QUANT.tactics
+    (norm,) = norm_quant.OP.cuda.tactics
     reason = experts.refuse(*_experts(attrs, specs), target)
     return reason or norm.refuse(*_norm(attrs, specs), target)
 
@@ -63,7 +63,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> Plan:
     if _joins(specs, target, plan):
         launches[-1] = _sum_and_norm(attrs, specs, plan.launches[-1])
         return Plan(tuple(launches), plan.scratch)
-    (norm,) = norm_quant_cuda.NORM_QUANT.tactics
+    (norm,) = norm_quant.OP.cuda.tactics
     inner = norm.plan(*_norm(attrs, specs), target)
     at = partial(_of_norm, y=y, scales=len(specs) - 1)
     launches += [_moved(launch, at, norm.source) for launch in inner.launches]
@@ -112,7 +112,7 @@ def _sum_and_norm(attrs: Attrs, specs: Specs, combine: Launch) -> Launch:
         *rq.outputs(attrs, keep + 1),
     )
     numbers = {"THREADS": threads, "VECS": vectors, "K1": specs[1].dims[1]}
-    defines = rq.defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
+    defines = rq.old_defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
     block = (threads, 1, 1)
     return Launch("moe_norm", combine.grid, block, args, defines=defines, pdl=True,
                   source=SOURCE)  # fmt: skip
@@ -121,7 +121,7 @@ def _sum_and_norm(attrs: Attrs, specs: Specs, combine: Launch) -> Launch:
 def _cost(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> float:
     """That of the experts, and what the norm moves; a launch where it is one of its own."""
     own, inner = _experts(attrs, specs)
-    (norm,) = norm_quant_cuda.NORM_QUANT.tactics
+    (norm,) = norm_quant.OP.cuda.tactics
     joined = _joins(specs, target, experts.plan(own, inner, target))
     more = norm.cost(*_norm(attrs, specs), target)
     return experts.cost(own, inner, target) + more - joined * rq.LAUNCH_SECONDS
@@ -139,5 +139,5 @@ def _tactic(experts: Tactic) -> Tactic:
 
 CUDA = Cuda(
     tactics=tuple(_tactic(t) for t in grouped_moe_cuda.CUDA.tactics),
-    packs={i + FIRST - moe_packs.FIRST: p for i, p in grouped_moe_cuda.CUDA.packs.items()},
+    packs=moe_packs.PACKS,
 )

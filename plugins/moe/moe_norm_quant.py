@@ -37,14 +37,14 @@ def _norm(attrs: Attrs) -> Attrs:
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(x A[tokens,H], ids, weights, residual A[tokens,H], norm_weight f32[H], params…,
     [scales f32[n]]) -> [y A], sum A, quantised…"""
-    quantised.check(NAME, attrs)
+    quantised.check_attrs(NAME, attrs)
     kind = str(attrs["format"])
     known = len(grouped_moe.PARAMS.get(kind, specs[FIRST:]))
     count(NAME, specs, FIRST + known + quantised.takes_scales(attrs))
     x, ids, weights, residual, weight = specs[:FIRST]
     try:
         (y,) = grouped_moe.infer(attrs, (x, ids, weights, *specs[FIRST : FIRST + known]))
-        outs = norm_quant.infer(_norm(attrs), (y, weight, residual, *specs[FIRST + known :]))
+        outs = norm_quant.OP.infer(_norm(attrs), (y, weight, residual, *specs[FIRST + known :]))
     except GraphError as error:
         raise GraphError(f"{NAME}: {error}") from error
     return outs
@@ -150,7 +150,7 @@ OP = Op(
     ),
     results=(Result("result*", "[y A[tokens,H] if keep], sum, quantised…"),),
     attrs=dict.fromkeys((*EXPERTS, *NORM)),
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -67,28 +67,24 @@ def _packed(kind: str, name: str, spec: TensorSpec) -> bool:
     return spec.dtype is want and (fp4 or spec.dims[2] % 16 == 0)
 
 
-def _pack(at: int) -> Pack:
-    """The pack of the input `at`, whatever it is in a format."""
-
-    def name_of(attrs: Attrs) -> str:
-        names = OPERANDS.get(str(attrs["format"]), ())
-        return names[at - FIRST] if at - FIRST < len(names) else ""
+def _pack(name: str) -> Pack:
+    """The pack of an operand, whatever it is in a format."""
+    scale = name.endswith("_scale")
 
     def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
-        kind, name = str(attrs["format"]), name_of(attrs)
+        kind = str(attrs["format"])
         if not _packed(kind, name, spec):
             return spec
-        scale = name.endswith("_scale")
         shape = _shape(kind, spec.dims, name.startswith("w13"), scale)
         return dataclasses.replace(spec, dtype=DType.U8 if scale else spec.dtype, shape=shape)
 
     def apply(attrs: Attrs, array: Array) -> Array:
-        kind, name = str(attrs["format"]), name_of(attrs)
+        kind = str(attrs["format"])
         if not _packed(kind, name, TensorSpec(name, DType.of(array.dtype), array.shape)):
             return array
-        return _apply(kind, array, name.startswith("w13"), name.endswith("_scale"))
+        return _apply(kind, array, name.startswith("w13"), scale)
 
     return Pack(infer, apply)
 
 
-PACKS: Mapping[int, Pack] = {at: _pack(at) for at in (3, 4, 5, 6, 7)}
+PACKS = {name: _pack(name) for name in ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale")}

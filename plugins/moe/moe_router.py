@@ -125,7 +125,7 @@ OP = Op(
     ),
     results=(Result("ids", "i32[tokens,k(+1)]"), Result("weights", "f32[tokens,k(+1)]")),
     attrs={"top_k": None},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -67,7 +67,7 @@ OP = Op(
     ),
     results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
     attrs={},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -33,7 +33,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     [y A], sum A, quantised…"""
     try:
         (y,) = all_reduce.infer(attrs, specs[:1])
-        return norm_quant.infer(norm_attrs(attrs), (y, *specs[1:]))
+        return norm_quant.OP.infer(norm_attrs(attrs), (y, *specs[1:]))
     except GraphError as error:  # of a part, which names itself
         words = str(error).removeprefix("norm_quant ").removeprefix("all_reduce ")
         raise GraphError(f"{NAME} {words}") from error
@@ -81,7 +81,7 @@ OP = Op(
     ),
     results=(Result("result*", "[y A[tokens,H] if keep], sum, quantised…"),),
     attrs=dict.fromkeys(("ranks", *NORM)),
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

@@ -27,11 +27,11 @@ from spark_engine.kernel import (
 )
 from spark_engine.plugins.common import row_quant_cuda as rq
 from spark_engine.plugins.ranks import collectives_cuda as collectives
-from spark_engine.plugins.rowwise import norm_quant_cuda
+from spark_engine.plugins.rowwise import norm_quant, norm_quant_cuda
 
 X, WEIGHT, RESIDUAL, SCALES = range(4)
 JOINED = (collectives.PUSH, collectives.ONE_SHOT)
-(NORM,) = norm_quant_cuda.NORM_QUANT.tactics
+(NORM,) = norm_quant.OP.cuda.tactics
 
 
 def _norm(attrs: Attrs) -> Attrs:
@@ -60,7 +60,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target, way: str) -> Plan:
     )
     numbers = {"THREADS": threads, "VECS": vectors, "RANKS": ranks}
     numbers |= {"WAY": collectives.WAYS.index(way)}
-    defines = rq.defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
+    defines = rq.old_defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
     blocks = min(rows, target.sms, collectives.MOST_BLOCKS)
     launch = Launch(
         "reduce_norm", (blocks, 1, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True,

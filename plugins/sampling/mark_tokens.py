@@ -177,7 +177,7 @@ OP = Op(
     operands=OPERANDS,
     results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
     attrs={"tile": None},
-    infer=infer,
+    infer_by=infer,
     reference=reference,
     body=body,
     cases=CASES,

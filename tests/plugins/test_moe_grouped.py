@@ -30,6 +30,7 @@ from spark_engine.plugins.moe import (
     moe_problem,
 )
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins import packed_node
 
 OP = grouped_moe.OP
 KINDS = tuple(moe_packs.OPERANDS)
@@ -50,8 +51,7 @@ def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Att
     for name, want in grouped_moe.param_specs(kind, experts, hidden, inner).items():
         dtype = DType.BF16 if kind == "dense" else want[0][0]
         found.append(TensorSpec(name, dtype, want[1]))
-    packs = OP.cuda.packs
-    return attrs, tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
+    return attrs, packed_node.packed_specs(OP, attrs, found)
 
 
 def with_shared(target: Target, nbytes: int) -> Target:
