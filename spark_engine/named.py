@@ -87,6 +87,8 @@ class Named:
         pairs = [pair for o, s in whole for pair in zip(o.dims, s.shape, strict=False)] * 2
         pairs += [(o.dims[0], s.shape[0]) for o, s in self._pairs() if o.name in self.packed]
         for formula, size in pairs:
+            if any(callable(self.rules.get(name)) for name in formulas.names(formula)):
+                continue
             try:
                 known = formulas.solved(formula, size, look)
             except ValueError:  # `verify_shapes` says so

@@ -11,7 +11,6 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node, standard
 PARTS = 4
 THREADS = 256
 WIDEST = 16  # bytes of one access
-KERNEL = Kernel("concat", "part0 part1 part2 part3 y")
 
 
 def parts(count: int) -> tuple[str, ...]:
@@ -45,9 +44,10 @@ def plan(node: Node) -> Plan:
     columns = [s.dims[1] * s.dtype.itemsize // width for s in node.specs]
     columns += [0] * (PARTS - len(columns))
     macros = {"BYTES": width, "THREADS": THREADS} | {f"W{i}": n for i, n in enumerate(columns)}
-    absent = dict.fromkeys(parts(PARTS)[len(node.specs) :], node.places["part0"])
+    names = [*parts(len(node.specs)), *["part0"] * (PARTS - len(node.specs))]
     grid = (-(-sum(columns) // THREADS), node["part0"].dims[0])
-    return node.plan(KERNEL.launch(node, grid, THREADS, macros, **absent))
+    kernel = Kernel("concat", f"{' '.join(names)} y")
+    return node.plan(kernel.launch(node, grid, THREADS, macros))
 
 
 def cost(node: Node) -> float:
