@@ -30,6 +30,7 @@ from spark_engine.kernel import (
 from spark_engine.named import Named
 from spark_engine.op import Op
 from spark_engine.operand import Operand, Role
+from spark_engine.tensors import TensorSpec
 
 Grid = int | tuple[int, int] | tuple[int, int, int]
 Macros = Mapping[str, int | float]
@@ -44,21 +45,43 @@ class Node(Named):
 
     Attributes:
         target: what is compiled for.
-        places: its operands, results and scratch memory.
+        places: its operands, results, scratch memory, and other arguments.
         scratch: sizes, in order.
+        held: tensors in scratch memory.
     """
 
     target: Target = field(kw_only=True)
-    places: Mapping[str, Pointer] = field(kw_only=True)
+    places: Mapping[str, Arg] = field(kw_only=True)
     scratch: tuple[Scratch, ...] = ()
+    held: Mapping[str, TensorSpec] = field(default_factory=dict)
 
-    def with_scratch(self, **memory: int | Scratch) -> Node:
-        """With more memory by name: bytes, or what must be zero at first."""
-        places, scratch = dict(self.places), list(self.scratch)
+    def with_args(self, **args: Arg) -> Node:
+        """With more arguments by name."""
+        return replace(self, places={**self.places, **args})
+
+    def with_scratch(self, **memory: int | Scratch | TensorSpec) -> Node:
+        """With more memory by name: bytes, what must be zero at first, or a tensor's."""
+        places, scratch, held = dict(self.places), list(self.scratch), dict(self.held)
         for name, size in memory.items():
             places[name] = Pointer("scratch", len(scratch))
+            if isinstance(size, TensorSpec):
+                held[name] = size
+                size = size.nbytes
             scratch.append(Scratch(size) if isinstance(size, int) else size)
-        return replace(self, places=places, scratch=tuple(scratch))
+        return replace(self, places=places, scratch=tuple(scratch), held=held)
+
+    def part(self, op: Op, attrs: Attrs, **found: str) -> Node:
+        """A node of another op over the memory of this one. `found`: what its operands and results
+        are called here, where that is not the same."""
+        tensors = {**self.by_name, **self.held}
+        given = tuple(o for o in op.given(attrs) if found.get(o.name, o.name) in tensors)
+        named = op.named(attrs, tuple(tensors[found.get(o.name, o.name)] for o in given))
+        names = (*(o.name for o in given), *(r.name for r in op.single(attrs)))
+        places = {n: self.places[found.get(n, n)] for n in names}
+        return Node(
+            op.name, given, named.attrs, named.specs, named.rules, frozenset(op.cuda.packs),
+            target=self.target, places=places, scratch=self.scratch,
+        )  # fmt: skip
 
     def plan(self, *launches: Launch, symmetric: int = 0) -> Plan:
         """Launches, over the memory of this node."""
@@ -168,7 +191,7 @@ def node_of(
 
     named = op.named(attrs, specs)
     given = tuple(replace(o, name=name(o.name)) for o in named.given[: len(specs)])
-    places = {o.name: Pointer("input", i) for i, o in enumerate(given)}
+    places: dict[str, Arg] = {o.name: Pointer("input", i) for i, o in enumerate(given)}
     places |= {name(r.name): Pointer("output", i) for i, r in enumerate(op.single(attrs))}
     packed = frozenset(map(name, op.cuda.packs))
     all_attrs = whole(named.attrs)
@@ -214,7 +237,7 @@ def standard(
 
     def view(attrs: Attrs, specs: Specs, target: Target) -> Node:
         given = tuple(Operand(n, Role.ACTIVATION, "") for n in operands(len(specs)))
-        places = {o.name: Pointer("input", i) for i, o in enumerate(given)}
+        places: dict[str, Arg] = {o.name: Pointer("input", i) for i, o in enumerate(given)}
         places[result] = Pointer("output", 0)
         return Node(op, given, attrs, specs, {}, target=target, places=places)
 

@@ -311,6 +311,10 @@ class Plan:
     scratch: tuple[Scratch, ...] = ()
     symmetric: int = 0
 
+    def launches_of(self, source: str) -> tuple[Launch, ...]:
+        """The launches for a tactic of another source than `source`, this one's."""
+        return tuple(replace(launch, source=launch.source or source) for launch in self.launches)
+
 
 Specs = tuple[TensorSpec, ...]
 
