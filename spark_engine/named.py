@@ -30,7 +30,7 @@ class Named:
     given: tuple[Operand, ...]
     attrs: Attrs
     specs: tuple[TensorSpec, ...]
-    rules: Mapping[str, str | Callable[[Named], Dim]]
+    rules: Rules
     packed: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> TensorSpec:
@@ -174,3 +174,6 @@ class Named:
             wanted = f"{'/'.join(legal)} {['any' if d is None else d for d in shape]}"
             got = f"{spec.dtype} {list(spec.shape)}"
             raise GraphError(f"{self.op}: operand {spec.name} is {got}, expected {wanted}")
+
+
+Rules = Mapping[str, str | Callable[[Named], Dim]]  # `Op.dims`

@@ -14,9 +14,9 @@ from spark_engine.errors import GraphError
 from spark_engine.kernel import Attr as Attr
 from spark_engine.kernel import Attrs as Attrs
 from spark_engine.kernel import Cuda
-from spark_engine.named import Named
+from spark_engine.named import Named, Rules
 from spark_engine.operand import Operand, Result, Role
-from spark_engine.tensors import Array, Dim, DType, TensorSpec
+from spark_engine.tensors import Array, DType, TensorSpec
 
 DOMAIN = "spark"
 
@@ -127,7 +127,7 @@ class Op:
     reference: Reference
     body: Body
     cases: tuple[Case, ...]
-    dims: Mapping[str, str | Callable[[Named], Dim]] = field(default_factory=dict)
+    dims: Rules = field(default_factory=dict)
     legal: Mapping[str, tuple[Attr, ...]] = field(default_factory=dict)
     check: Callable[[Named], str | None] | None = None
     infer_by: Infer | None = None

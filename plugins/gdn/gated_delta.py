@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.interface import MOST_DRAFTS
-from spark_engine.named import Named
+from spark_engine.named import Named, Rules
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Completes, Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
@@ -90,6 +90,7 @@ def whole_groups(node: Named) -> str | None:
     values, keys = node.shape("Hv", "Hk")
     if values % keys:
         return f"{values} value heads are no multiple of {keys} key heads"
+    ring_of(node.attrs)  # raises for drafts that no ring holds
     tile, most = node.number("tile"), 1 + node.number("drafts")
     if most < tile <= 1 + MOST_DRAFTS:
         return f"a tile of {tile} tokens; a round has up to {most}"
@@ -102,7 +103,7 @@ def _ring(node: Named) -> Ring:
     return found
 
 
-DIMS = {
+DIMS: Rules = {
     **{"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"},
     **{"L": lambda node: _ring(node).rows, "W": lambda node: _ring(node).width},
 }
