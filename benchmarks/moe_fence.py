@@ -22,7 +22,6 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.device import Gpu
 from spark_engine.kernel import Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
-from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import packed_node
 
@@ -92,7 +91,7 @@ class Trial:
 
     def run(self, rounds: int) -> tuple[int, float]:
         """Words that differed in all rounds, and the seconds taken."""
-        tactics = {t.name: t for t in cuda.CUDA.tactics}
+        tactics = {t.name: t for t in grouped_moe.OP.cuda.tactics}
         self.queue(tactics["grouped"], self.want)()
         # Before the sort: wide_up may begin beside it. Before wide_up: nobody else writes after.
         ways = [

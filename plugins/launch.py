@@ -37,6 +37,7 @@ Macros = Mapping[str, int | float]
 Whole = Callable[[Attrs], Attrs]
 PEERS, RANK = Pointer("peers", 0), Rank()
 ALONE = Scalar("i32", 0)  # the rank, where there is no other
+LATER = Pointer("scratch", -1)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Node(Named):
                 size = size.nbytes
             scratch.append(Scratch(size) if isinstance(size, int) else size)
         return replace(self, places=places, scratch=tuple(scratch), held=held)
+
+    def with_later(self, **tensors: TensorSpec) -> Node:
+        """With memory behind all that a plan takes: `behind` says where that is."""
+        places = {**self.places, **dict.fromkeys(tensors, LATER)}
+        return replace(self, places=places, held={**self.held, **tensors})
 
     def part(self, op: Op, attrs: Attrs, **found: str) -> Node:
         """A node of another op over the memory of this one. `found`: what its operands and results
@@ -148,6 +154,15 @@ class Kernel:
             resident,
             self.early,
         )
+
+
+def behind(launches: tuple[Launch, ...], scratch: tuple[Scratch, ...], later: int) -> Plan:
+    """Launches over scratch memory and, behind it, so many bytes `with_later`."""
+    at = Pointer("scratch", len(scratch))
+    moved = (
+        replace(n, args=tuple(at if arg == LATER else arg for arg in n.args)) for n in launches
+    )
+    return Plan(tuple(moved), (*scratch, Scratch(later)))
 
 
 def defines(macros: Macros) -> tuple[tuple[str, str], ...]:

@@ -27,15 +27,16 @@ ALLOWED = {
 _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
-        "common": set(),
-        "linear": {"common", "ranks"},
-        "rowwise": {"common"},
-        "gdn": {"common"},
-        "attention": {"common", "rowwise"},
-        "moe": {"common", "linear", "rowwise", "ranks"},
-        "sampling": {"common", "rowwise", "ranks"},
-        "drafts": {"common"},
-        "ranks": {"common", "rowwise"},
+        "launch": set(),  # a file
+        "common": {"launch"},
+        "linear": {"launch", "common"},
+        "rowwise": {"launch", "common"},
+        "gdn": {"launch", "common"},
+        "attention": {"launch", "common", "rowwise"},
+        "moe": {"launch", "common", "linear", "rowwise"},
+        "sampling": {"launch", "common", "rowwise", "ranks"},
+        "drafts": {"launch", "common"},
+        "ranks": {"launch", "common", "rowwise"},
         "": _OPS,
     },
     "models": {
@@ -123,8 +124,10 @@ def _package(name: str) -> str:
 
 
 def _folder(parts: tuple[str, ...]) -> str:
-    """The folder within a package of a file or a module, given as the names from the package on."""
-    return parts[1] if len(parts) > 1 and parts[1] in FOLDERS.get(parts[0], ()) else ""
+    """The folder of a file or a module, given as the names from the package on; of a file that
+    `FOLDERS` has, its stem."""
+    second = parts[1].removesuffix(".py") if len(parts) > 1 else ""
+    return second if second in FOLDERS.get(parts[0], ()) else ""
 
 
 def _up(here: str, there: str, package: str) -> bool:

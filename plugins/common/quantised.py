@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spark_engine.errors import GraphError
 from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Part
 from spark_engine.operand import Result
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import expect, width
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array
 
 QUANTS = ("none", "fp8", "fp8_block", "nvfp4")
 
@@ -109,43 +107,3 @@ def body(f: Text, attrs: Attrs, y: str, k: int, scales: str, outs: Sequence[str]
             ff.fp8_quantise(f, y, scale, outs[i])
         else:
             ff.nvfp4_quantise(f, y, scale, k, (outs[2 * i], outs[2 * i + 1]))
-
-
-def check_scales(op: str, attrs: Attrs, spec: TensorSpec) -> None:
-    """Raises GraphError unless `scales` is f32[n]."""
-    expect(op, spec, (DType.F32,), (int(attrs["n"]),))
-
-
-def check_attrs(op: str, attrs: Attrs) -> None:
-    """Raises GraphError unless `quant` and `n` are legal."""
-    quant, n = attrs["quant"], int(attrs["n"])
-    if quant not in QUANTS:
-        raise GraphError(f"{op}: quant is {quant!r}, expected one of {', '.join(QUANTS)}")
-    if n < 1 or (n > 1 and quant in ("none", "fp8_block")):
-        raise GraphError(f"{op}: n is {n}; {quant} gives one result, the others at least one")
-
-
-def infer(op: str, attrs: Attrs, y: TensorSpec) -> list[TensorSpec]:
-    """The specs, unnamed, of the quantised outputs of `y` A[tokens,K]."""
-    quant, n = attrs["quant"], int(attrs["n"])
-    if quant == "none":
-        return []
-    if quant == "fp8":
-        return [TensorSpec("", DType.F8E4M3, y.shape)] * n
-    if quant == "fp8_block":
-        return list(fp8_block_specs(op, y))
-    return list(nvfp4_specs(op, y)) * n
-
-
-def fp8_block_specs(op: str, x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """(codes, f32 scales) of [tokens, K]."""
-    blocks = -(-width(op, x) // formats.FP8_BLOCK)
-    scale = TensorSpec("scale", DType.F32, (*x.shape[:-1], blocks))
-    return TensorSpec("codes", DType.F8E4M3, x.shape), scale
-
-
-def nvfp4_specs(op: str, x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """(packed, e4m3 scales) of [tokens, K]."""
-    k = width(op, x, formats.NVFP4_BLOCK)
-    packed = TensorSpec("packed", DType.U8, (*x.shape[:-1], k // 2))
-    return packed, TensorSpec("scale", DType.F8E4M3, (*x.shape[:-1], k // formats.NVFP4_BLOCK))

@@ -15,7 +15,7 @@ from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
-# Params by format, from the fourth input on.
+# Params by format.
 OPERANDS: Mapping[str, tuple[str, ...]] = {
     "dense": ("w13", "w2"),
     "nvfp4": ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
@@ -26,15 +26,9 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("w13", "w13_scale", "w2", "w2_scale", "x_scale", "h_scale"),
     "fp8_block": ("w13", "w13_scale", "w2", "w2_scale"),
 }
-FIRST = 3  # index of the first of them
 # k that a byte or element of a packed row holds.
 _WIDTH = {"dense": 1, "nvfp4": 2, "nvfp4_a4": 2, "fp8": 1, "fp8_block": 1}
 _BLOCK_SCALE = 16
-
-
-def index(kind: str, name: str) -> int:
-    """The input that holds an operand of a format."""
-    return FIRST + OPERANDS[kind].index(name)
 
 
 def _shape(kind: str, dims: tuple[int, ...], up: bool, scale: bool) -> tuple[int, int, int]:

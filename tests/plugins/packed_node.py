@@ -26,12 +26,17 @@ def packed_specs(op: Op, attrs: Attrs, specs: Sequence[TensorSpec]) -> tuple[Ten
     return tuple(packs[name].infer(attrs, s) if name in packs else s for name, s in pairs)
 
 
+def declared(op: Op, attrs: Attrs, **sizes: int) -> tuple[TensorSpec, ...]:
+    """The operands' specs as an engine for a GPU has them; `sizes`: the declared dimensions."""
+    shapes = [tuple(int(evaluated(f, sizes.get) or 0) for f in o.dims) for o in op.given(attrs)]
+    pairs = zip(op.given(attrs), shapes, strict=True)
+    return tuple(TensorSpec(o.name, o.dtypes[-1], shape) for o, shape in pairs)
+
+
 def linear_node(op: Op, m: int, n: int, k: int, target: Target) -> Node:
     """A node of a linear op: y bf16 [m, n] over k."""
-    sizes = {"tokens": m, "N": n, "K": k}
-    shapes = (tuple(map(int, (evaluated(f, sizes.get) or 0 for f in o.dims))) for o in op.operands)
-    specs = (TensorSpec(o.name, o.dtypes[-1], s) for o, s in zip(op.operands, shapes, strict=True))
-    return node_of(op, {"dtype": "bf16"}, tuple(specs), target)
+    attrs: Attrs = {"dtype": "bf16"}
+    return node_of(op, attrs, declared(op, attrs, tokens=m, N=n, K=k), target)
 
 
 def packed_arrays(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[Array, ...]:
