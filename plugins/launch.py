@@ -176,8 +176,7 @@ def _never(node: Node) -> None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A `Tactic` of any op whose operands have the names that it asks for; its functions take a
-    node."""
+    """A `Tactic` before it is bound to an op, for nodes with the operands that it names."""
 
     name: str
     source: str

@@ -26,7 +26,7 @@ def names(formula: str) -> tuple[str, ...]:
 
 
 def evaluated(formula: str, look: Look) -> Dim | None:
-    """The value; None while a name has no number. A lone name may stand for a named dimension.
+    """The value; None while a name has no number. A lone name may have a named dimension.
 
     Raises ValueError where a quotient is not whole.
     """

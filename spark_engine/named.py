@@ -23,7 +23,7 @@ class Named:
         attrs: with the op's defaults.
         specs: of its operands, in order.
         rules: names of dimensions (`Op.dims`).
-        packed: operands that lie as kernels read them: only their first dimension is declared.
+        packed: operands in the layout of the kernels: only their first dimension is declared.
     """
 
     op: str

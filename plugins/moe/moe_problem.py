@@ -62,7 +62,7 @@ class Problem:
 
     @staticmethod
     def of(node: Node) -> Problem:
-        """Of a node. Where nothing tells I, it counts with its padding of zeros."""
+        """Of a node. Where no scales have I, it includes the padding of zeros."""
         kind = node.text("format")
         two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
         experts, width, *_ = node[two].dims

@@ -105,7 +105,7 @@ def _cost(node: Node, way: str) -> float:
 
 
 def one_order(node: Node) -> str:
-    """`Candidate.reduction` of every way."""
+    """`Candidate.reduction` of every sum."""
     return ORDER
 
 

@@ -74,7 +74,7 @@ def _refuse_sum(node: Node) -> str | None:
 
 def _refuse_own_order(node: Node) -> str | None:
     if (ranks := node.number("ranks")) > 2:
-        return f"NCCL adds {ranks} parts in an order of its own, and rounds at every hop"
+        return f"NCCL adds {ranks} parts in its own order, and rounds at every hop"
     return _refuse_sum(node)
 
 
