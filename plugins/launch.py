@@ -7,12 +7,15 @@ numbers. A planner is given a `Node`, which knows these names and the op's dimen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from spark_engine.errors import InternalError
 from spark_engine.kernel import (
     NULL,
     Arg,
+    Attr,
     Attrs,
     Cuda,
     Early,
@@ -58,7 +61,7 @@ class Node(Named):
 
     def with_args(self, **args: Arg) -> Node:
         """With more arguments by name."""
-        return replace(self, places={**self.places, **args})
+        return self._with(places={**self.places, **args})
 
     def with_scratch(self, **memory: int | Scratch | TensorSpec) -> Node:
         """With more memory by name: bytes, what must be zero at first, or a tensor's."""
@@ -69,12 +72,18 @@ class Node(Named):
                 held[name] = size
                 size = size.nbytes
             scratch.append(Scratch(size) if isinstance(size, int) else size)
-        return replace(self, places=places, scratch=tuple(scratch), held=held)
+        return self._with(places=places, scratch=tuple(scratch), held=held)
 
     def with_later(self, **tensors: TensorSpec) -> Node:
         """With memory behind all that a plan takes: `behind` says where that is."""
         places = {**self.places, **dict.fromkeys(tensors, LATER)}
-        return replace(self, places=places, held={**self.held, **tensors})
+        return self._with(places=places, held={**self.held, **tensors})
+
+    def _with(self, **changes: object) -> Node:
+        """`replace` that keeps the dimensions, which do not change."""
+        made = copy(self)
+        made.__dict__.update(changes)
+        return made
 
     def part(self, op: Op, attrs: Attrs, **found: str) -> Node:
         """A node of another op over the memory of this one. `found`: what its operands and results
@@ -223,8 +232,12 @@ def serve(
     those that the candidates ask for, `called` has their names of its operands and results."""
     packed = replace(op, cuda=Cuda(packs=packs or {}))
 
+    @lru_cache(maxsize=1)  # all tactics are asked for one node, then for the next
+    def made(attrs: tuple[tuple[str, Attr], ...], specs: Specs, target: Target) -> Node:
+        return node_of(packed, dict(attrs), specs, target, whole, called)
+
     def view(attrs: Attrs, specs: Specs, target: Target) -> Node:
-        return node_of(packed, attrs, specs, target, whole, called)
+        return made(tuple(attrs.items()), specs, target)
 
     return replace(op, cuda=Cuda(tuple(_bound(c, view) for c in candidates), packs or {}))
 

@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 
 from spark_engine.tensors import Dim
 
@@ -20,6 +20,7 @@ _WORDS = ((r"⌈(.+?)/(.+?)⌉", r"-(-(\1)//(\2))"), (r"(\d)([A-Za-z])", r"\1*\2
 _SIGNS = str.maketrans({"·": "*", "−": "-"})
 
 
+@cache
 def names(formula: str) -> tuple[str, ...]:
     """The names in a formula, each once."""
     return tuple(dict.fromkeys(n.id for n in ast.walk(_parsed(formula)) if isinstance(n, ast.Name)))
@@ -30,12 +31,10 @@ def evaluated(formula: str, look: Look) -> Dim | None:
 
     Raises ValueError where a quotient is not whole.
     """
-    if formula in names(formula):
-        return look(formula)
-    known = {name: look(name) for name in names(formula)}
-    if not all(isinstance(value, int) for value in known.values()):
-        return None
-    return _whole(_value(_parsed(formula), {n: Fraction(int(v or 0)) for n, v in known.items()}))
+    known = tuple(look(name) for name in names(formula))
+    if names(formula) == (formula,):
+        return known[0]
+    return _number(formula, known) if all(isinstance(v, int) for v in known) else None
 
 
 def solved(formula: str, size: Dim, look: Look) -> tuple[str, Dim] | None:
@@ -43,24 +42,40 @@ def solved(formula: str, size: Dim, look: Look) -> tuple[str, Dim] | None:
 
     Raises ValueError where the value is not whole.
     """
-    unknown = [name for name in names(formula) if look(name) is None]
-    if len(unknown) != 1:
+    known = tuple(look(name) for name in names(formula))
+    if known.count(None) != 1:
         return None
-    (name,) = unknown
+    name = names(formula)[known.index(None)]
     if formula == name:
         return name, size
-    known = {n: look(n) for n in names(formula) if n != name}
-    if "⌈" in formula or not all(isinstance(v, int) for v in (size, *known.values())):
+    if "⌈" in formula or any(isinstance(v, str) for v in (size, *known)):
         return None
-    numbers = {n: Fraction(int(v or 0)) for n, v in known.items()}
-    zero, one = (_value(_parsed(formula), {**numbers, name: Fraction(x)}) for x in (0, 1))
-    return name, _whole((int(size) - zero) / (one - zero))
+    return name, _unknown(formula, int(size), known)
 
 
 def divisor(formula: str) -> str:
     """What a size must be divisible by for the formula to be whole: of `K/16` and `16·K` 16."""
     found = re.search(r"/(\w+)|^(\d+)", formula)
     return (found[1] or found[2]) if found else "1"
+
+
+@lru_cache(maxsize=1024)
+def _number(formula: str, known: tuple[Dim | None, ...]) -> int:
+    """The value, of values of its names."""
+    return _whole(_value(_parsed(formula), _fractions(formula, known)))
+
+
+@lru_cache(maxsize=1024)
+def _unknown(formula: str, size: int, known: tuple[Dim | None, ...]) -> int:
+    """The value of the name that has None; the formula is linear in it."""
+    name = names(formula)[known.index(None)]
+    given = _fractions(formula, known)
+    zero, one = (_value(_parsed(formula), {**given, name: Fraction(x)}) for x in (0, 1))
+    return _whole((size - zero) / (one - zero))
+
+
+def _fractions(formula: str, known: tuple[Dim | None, ...]) -> dict[str, Fraction]:
+    return {n: Fraction(int(v or 0)) for n, v in zip(names(formula), known, strict=True)}
 
 
 def _whole(value: Fraction) -> int:

@@ -78,16 +78,18 @@ class Named:
     def _solved(self) -> dict[str, Dim]:
         """The dimensions that follow from the shapes, the first operand's first."""
         found: dict[str, Dim] = {}
+        asked = {name for name, rule in self.rules.items() if callable(rule)}
 
         def look(name: str) -> Dim | None:
             ruled = self._ruled(name, look)
             return found.get(name) if ruled is None else ruled
 
         whole = [(o, s) for o, s in self._pairs() if o.name not in self.packed]
-        pairs = [pair for o, s in whole for pair in zip(o.dims, s.shape, strict=False)] * 2
+        pairs = [pair for o, s in whole for pair in zip(o.dims, s.shape, strict=False)]
+        pairs += [pair for pair in pairs if not pair[0].isidentifier()]  # of what was found since
         pairs += [(o.dims[0], s.shape[0]) for o, s in self._pairs() if o.name in self.packed]
         for formula, size in pairs:
-            if any(callable(self.rules.get(name)) for name in formulas.names(formula)):
+            if formula in found or asked.intersection(formulas.names(formula)):
                 continue
             try:
                 known = formulas.solved(formula, size, look)

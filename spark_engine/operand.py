@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -39,6 +40,12 @@ NARROW = ("A", "W", "KV")  # f32 on the CPU, bf16 on a GPU
 UNITS = {"tokens": "token", "rows": "row", "S+1": "slot", "P+1": "page"}  # by a first dimension
 
 
+@cache
+def _dtypes(names: str) -> tuple[DType, ...]:
+    return tuple(d for name in names.split("/") for d in DTYPES[name])
+
+
+@cache
 def dims_of(spec: str) -> tuple[str, ...]:
     """The dimensions of a declared spec, by name or formula."""
     inside = spec.partition("[")[2].rstrip("]")
@@ -151,7 +158,7 @@ class Operand:
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """Those it may have."""
-        return tuple(d for name in self.dtype.split("/") for d in DTYPES[name])
+        return _dtypes(self.dtype)
 
     @property
     def dtype(self) -> str:
