@@ -99,11 +99,17 @@ class Named:
                 found.setdefault(*known)
         return found
 
+    @cached_property
+    def _known(self) -> dict[str, Dim | None]:
+        """The names that were asked for."""
+        return {}
+
     def _look(self, name: str) -> Dim | None:
-        if callable(rule := self.rules.get(name)):
-            return rule(self)
-        ruled = self._ruled(name, self._look)
-        return self._solved.get(name) if ruled is None else ruled
+        if name not in self._known:
+            rule = self.rules.get(name)
+            ruled = rule(self) if callable(rule) else self._ruled(name, self._look)
+            self._known[name] = self._solved.get(name) if ruled is None else ruled
+        return self._known[name]
 
     def _ruled(self, name: str, look: formulas.Look) -> Dim | None:
         """What attributes say of a dimension."""
@@ -121,13 +127,16 @@ class Named:
             count = f"{least} to {len(self.given)}" if least < len(self.given) else least
             raise GraphError(f"{self.op} takes {count} operands, not {len(self.specs)}")
         for operand, spec in self._pairs():
-            self._expect(operand, spec, (None,) * len(operand.dims))
+            if len(spec.shape) != len(operand.dims) or spec.dtype not in self._legal(operand):
+                raise self._unlike(operand, spec, (None,) * len(operand.dims))
 
     def verify_shapes(self) -> None:
         """Raises GraphError unless dimensions are as declared, of operands with such ranks."""
         for operand, spec in self._pairs():
             pairs = zip(operand.dims, spec.shape, strict=True)
-            self._expect(operand, spec, tuple(self._wanted(*pair) for pair in pairs))
+            wanted = tuple(self._wanted(formula, size) for formula, size in pairs)
+            if any(w is not None and w != got for w, got in zip(wanted, spec.shape, strict=True)):
+                raise self._unlike(operand, spec, wanted)
 
     def result(self, result: Result) -> TensorSpec:
         """The spec of one, named. Raises GraphError where operands leave it open."""
@@ -139,7 +148,7 @@ class Named:
             (dtype,) = DTYPES[result.dtype]
         return TensorSpec(result.name, dtype, tuple(map(self._made, result.dims)))
 
-    @property
+    @cached_property
     def _activation(self) -> DType:
         """The dtype of all operands that are `A`."""
         return next(spec.dtype for o, spec in self._pairs() if o.dtype == "A")
@@ -165,17 +174,19 @@ class Named:
             ) from None
         return wanted
 
-    def _expect(self, operand: Operand, spec: TensorSpec, shape: tuple[Dim | None, ...]) -> None:
+    def _legal(self, operand: Operand) -> tuple[DType, ...]:
+        """Its dtypes: all that are `A` have the first one's."""
         legal = operand.dtypes
         if operand.dtype == "A" and self._activation in legal:
-            legal = (self._activation,)
-        fits = len(spec.shape) == len(shape) and all(
-            want is None or want == got for want, got in zip(shape, spec.shape, strict=True)
-        )
-        if spec.dtype not in legal or not fits:
-            wanted = f"{'/'.join(legal)} {['any' if d is None else d for d in shape]}"
-            got = f"{spec.dtype} {list(spec.shape)}"
-            raise GraphError(f"{self.op}: operand {spec.name} is {got}, expected {wanted}")
+            return (self._activation,)
+        return legal
+
+    def _unlike(
+        self, operand: Operand, spec: TensorSpec, shape: tuple[Dim | None, ...]
+    ) -> GraphError:
+        wanted = f"{'/'.join(self._legal(operand))} {['any' if d is None else d for d in shape]}"
+        got = f"{spec.dtype} {list(spec.shape)}"
+        return GraphError(f"{self.op}: operand {spec.name} is {got}, expected {wanted}")
 
 
 Rules = Mapping[str, str | Callable[[Named], Dim]]  # `Op.dims`
