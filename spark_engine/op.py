@@ -165,10 +165,10 @@ class Op:
             raise GraphError(f"{self.name}: {reason}")
         node.verify_shapes()
         fixed = [r for r in self.made(attrs) if r.each is None]
-        specs = [node.result(r) for r in self.single(attrs)]
+        made = tuple(node.result(r) for r in self.single(attrs))
         stem = self.results[-1].name.rstrip("*")
-        numbered = (replace(s, name=f"{stem}{i}") for i, s in enumerate(specs[len(fixed) :]))
-        return (*specs[: len(fixed)], *numbered)
+        numbered = (replace(s, name=f"{stem}{i}") for i, s in enumerate(made[len(fixed) :]))
+        return (*made[: len(fixed)], *numbered)
 
     def single(self, attrs: Attrs) -> tuple[Result, ...]:
         """The results of a node with these attributes, each of those that are several."""
