@@ -17,6 +17,7 @@ from benchmarks.graphs import each_seconds, target_here
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
 from spark_engine.op import Attrs, Case, Op, Tolerance
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.rowwise import rows_cuda
@@ -144,10 +145,9 @@ def marked(rows: int) -> tuple[Op, Case]:
 
 ADD = Op(
     name="Add",
-    inputs=("x", "residual"),
-    outputs=("y",),
+    operands=tuple(Operand(n, Role.ACTIVATION, "A[tokens,K]") for n in ("x", "residual")),
+    results=(Result("y", "A[tokens,K]"),),
     attrs={},
-    infer=lambda attrs, specs: specs[:1],
     reference=lambda attrs, arrays: (
         (arrays[0].astype(np.float32) + arrays[1]).astype(BF16.numpy),
     ),

@@ -18,8 +18,8 @@ from benchmarks import graphs
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Attrs, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
-from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import DType, TensorSpec
+from tests.plugins import packed_node
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 257, 9, 2048, 512
 CACHE = Path("/tmp/moe_cubins")
@@ -34,15 +34,9 @@ def attrs_of(kind: str) -> Attrs:
 def specs(kind: str, tokens: int) -> tuple[TensorSpec, ...]:
     """The packed operands of one layer."""
     attrs = attrs_of(kind)
-    found = [
-        TensorSpec("x", DType.BF16, (tokens, HIDDEN)),
-        TensorSpec("ids", DType.I32, (tokens, CHOSEN)),
-        TensorSpec("weights", DType.F32, (tokens, CHOSEN)),
-    ]
-    for name, (dtypes, shape) in grouped_moe.param_specs(kind, EXPERTS, HIDDEN, INNER).items():
-        found.append(TensorSpec(name, dtypes[0], shape))
-    packs = cuda.CUDA.packs
-    return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
+    sizes = {"tokens": tokens, "k": CHOSEN, "E": EXPERTS, "H": HIDDEN, "I": INNER}
+    found = packed_node.declared(grouped_moe.OP, attrs, **sizes)
+    return packed_node.packed_specs(grouped_moe.OP, attrs, found)
 
 
 def route(tokens: int, rng: np.random.Generator) -> np.ndarray:
@@ -110,7 +104,7 @@ def main(kind: str, tokens: list[int]) -> None:
     target = graphs.target_here()
     layers = Layers(Gpu(), target, kind)
     for n in tokens:
-        for tactic in cuda.CUDA.tactics:
+        for tactic in grouped_moe.OP.cuda.tactics:
             if tactic.refuse(attrs_of(kind), specs(kind, n), target):
                 continue
             seconds, hit = layers.time(tactic, n)

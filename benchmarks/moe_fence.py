@@ -22,8 +22,8 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
-from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins import packed_node
 
 ATTRS = {"format": "nvfp4", "dtype": "bf16"}
 SIZES = (
@@ -91,7 +91,7 @@ class Trial:
 
     def run(self, rounds: int) -> tuple[int, float]:
         """Words that differed in all rounds, and the seconds taken."""
-        tactics = {t.name: t for t in cuda.CUDA.tactics}
+        tactics = {t.name: t for t in grouped_moe.OP.cuda.tactics}
         self.queue(tactics["grouped"], self.want)()
         # Before the sort: wide_up may begin beside it. Before wide_up: nobody else writes after.
         ways = [
@@ -112,9 +112,8 @@ class Trial:
 
 
 def _packed(arrays: tuple[Array, ...]) -> list[Array]:
-    packs = cuda.CUDA.packs
     first = arrays[0].astype(DType.BF16.numpy)
-    rest = [packs[i].apply(ATTRS, a) if i in packs else a for i, a in enumerate(arrays)][1:]
+    rest = packed_node.packed_arrays(grouped_moe.OP, ATTRS, arrays)[1:]
     return [first, *rest]
 
 

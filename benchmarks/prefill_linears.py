@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
-from benchmarks.linears import FORMS, LAYERS, Layer, activations, weights
+from benchmarks.linears import FORMS, LAYERS, OPS, Layer, activations, weights
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Plan, Scratch, Target
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.tensors import Array, DType, TensorSpec
-from tests.plugins import cuda_node
+from tests.plugins import cuda_node, packed_node
 
 NAMES = ("qkvz", "out", "gate_up", "down")
 CHECKED = 1024 + 40  # rows
@@ -33,15 +33,16 @@ SECONDS = 0.008  # of a graph, about
 
 def ways(problem: sg.Problem, layer: Layer, target: Target) -> Iterator[tuple[str, Plan]]:
     """(name, plan) of each way."""
-    form, inputs = FORMS[layer.op], (0, 1, 2, 3)
+    form = FORMS[layer.op]
+    node = packed_node.linear_node(OPS[layer.op], problem.m, problem.n, problem.k, target)
     small = sg.choose(problem, form, target)
-    stream = sg.plan(small, problem, form, target, inputs, "bf16")
+    stream = sg.plan(node, small, problem, form)
     (launch,) = stream.launches
     tiles = -(-problem.n // small.block_n) * -(-problem.m // small.block_m)
     alone = replace(launch, grid=(tiles, 1, 1), resident=False)
     yield "stream-k", stream
     yield "a block a tile", Plan((alone,), (Scratch(256), *stream.scratch[1:]))
-    large = sg.plan_large(problem, form, target, inputs, "bf16")
+    large = sg.plan_large(node, problem, form)
     if large is not None:
         yield "large tiles in turn", large
 

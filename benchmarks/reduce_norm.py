@@ -23,8 +23,10 @@ from spark_engine.device.gpu import present
 from spark_engine.kernel import Tactic
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ranks import all_reduce, reduce_norm_quant
-from spark_engine.plugins.ranks.collectives_cuda import SUMS, symmetric_bytes
+from spark_engine.plugins.ranks.collectives_cuda import symmetric_bytes
 from spark_engine.tensors import Array
+
+SUMS = tuple(t for t in all_reduce.OP.cuda.tactics if not t.name.startswith("nccl"))
 
 WIDTHS = {"35B": 2048, "27B": 5120}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)

@@ -18,9 +18,9 @@ from benchmarks import graphs
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
-from spark_engine.plugins.drafts import draft_token_cuda
-from spark_engine.plugins.moe import moe_router_cuda
-from spark_engine.plugins.sampling import sample_cuda
+from spark_engine.plugins.drafts import draft_token
+from spark_engine.plugins.moe import moe_router
+from spark_engine.plugins.sampling import sample
 from spark_engine.tensors import Array, DType, TensorSpec
 
 WIDTH, VOCAB, TOP, BIASES = 248_320, 248_077, 20, 32
@@ -123,7 +123,7 @@ def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
                       for i, a in enumerate(arrays))  # fmt: skip
         copies = [[at, at_counts, *at_given, *at_rest] for at in logits]
         seconds = timer.seconds(
-            sample_cuda.CUDA.tactics[0], {"vocab": VOCAB, "top": TOP}, specs, copies,
+            sample.OP.cuda.tactics[0], {"vocab": VOCAB, "top": TOP}, specs, copies,
             [*outputs, 4 * rows + 4],
         )  # fmt: skip
         reads = seconds * timer.target.bandwidth / base.nbytes
@@ -149,7 +149,7 @@ def drafting(timer: Timer, rows: int, short: int = 0) -> None:
     copies = [[at, *at_rest] for at in logits]
     attrs = {"index": 0, "shortlist": int(bool(short)), "vocab": VOCAB}
     outputs = [4 * rows, 4 * rows, 12 * rows + 12]
-    seconds = timer.seconds(draft_token_cuda.CUDA.tactics[0], attrs, specs, copies, outputs)
+    seconds = timer.seconds(draft_token.OP.cuda.tactics[0], attrs, specs, copies, outputs)
     reads = seconds * timer.target.bandwidth / base.nbytes
     print(f"draft  {rows:4d} rows of {wide:6d} {seconds * 1e6:8.1f} us, {reads:5.2f} reads",
           flush=True)  # fmt: skip
@@ -167,7 +167,7 @@ def routing(timer: Timer, target: Target, tokens: int) -> dict[str, float]:
     at_x, at_gate = timer.put(x), timer.put(gate)
     copies = [[at_x, timer.put(w), at_gate] for _ in range(96)]
     made = {}
-    for tactic in moe_router_cuda.CUDA.tactics:
+    for tactic in moe_router.OP.cuda.tactics:
         if tactic.refuse({"top_k": 8}, specs, target) is None:
             seconds = timer.seconds(tactic, {"top_k": 8}, specs, copies, [36 * tokens] * 2)
             made[tactic.name] = round(seconds * 1e6, 1)

@@ -311,6 +311,10 @@ class Plan:
     scratch: tuple[Scratch, ...] = ()
     symmetric: int = 0
 
+    def launches_of(self, source: str) -> tuple[Launch, ...]:
+        """The launches for a tactic of another source than `source`, this one's."""
+        return tuple(replace(launch, source=launch.source or source) for launch in self.launches)
+
 
 Specs = tuple[TensorSpec, ...]
 
@@ -359,7 +363,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The CUDA side of an op: tactics in order of preference, packed inputs by index."""
+    """The CUDA side of an op: tactics in order of preference, packed operands by name."""
 
     tactics: tuple[Tactic, ...] = ()
-    packs: Mapping[int, Pack] = field(default_factory=dict)
+    packs: Mapping[str, Pack] = field(default_factory=dict)

@@ -6,13 +6,15 @@ An op lives in `plugins/<folder>/<stem>.py` beside `<stem>.cu`. This module know
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from spark_engine.errors import GraphError
 from spark_engine.kernel import Attr as Attr
 from spark_engine.kernel import Attrs as Attrs
 from spark_engine.kernel import Cuda
+from spark_engine.named import Named, Rules
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -97,15 +99,20 @@ class Op:
 
     Attributes:
         name: the node's op_type.
-        operands, results: in order, those that only some nodes have among them.
+        operands, results: in order, those that only some nodes have among them. `infer` follows
+            from them.
         attrs: every attribute with its default (None: required).
-        infer: (attrs, input specs) -> output specs; raises GraphError naming a bad operand.
-            Shapes may hold named dimensions ("rows", "tokens").
         reference: (attrs, arrays) -> arrays; float64 inside, written to be read.
         body: (attrs, input specs) -> one ONNX function in ONNX's textual syntax (opset 23),
-            named like the op in domain `spark`, whose formal inputs and outputs stand in
-            the op's order and have its names (a repeated result is numbered `x0, x1`).
+            named like the op in domain `spark`, whose formal inputs and outputs are in the op's
+            order and have its names (a repeated result is numbered `x0, x1`).
         cases: seeded examples.
+        dims: names of dimensions: an attribute, a formula, or what a node has there. Other names
+            are attributes of that name, or what the first operand with them has; `tokens` are
+            rows·tile where rows have tiles.
+        legal: values that an attribute may have.
+        check: what else is illegal of a node's attributes and shapes, in a sentence.
+        infer_by: `infer` of an op whose declaration does not say what its results are.
         fuses: attrs -> the chain it is the fusion of, whose bits it gives; None: it is no fusion.
         quantises: the format of a stand-alone quantise node, which fusion must remove; or "".
         format: the weights' format of a linear op, as `grouped_moe` names it; or "".
@@ -117,15 +124,55 @@ class Op:
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
     attrs: Mapping[str, Attr | None]
-    infer: Infer
     reference: Reference
     body: Body
     cases: tuple[Case, ...]
+    dims: Rules = field(default_factory=dict)
+    legal: Mapping[str, tuple[Attr, ...]] = field(default_factory=dict)
+    check: Callable[[Named], str | None] | None = None
+    infer_by: Infer | None = None
     fuses: Callable[[Attrs], Chain] | None = None
     quantises: str = ""
     format: str = ""
     tolerance: Callable[[Attrs], Tolerance] = lambda attrs: Tolerance()
     cuda: Cuda = field(default_factory=Cuda)
+
+    def named(self, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> Named:
+        """A node's operands by name, and its dimensions."""
+        defaults = {name: value for name, value in self.attrs.items() if value is not None}
+        whole = {**defaults, **attrs}
+        rows = {"tokens": "rows·tile"} if "tile" in self.attrs else {}
+        return Named(self.name, self.given(attrs), whole, specs, {**rows, **self.dims})
+
+    def infer(self, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Output specs; raises GraphError naming a bad operand or attribute.
+
+        Shapes may hold named dimensions ("rows", "tokens").
+        """
+        if self.infer_by is not None:
+            return self.infer_by(attrs, specs)
+        for name, legal in self.legal.items():
+            if attrs.get(name, self.attrs[name]) not in legal:
+                listed = " or ".join(map(str, legal))
+                if len(legal) > 2:
+                    listed = f"one of {', '.join(map(str, legal))}"
+                raise GraphError(f"{self.name}: {name} is {attrs[name]!r}, expected {listed}")
+        node = self.named(attrs, specs)
+        if "tile" in node.attrs and node.number("tile") < 1:
+            raise GraphError(f"{self.name}: tile is {attrs['tile']}; it must be at least 1")
+        node.verify_types()
+        if self.check is not None and (reason := self.check(node)):
+            raise GraphError(f"{self.name}: {reason}")
+        node.verify_shapes()
+        fixed = [r for r in self.made(attrs) if r.each is None]
+        made = tuple(node.result(r) for r in self.single(attrs))
+        stem = self.results[-1].name.rstrip("*")
+        numbered = (replace(s, name=f"{stem}{i}") for i, s in enumerate(made[len(fixed) :]))
+        return (*made[: len(fixed)], *numbered)
+
+    def single(self, attrs: Attrs) -> tuple[Result, ...]:
+        """The results of a node with these attributes, each of those that are several."""
+        return tuple(x for r in self.made(attrs) for x in (r.each(attrs) if r.each else (r,)))
 
     @property
     def inputs(self) -> tuple[str, ...]:

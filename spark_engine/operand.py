@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -37,6 +38,18 @@ DTYPES: Mapping[str, tuple[DType, ...]] = {
 }
 NARROW = ("A", "W", "KV")  # f32 on the CPU, bf16 on a GPU
 UNITS = {"tokens": "token", "rows": "row", "S+1": "slot", "P+1": "page"}  # by a first dimension
+
+
+@cache
+def _dtypes(names: str) -> tuple[DType, ...]:
+    return tuple(d for name in names.split("/") for d in DTYPES[name])
+
+
+@cache
+def dims_of(spec: str) -> tuple[str, ...]:
+    """The dimensions of a declared spec, by name or formula."""
+    inside = spec.partition("[")[2].rstrip("]")
+    return tuple(inside.split(",")) if inside else ()
 
 
 @dataclass(frozen=True)
@@ -145,13 +158,17 @@ class Operand:
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """Those it may have."""
-        return tuple(d for name in self._dtype.split("/") for d in DTYPES[name])
+        return _dtypes(self.dtype)
+
+    @property
+    def dtype(self) -> str:
+        """As `spec` has it."""
+        return self.spec.partition("[")[0]
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Its dimensions by name or formula."""
-        inside = self.spec.partition("[")[2].rstrip("]")
-        return tuple(inside.split(",")) if inside else ()
+        return dims_of(self.spec)
 
     @property
     def unit(self) -> str | None:
@@ -161,16 +178,12 @@ class Operand:
     @property
     def narrow(self) -> bool:
         """Whether what is f32 on the CPU is bf16 on a GPU."""
-        return self._dtype in NARROW
+        return self.dtype in NARROW
 
     @property
     def constant(self) -> bool:
         """Whether it is the same in every launch."""
         return self.role in (Role.WEIGHT, Role.SCALE) and self.unit is None
-
-    @property
-    def _dtype(self) -> str:
-        return self.spec.partition("[")[0]
 
 
 @dataclass(frozen=True)
@@ -178,11 +191,12 @@ class Result:
     """One result of an op.
 
     Attributes:
-        name: its formal name in the body. A last one ending in `*` repeats 0..n times.
-        spec: as an operand's; of one that repeats, a list for the table in docs/graph.md.
+        name: its formal name in the body. A last one ending in `*` is any number of results.
+        spec: as an operand's; of one that is several, a list for the table in docs/graph.md.
         when: nodes with such attributes have it; None: all.
         updates: the state that it may share memory with.
         note: of its meaning, for the table in docs/graph.md.
+        each: of one that is several: attributes -> these, by the names that kernels know them by.
     """
 
     name: str
@@ -190,3 +204,14 @@ class Result:
     when: When | None = None
     updates: str = ""
     note: str = ""
+    each: Callable[[Attrs], tuple[Result, ...]] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """As `spec` has it."""
+        return self.spec.partition("[")[0]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Its dimensions by name or formula."""
+        return dims_of(self.spec)

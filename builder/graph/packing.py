@@ -22,7 +22,7 @@ class Packing:
     """One pack of one op as a function that compares by what it does."""
 
     op: Op
-    operand: int
+    operand: str
     attrs: tuple[tuple[str, Attr], ...]
 
     def __call__(self, array: Array) -> Array:
@@ -53,21 +53,22 @@ def pack(family: FamilyGraph, ops: Ops) -> None:
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     for node in graph.nodes:
         op = ops[node.op] if node.domain == DOMAIN else None
-        for operand in sorted(op.cuda.packs) if op else ():
-            if operand >= len(node.inputs):
+        attrs = attrs_of(node, op) if op is not None else {}
+        names = op.names(attrs, len(node.inputs)) if op is not None else []
+        for i, operand in enumerate(names):
+            if op is None or operand not in op.cuda.packs:
                 continue
-            assert op is not None
-            original = node.inputs[operand]
+            original = node.inputs[i]
             if original.name not in family.weights:
                 raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
-            packing = Packing(op, operand, tuple(sorted(attrs_of(node, op).items())))
+            packing = Packing(op, operand, tuple(sorted(attrs.items())))
             weight = family.weights[original.name]
             spec = packing.spec(spec_of(original))
             if spec.name not in inputs:
                 inputs[spec.name] = variable(spec)
                 graph.inputs.append(inputs[spec.name])
                 family.weights[spec.name] = Weight(spec, transform(weight.recipe, spec, packing))
-            node.inputs[operand] = inputs[spec.name]
+            node.inputs[i] = inputs[spec.name]
     unread = {t.name for t in graph.inputs if t.name in family.weights and not t.outputs}
     graph.inputs = [t for t in graph.inputs if t.name not in unread]
     for name in unread:

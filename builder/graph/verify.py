@@ -140,12 +140,13 @@ def layouts(s: Subject) -> Iterator[str]:
     """Every weight lies as the op that reads it packs it, and no other operand is packed."""
     for node in _ours(s):
         op = s.ops[node.op]
-        for i, tensor in enumerate(node.inputs):
+        names = op.names(attrs_of(node, op), len(node.inputs))
+        for name, tensor in zip(names, node.inputs, strict=False):
             packing = _packing(s, tensor)
-            if packing is None and i in op.cuda.packs:
+            if packing is None and name in op.cuda.packs:
                 yield f"{node.op} {node.name} reads {tensor.name}, which is not packed"
             elif packing is not None:
-                if (packing.op.name, packing.operand) != (node.op, i):
+                if (packing.op.name, packing.operand) != (node.op, name):
                     yield f"{node.op} {node.name} reads {tensor.name}, packed for another operand"
                 elif (spec := packing.spec(_unpacked(s, tensor))) != spec_of(tensor):
                     yield f"{tensor.name} is {_show([spec_of(tensor)])}, packed {_show([spec])}"

@@ -9,15 +9,16 @@ of the others depends on the format.
 
 from __future__ import annotations
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
-from spark_engine.operand import Result
+from spark_engine.operand import Result, When
 from spark_engine.plugins.attention import paged_attention, paged_round_cuda
+from spark_engine.plugins.attention import paged_attention_nodes as nodes
 from spark_engine.plugins.attention.attention_decode_cases import CASES
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import sigmoid_gate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -25,22 +26,6 @@ NAME = "attention_decode"
 OPERANDS = paged_attention.OP.inputs
 PAGES = tuple(r.name for r in paged_attention.PAGES)
 SIZES = ("heads", "kv_heads", "head_dim", "eps", "kv_dtype")
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, [scales f32[n]] -> k_pages', v_pages', [y A[tokens,nq·D]], quantised…"""
-    quantised.check(NAME, attrs)
-    count(NAME, specs, len(OPERANDS) + quantised.takes_scales(attrs))
-    try:
-        o, *pages = paged_attention.infer(_attention(attrs), specs[: len(OPERANDS)])
-        (y,) = sigmoid_gate.infer(attrs, (o, specs[0]))
-    except GraphError as error:
-        raise GraphError(f"{NAME}: {error}") from error
-    for spec in specs[len(OPERANDS) :]:
-        quantised.check_scales(NAME, attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer(NAME, attrs, y)
-    named = (TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
-    return (*pages, *named)
 
 
 def _attention(attrs: Attrs) -> Attrs:
@@ -58,13 +43,13 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
-    f = Text()
-    outs = [s.name for s in infer(attrs, specs)]
+    f, node = Text(), OP.named(attrs, specs)
+    outs = [s.name for s in OP.infer(attrs, specs)]
     free = iter(outs[len(PAGES) :])
-    o = paged_attention.fragment(f, _attention(attrs), specs[: len(OPERANDS)])
+    o = paged_attention.fragment(f, node)
     y = sigmoid_gate.fragment(f, attrs, fr.widen(f, o), fr.widen(f, "qkv"))
-    y = f.cast(y, specs[0].dtype, next(free) if attrs["keep"] else "")
-    k = int(attrs["heads"]) * int(attrs["head_dim"])
+    y = f.cast(y, node["qkv"].dtype, next(free) if attrs["keep"] else "")
+    k = node.dim("nq·D")
     quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
     return f.function(NAME, [*OPERANDS, "scales"][: len(specs)], outs)
 
@@ -91,16 +76,28 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=2.0**-5, exact=4e-3, codes=0.03, blur=2.0**-7)
 
 
-OP = Op(
-    name=NAME,
-    operands=(*paged_attention.OPERANDS, operands.SCALES),
-    results=(*paged_attention.PAGES, Result("result*", "[y A[tokens,nq·D] if keep], quantised…")),
-    attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    tolerance=tolerance,
-    cuda=paged_round_cuda.FUSED,
+def _check(node: Named) -> str | None:
+    return quantised.check(node) or nodes.check(node)
+
+
+Y = Result("y", "A[tokens,nq·D]", When("keep"))
+OP = serve(
+    Op(
+        name=NAME,
+        operands=(*paged_attention.OPERANDS, operands.SCALES),
+        results=(
+            *paged_attention.PAGES,
+            quantised.several("[y A[tokens,nq·D] if keep], quantised…", "nq·D", Y),
+        ),
+        attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
+        dims=nodes.DIMS,
+        legal={**nodes.LEGAL, **quantised.LEGAL},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+        tolerance=tolerance,
+    ),
+    paged_round_cuda.FUSED,
 )

@@ -20,16 +20,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Op, Tolerance
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.attention import paged_attention_cases as cases
 from spark_engine.plugins.attention import paged_attention_cuda
 from spark_engine.plugins.attention.paged_attention_cases import read_back, store
 from spark_engine.plugins.attention.paged_attention_nodes import (
+    DIMS,
+    LEGAL,
     ROUND,
     Sizes,
     append,
     attend,
+    check,
     expand_rows,
     page_ids,
     project,
@@ -38,8 +42,8 @@ from spark_engine.plugins.attention.paged_attention_nodes import (
 from spark_engine.plugins.attention.rope import rotate_array
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, read_rows, tokens_of
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.common.sequence_tiles import read_rows
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "paged_attention"
@@ -64,38 +68,10 @@ PAGES = (
 Wide = NDArray[np.float64]
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands -> (o A[tokens,nq·D], k_pages_out, v_pages_out)."""
-    count(NAME, specs, len(OPERANDS))
-    qkv, q_norm, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = specs
-    s = sizes_of(attrs, k_pages)
-    tokens = tokens_of(NAME, expect_rows(NAME, *steps), s.tile)
-    expect(NAME, qkv, ACTIVATIONS, (tokens, 2 * (s.heads + s.kv_heads) * s.dim))
-    for spec in (q_norm, k_norm):
-        expect(NAME, spec, (DType.F32,), (s.dim,))
-    expect(NAME, inv_freq, (DType.F32,), (None,))
-    expect(NAME, kv_scale, (DType.F32,), (2,))
-    o = TensorSpec("o", qkv.dtype, (qkv.shape[0], s.heads * s.dim))
-    return (o, *infer_pages(NAME, s, k_pages, v_pages, table))
-
-
-def infer_pages(
-    op: str, s: Sizes, k_pages: TensorSpec, v_pages: TensorSpec, table: TensorSpec
-) -> tuple[TensorSpec, TensorSpec]:
-    """The pages and their table, checked -> (k_pages_out, v_pages_out)."""
-    for spec in (k_pages, v_pages):
-        expect(op, spec, (s.storage,), (k_pages.shape[0], s.kv_heads, s.page, s.dim))
-    expect(op, table, (DType.I32,), (None, None))
-    return (
-        TensorSpec("k_pages_out", k_pages.dtype, k_pages.shape),
-        TensorSpec("v_pages_out", v_pages.dtype, v_pages.shape),
-    )
-
-
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands' arrays -> (o, k_pages_out, v_pages_out), token by token."""
     qkv, q_norm, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = arrays
-    s = sizes_of(attrs, TensorSpec("k_pages", DType.of(k_pages.dtype), k_pages.shape))
+    s = sizes_of(attrs, k_pages.shape[2])
     k_pages, v_pages = k_pages.copy(), v_pages.copy()
     o = np.zeros((len(qkv), s.heads, s.dim))
     for row, (slot, start, valid) in enumerate(zip(*steps, strict=True)):
@@ -150,26 +126,26 @@ def _attend(s: Sizes, q: Wide, keys: Wide, values: Wide) -> Wide:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Appends first and reads only what the append returned, so pages may be updated in place."""
     f = Text()
-    fragment(f, attrs, specs, "o")
+    fragment(f, OP.named(attrs, specs), "o")
     return f.function(NAME, OP.inputs, OP.outputs)
 
 
-def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], out: str = "") -> str:
+def fragment(f: Text, node: Named, out: str = "") -> str:
     """The body over the operands' names, its pages written to those of PAGES; returns o's name."""
-    s, n = sizes_of(attrs, specs[5]), specs[8].dims[0]
+    s, n, eps = sizes_of(node.attrs, node.dim("page")), node.dim("rows"), node.real("eps")
     if s.tile <= ROUND:
         rows, n = expand_rows(f, s.tile, n)
         s = replace(s, tile=1)
     else:
         rows = read_rows(f, "slots", "starts", "counts")
-    longest = specs[7].dims[1] * s.page
-    q, k, v, limits = project(f, s, rows, n, longest, float(attrs["eps"]), specs[3].dims[0])
-    table = page_ids(f, rows, specs[5].dims[0])
+    longest = node.dim("MP") * s.page
+    q, k, v, limits = project(f, s, rows, n, longest, eps, node.dim("R/2"))
+    table = page_ids(f, rows, node.dim("P+1"))
     append(f, s, rows, table, (k, v), n, longest)
     o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
     o = f("Reshape", o, [n, s.heads, s.tile, s.dim])
     o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [n * s.tile, s.heads * s.dim])
-    return f.cast(o, specs[0].dtype, out)
+    return f.cast(o, node["qkv"].dtype, out)
 
 
 def tolerance(attrs: Attrs) -> Tolerance:
@@ -179,15 +155,20 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=2.0**-5)
 
 
-OP = Op(
-    name=NAME,
-    operands=OPERANDS,
-    results=(Result("o", "A[tokens,nq·D]", note="before the gate"), *PAGES),
-    attrs=dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=cases.CASES,
-    tolerance=tolerance,
-    cuda=paged_attention_cuda.CUDA,
+OP = serve(
+    Op(
+        name=NAME,
+        operands=OPERANDS,
+        results=(Result("o", "A[tokens,nq·D]", note="before the gate"), *PAGES),
+        attrs=dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
+        dims=DIMS,
+        legal=LEGAL,
+        check=check,
+        reference=reference,
+        body=body,
+        cases=cases.CASES,
+        tolerance=tolerance,
+    ),
+    paged_attention_cuda.CANDIDATES,
+    called={"o": "y"},
 )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.errors import GraphError
 from spark_engine.interface import MOST_DRAFTS
+from spark_engine.named import Named
 from spark_engine.op import Attrs
 from spark_engine.plugins.attention.rope import cos_sin, rotate
 from spark_engine.plugins.common import fp8_codes
@@ -23,7 +23,7 @@ from spark_engine.plugins.common.sequence_tiles import (
     read_rows,
     valid_tokens,
 )
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import DType
 
 ROUND = MOST_DRAFTS + 1  # tokens of a row that are as many rows of one; longer tiles are prefill's
 HIDDEN = -1e30  # the score of an unseen position; finite, so that HIDDEN − HIDDEN is 0
@@ -46,18 +46,27 @@ class Sizes:
         return self.heads // self.kv_heads
 
 
-def sizes_of(attrs: Attrs, pages: TensorSpec, op: str = "paged_attention") -> Sizes:
-    """The attributes, typed. Raises GraphError when they contradict each other or the pages."""
-    tile, heads, kv_heads, dim = (int(attrs[n]) for n in ("tile", "heads", "kv_heads", "head_dim"))
-    kv = DType(str(attrs["kv_dtype"]))
-    if heads % kv_heads:
-        raise GraphError(f"{op}: {heads} heads are no multiple of {kv_heads} kv heads")
-    if kv not in (DType.F32, DType.BF16, DType.F8E4M3):
-        raise GraphError(f"{op}: kv_dtype is {kv}, expected f32, bf16 or f8e4m3")
-    if len(pages.shape) != 4:
-        raise GraphError(f"{op}: operand {pages.name} is {pages.shape}, not 4-D")
+def sizes_of(attrs: Attrs, page: int) -> Sizes:
+    """The attributes, typed, and the tokens of a page; keys alone have as many heads as queries."""
+    kv_heads, kv = int(attrs["kv_heads"]), DType(str(attrs["kv_dtype"]))
     storage = DType.U8 if kv is DType.F8E4M3 else kv
-    return Sizes(tile, heads, kv_heads, dim, int(pages.shape[2]), storage)
+    heads, tile = int(attrs.get("heads", kv_heads)), int(attrs.get("tile", 1))
+    return Sizes(tile, heads, kv_heads, int(attrs["head_dim"]), page, storage)
+
+
+LEGAL = {"kv_dtype": (DType.F32.value, DType.BF16.value, DType.F8E4M3.value)}  # `Op.legal`
+DIMS = {"nq": "heads", "nkv": "kv_heads", "D": "head_dim"}  # `Op.dims`
+
+
+def check(node: Named) -> str | None:
+    """Why heads do not share keys, or pages hold something else. `Op.check`."""
+    s = sizes_of(node.attrs, node.dim("page"))
+    if s.heads % s.kv_heads:
+        return f"{s.heads} heads are no multiple of {s.kv_heads} kv heads"
+    for pages in (node["k_pages"], node["v_pages"]):
+        if pages.dtype is not s.storage:
+            return f"operand {pages.name} is {pages.dtype}, expected {s.storage}"
+    return None
 
 
 def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:

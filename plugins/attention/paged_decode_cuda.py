@@ -9,25 +9,11 @@ share: sizes, macros and refusals.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Early,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Early, Plan, Scratch, Target
 from spark_engine.plugins.attention.paged_attention_nodes import Sizes, sizes_of
 from spark_engine.plugins.common.quantised import QUANTS
-from spark_engine.plugins.common.row_quant_cuda import quantised_outputs
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
 DIMS = (32, 64, 128, 256)
@@ -54,13 +40,19 @@ SMALL = ((128, 4, ALONE), (256, 4, ALONE), (512, 4, FAN), (1024, 4, FAN))
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
 COPIES = 2  # quantised copies that one launch writes at most
-OPERANDS = 11  # before the scales
 ROW = 16  # bytes of `struct Row`
+# Of the kernels of one token and of a round; y is the result in the activations' dtype.
+PAGES = "k_pages_out v_pages_out page_table slots starts counts"
+ARGS = (
+    f"qkv q_norm k_norm inv_freq kv_scale {PAGES} y? scales? q0? s0? q1? s1?"
+    " sums stats counters rows longest"
+)
+DECODED = Kernel("paged_decode", ARGS, early=Early(lets=True))
 
 
-def sizes(attrs: Attrs, specs: Specs) -> Sizes:
-    """The attributes and the pages' size; `attention_decode` has no tile but 1."""
-    return sizes_of({"tile": 1, **attrs}, specs[5])
+def sizes(node: Node) -> Sizes:
+    """The attributes and the pages' size."""
+    return sizes_of(node.attrs, node.dim("page"))
 
 
 def token_bytes(s: Sizes) -> int:
@@ -68,35 +60,25 @@ def token_bytes(s: Sizes) -> int:
     return s.dim * s.storage.itemsize
 
 
-def defines(attrs: Attrs, specs: Specs) -> tuple[tuple[str, str], ...]:
-    """The macros of paged_kv.cuh."""
-    s = sizes(attrs, specs)
-    return pages_macros(s, s.heads, specs[3].dims[0], float(attrs["eps"]))
-
-
-def pages_macros(s: Sizes, heads: int, half: int, eps: float) -> tuple[tuple[str, str], ...]:
-    """The same, of an op whose rows have so many heads of queries."""
-    values = {
+def pages_macros(node: Node, heads: int) -> dict[str, int | float]:
+    """The macros of paged_kv.cuh, of an op whose rows have so many heads of queries."""
+    s = sizes(node)
+    return {
         "HEADS": heads,
         "KV_HEADS": s.kv_heads,
         "HEAD_DIM": s.dim,
-        "HALF": half,
+        "HALF": node.dim("R/2"),
         "PAGE": s.page,
-        "KV_FP8": int(s.storage is DType.U8),
-        "EPS": eps,
+        "KV_FP8": s.storage is DType.U8,
+        "EPS": node.real("eps"),
     }
-    return tuple((k, str(v)) for k, v in values.items())
 
 
-def refuse_any(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    """What neither kernel can do."""
-    return refuse_pages(sizes(attrs, specs), specs[0].dtype, specs[3].dims[0])
-
-
-def refuse_pages(s: Sizes, activation: DType, half: int) -> str | None:
-    """Refuses what no kernel over these pages does."""
-    if activation is not DType.BF16:
-        return f"activations are {activation}, not bf16"
+def refuse_pages(node: Node, x: str = "qkv") -> str | None:
+    """Refuses what no kernel over these pages does; `x`: the activations."""
+    s, half = sizes(node), node.dim("R/2")
+    if node[x].dtype is not DType.BF16:
+        return f"activations are {node[x].dtype}, not bf16"
     if s.storage not in (DType.BF16, DType.U8):
         return f"pages hold {s.storage}, not bf16 or fp8 codes"
     if s.dim not in DIMS:
@@ -108,36 +90,31 @@ def refuse_pages(s: Sizes, activation: DType, half: int) -> str | None:
     return None
 
 
-def pointers(kind: Literal["input", "output", "scratch"], *indices: int) -> tuple[Pointer, ...]:
-    """One kind's arguments."""
-    return tuple(Pointer(kind, i) for i in indices)
-
-
-def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
+def refuse_decode(node: Node, most: int) -> str | None:
     """Refuses tiles, and what `refuse_group` does, too many warps."""
-    s = sizes(attrs, specs)
+    s, target = sizes(node), node.target
     if s.tile != 1:
         return f"rows are of {s.tile} tokens, not one"
-    reason = refuse_group(attrs, specs, target, most)
-    shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
+    reason = refuse_group(node, most)
+    shared = _shape(s, most)[2] + ROW * node.dim("rows")
     if reason is None and shared > target.shared_bytes:
         return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
     return reason
 
 
-def refuse_group(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
+def refuse_group(node: Node, most: int) -> str | None:
     """Refuses groups that the matrix unit's eight columns do not hold, copies that are not written,
     another target's numbers of warps."""
-    s = sizes(attrs, specs)
+    s = sizes(node)
     if s.group > COLUMNS:
         return f"{s.group} heads share a kv head, more than {COLUMNS}"
-    if attrs.get("quant") == "fp8_block" and s.dim % 128:
+    if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
-    if int(attrs.get("n", 1)) > COPIES:
-        return f"{attrs['n']} quantised copies; at most {COPIES} are written"
-    if (most == SMALL[0][1]) == target.large_shared:
-        return f"blocks of {most} warps are not for the shared memory of {target.name}"
-    return refuse_any(attrs, specs, target)
+    if node.number("n") > COPIES:
+        return f"{node.number('n')} quantised copies; at most {COPIES} are written"
+    if (most == SMALL[0][1]) == node.target.large_shared:
+        return f"blocks of {most} warps are not for the shared memory of {node.target.name}"
+    return refuse_pages(node)
 
 
 def walkers_of(s: Sizes, most: int) -> int:
@@ -163,80 +140,54 @@ def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
     return warps, stages, warps * arena + rest + 80
 
 
-def plan_decode(
-    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, parts: int
-) -> Plan:
+def plan_decode(node: Node, chunk: int, most: int, parts: int) -> Plan:
     """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
-    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    s, rows, target = sizes(node), node.dim("rows"), node.target
     warps, stages, shared = _shape(s, most)
     each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
     blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
-    longest = specs[7].dims[1] * s.page
+    longest = node.dim("MP") * s.page
     items = rows * s.kv_heads * min(parts, -(-longest // chunk))
-    numbers = {
+    macros = {
+        **pages_macros(node, s.heads),
         "WARPS": warps,
         "STAGES": stages,
         "CHUNK": chunk,
         "MOST_CHUNKS": parts,
         "BLOCKS": blocks,
         "SHARED": shared,
+        **epilogue(node),
     }
-    launch = Launch(
-        "paged_decode",
-        (min(items, target.sms * blocks), 1, 1),
-        (32 * warps, 1, 1),
-        arguments(attrs, specs, rows),
-        shared=shared + ROW * rows,
-        defines=(
-            *defines(attrs, specs),
-            *((k, str(v)) for k, v in numbers.items()),
-            *epilogue(attrs),
-        ),
-        pdl=True,
-        early=Early(lets=True),
-    )
-    sums = items * s.group
-    counters = rows * s.kv_heads * (FAN + 1)
-    scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
-    return Plan((launch,), scratch)
+    node = with_sums(node, items * s.group, rows * s.kv_heads)
+    launch = DECODED.launch(
+        node, min(items, target.sms * blocks), 32 * warps, macros, shared + ROW * rows,
+        rows=rows, longest=node.dim("MP"),
+    )  # fmt: skip
+    return node.plan(launch)
 
 
-def epilogue(attrs: Attrs) -> tuple[tuple[str, str], ...]:
+def with_sums(node: Node, sums: int, groups: int) -> Node:
+    """With memory for so many partial sums of heads, which meet in so many groups."""
+    counters = Scratch(groups * (FAN + 1) * 4, zeroed=True)
+    return node.with_scratch(sums=sums * sizes(node).dim * 4, stats=sums * 16, counters=counters)
+
+
+def epilogue(node: Node) -> dict[str, int]:
     """The macros of paged_merge.cuh that say what becomes of the result."""
-    values = {
-        "FUSED": int("quant" in attrs),
-        "KEEP": int(attrs.get("keep", 1)),
-        "QUANT": QUANTS.index(str(attrs.get("quant", "none"))),
-        "COPIES": int(attrs.get("n", 1)),
+    fused = "quant" in node.attrs
+    return {
+        "FUSED": fused,
+        "KEEP": node.number("keep") if fused else 1,
+        "QUANT": QUANTS.index(node.text("quant")) if fused else 0,
+        "COPIES": node.number("n") if fused else 1,
     }
-    return tuple((k, str(v)) for k, v in values.items())
 
 
-def arguments(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
-    """Those of the kernels of one token and of a round."""
-    if "quant" in attrs:
-        pages, y = pointers("output", 0, 1), Pointer("output", 2) if attrs["keep"] else NULL
-        copies = quantised_outputs(attrs, 2 + int(attrs["keep"]), COPIES)
-    else:
-        pages, y, copies = pointers("output", 1, 2), Pointer("output", 0), (NULL,) * 2 * COPIES
-    return (
-        *pointers("input", 0, 1, 2, 3, 4),
-        *pages,
-        *pointers("input", 7, 8, 9, 10),
-        y,
-        Pointer("input", OPERANDS) if len(specs) > OPERANDS else NULL,
-        *copies,
-        *pointers("scratch", 0, 1, 2),
-        Scalar("i32", rows),
-        Scalar("i32", specs[7].dims[1]),
-    )
-
-
-def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> float:
+def cost_decode(node: Node, chunk: int, most: int) -> float:
     """Rows of a typical length: a warp's own way, or all bytes and the cost of each round of work
     items; merges. Fitted to measurements behind a launch that fills the GPU."""
-    s, rows = sizes(attrs, specs), specs[8].dims[0]
-    length = min(specs[7].dims[1] * s.page, TYPICAL)
+    s, rows, target = sizes(node), node.dim("rows"), node.target
+    length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
     way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
@@ -250,12 +201,14 @@ def name_of(chunk: int, most: int, parts: int) -> str:
     return f"chunks_{chunk}_{most}" if parts == ALONE else f"{parts}_chunks_{chunk}_{most}"
 
 
-def _tactic(chunk: int, most: int, parts: int) -> Tactic:
-    refuse = partial(refuse_decode, most=most)
-    plan = partial(plan_decode, chunk=chunk, most=most, parts=parts)
-    cost = partial(cost_decode, chunk=chunk, most=most)
-    name = name_of(chunk, most, parts)
-    return Tactic(name, "attention/paged_decode.cu", refuse, plan, cost)
+def _candidate(chunk: int, most: int, parts: int) -> Candidate:
+    return Candidate(
+        name_of(chunk, most, parts),
+        "attention/paged_decode.cu",
+        partial(plan_decode, chunk=chunk, most=most, parts=parts),
+        partial(cost_decode, chunk=chunk, most=most),
+        partial(refuse_decode, most=most),
+    )
 
 
-DECODE = tuple(_tactic(*shape) for shape in (*SHAPES, *SMALL))
+DECODE = tuple(_candidate(*shape) for shape in (*SHAPES, *SMALL))

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Scratch, Specs, Tactic, Target
+from spark_engine.kernel import Plan, Target
 from spark_engine.plugins.attention.paged_attention_nodes import ROUND, Sizes
 from spark_engine.plugins.attention.paged_decode_cuda import (
     ALONE,
+    ARGS,
     COLUMNS,
     DECODE,
     FAN,
@@ -23,18 +24,20 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
     SHAPES,
     SMALL,
     TYPICAL,
-    arguments,
-    defines,
     epilogue,
     most_warps,
     name_of,
+    pages_macros,
     refuse_group,
     sizes,
     stages_alone,
     token_bytes,
     walkers_of,
+    with_sums,
 )
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
+ROUNDED = Kernel("paged_round", ARGS)
 LISTED = 11 << 10  # bytes that a block keeps free for its list of runs
 SHARING = (1, 2, 4)  # queries that read one copy of a row's tiles, by a team of as many warps
 DEEP = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
@@ -49,11 +52,9 @@ def runs_of(tile: int, queries: int) -> int:
     return min(tile, -(-tile // queries) + 3)
 
 
-def refuse(
-    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int
-) -> str | None:
+def refuse(node: Node, chunk: int, most: int, queries: int) -> str | None:
     """Refuses other tiles, queries without a gain, more warps or shared memory than there are."""
-    s = sizes(attrs, specs)
+    s, target = sizes(node), node.target
     if not 2 <= s.tile <= ROUND:
         return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
     if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries // 2)):
@@ -65,16 +66,16 @@ def refuse(
     warps = walkers_of(s, most) * queries
     if queries > 1 and warps > most_warps(s, target):
         return f"{warps} warps have too few registers each"
-    reason = refuse_group(attrs, specs, target, most)
-    shared = _shape(s, target, most, queries).shared + _listed(s, specs, queries)
+    reason = refuse_group(node, most)
+    shared = _shape(s, target, most, queries).shared + _listed(s, node, queries)
     if reason is None and shared > target.shared_bytes:
         return f"{warps} warps take {shared} bytes of shared memory; {target.name} has less"
     return reason
 
 
-def _listed(s: Sizes, specs: Specs, queries: int) -> int:
+def _listed(s: Sizes, node: Node, queries: int) -> int:
     """Bytes of the list of runs."""
-    return ROW * specs[8].dims[0] * runs_of(s.tile, queries)
+    return ROW * node.dim("rows") * runs_of(s.tile, queries)
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,17 @@ def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
     return next((f for f in forms if f.shared <= room), made(alone, 1))
 
 
-def plan(
-    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, parts: int, queries: int
-) -> Plan:
+def plan(node: Node, chunk: int, most: int, parts: int, queries: int) -> Plan:
     """As many blocks as are resident; partial sums of every chunk of every query."""
-    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    s, rows, target = sizes(node), node.dim("rows"), node.target
     shape = _shape(s, target, most, queries)
     walkers, shared = shape.walkers, shape.shared
-    listed, runs = _listed(s, specs, queries), runs_of(s.tile, queries)
+    listed, runs = _listed(s, node, queries), runs_of(s.tile, queries)
     blocks = _resident(target, most, walkers * queries, queries, shared + listed)
-    places = min(parts, -(-specs[7].dims[1] * s.page // chunk))
+    places = min(parts, -(-node.dim("MP") * s.page // chunk))
     items = rows * runs * s.kv_heads * places
-    numbers = {
+    macros = {
+        **pages_macros(node, s.heads),
         "TOKENS": s.tile,
         "QUERIES": queries,
         "WALKERS": walkers,
@@ -129,24 +129,15 @@ def plan(
         "MOST_CHUNKS": parts,
         "BLOCKS": blocks,
         "SHARED": shared,
+        **epilogue(node),
     }
-    launch = Launch(
-        "paged_round",
-        (min(items, target.sms * blocks), 1, 1),
-        (32 * walkers * queries, 1, 1),
-        arguments(attrs, specs, rows),
-        shared=shared + listed,
-        defines=(
-            *defines(attrs, specs),
-            *((k, str(v)) for k, v in numbers.items()),
-            *epilogue(attrs),
-        ),
-        pdl=True,
-    )
     sums = rows * s.tile * s.kv_heads * places * s.group
-    counters = rows * runs * s.kv_heads * (FAN + 1)
-    scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
-    return Plan((launch,), scratch)
+    node = with_sums(node, sums, rows * runs * s.kv_heads)
+    launch = ROUNDED.launch(
+        node, min(items, target.sms * blocks), 32 * walkers * queries, macros, shared + listed,
+        rows=rows, longest=node.dim("MP"),
+    )  # fmt: skip
+    return node.plan(launch)
 
 
 def _resident(target: Target, most: int, warps: int, queries: int, shared: int) -> int:
@@ -155,33 +146,33 @@ def _resident(target: Target, most: int, warps: int, queries: int, shared: int) 
     return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
 
 
-def cost(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int) -> float:
+def cost(node: Node, chunk: int, most: int, queries: int) -> float:
     """As of one token, with every run reading its row once more."""
-    s, rows = sizes(attrs, specs), specs[8].dims[0]
-    length = min(specs[7].dims[1] * s.page, TYPICAL)
+    s, rows, target = sizes(node), node.dim("rows"), node.target
+    length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
     shape = _shape(s, target, most, queries)
     runs = -(-s.tile // queries)
     way = 9e-6 + 2.3e-6 * length / (16 * chunks * shape.walkers)
     read = 2 * runs * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    shared = shape.shared + _listed(s, specs, queries)
+    shared = shape.shared + _listed(s, node, queries)
     blocks = _resident(target, most, shape.walkers * queries, queries, shared)
     rounds = runs * rows * s.kv_heads * chunks / (target.sms * blocks)
     return max(way, read + 6.5e-6 * max(1.0, rounds)) + merges
 
 
-def _tactic(chunk: int, most: int, parts: int, queries: int) -> Tactic:
+def _candidate(chunk: int, most: int, parts: int, queries: int) -> Candidate:
     key = name_of(chunk, most, parts)
-    return Tactic(
+    return Candidate(
         f"{key.replace('chunks', 'round')}_by_{queries}",
         "attention/paged_round.cu",
-        partial(refuse, chunk=chunk, most=most, queries=queries),
         partial(plan, chunk=chunk, most=most, parts=parts, queries=queries),
         partial(cost, chunk=chunk, most=most, queries=queries),
-        lambda attrs, specs, target: key,
+        partial(refuse, chunk=chunk, most=most, queries=queries),
+        lambda node: key,
     )
 
 
-ROUNDS = tuple(_tactic(*shape, n) for shape in (*SHAPES, *OWN, *SMALL) for n in SHARING)
-FUSED = Cuda(tactics=(*DECODE, *ROUNDS))
+ROUNDS = tuple(_candidate(*shape, n) for shape in (*SHAPES, *OWN, *SMALL) for n in SHARING)
+FUSED = (*DECODE, *ROUNDS)

@@ -1,4 +1,4 @@
-"""The quantised outputs that a fused op appends: one description for infer, reference, body.
+"""The quantised outputs that a fused op appends: their declaration, reference and body.
 
 Knows the formats `fp8`, `fp8_block`, `nvfp4` and `none`, and no op. A fused op with attribute
 `n` feeds n consumers of different static scales from one value; fp8_block has no static scale
@@ -11,15 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Part
+from spark_engine.operand import Result
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import expect, width
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array
 
 QUANTS = ("none", "fp8", "fp8_block", "nvfp4")
+
+
+LEGAL = {"quant": QUANTS}  # `Op.legal`
 
 
 def takes_scales(attrs: Attrs) -> bool:
@@ -27,44 +30,38 @@ def takes_scales(attrs: Attrs) -> bool:
     return attrs["quant"] in ("fp8", "nvfp4")
 
 
-def check_scales(op: str, attrs: Attrs, spec: TensorSpec) -> None:
-    """Raises GraphError unless `scales` is f32[n]."""
-    expect(op, spec, (DType.F32,), (int(attrs["n"]),))
-
-
-def check(op: str, attrs: Attrs) -> None:
-    """Raises GraphError unless `quant` and `n` are legal."""
-    quant, n = attrs["quant"], int(attrs["n"])
-    if quant not in QUANTS:
-        raise GraphError(f"{op}: quant is {quant!r}, expected one of {', '.join(QUANTS)}")
+def check(node: Named) -> str | None:
+    """Why so many results cannot be."""
+    quant, n = node.text("quant"), node.number("n")
     if n < 1 or (n > 1 and quant in ("none", "fp8_block")):
-        raise GraphError(f"{op}: n is {n}; {quant} gives one result, the others at least one")
+        return f"n is {n}; {quant} gives one result, the others at least one"
+    return None
 
 
-def infer(op: str, attrs: Attrs, y: TensorSpec) -> list[TensorSpec]:
-    """The specs, unnamed, of the quantised outputs of `y` A[tokens,K]."""
-    quant, n = attrs["quant"], int(attrs["n"])
-    if quant == "none":
-        return []
-    if quant == "fp8":
-        return [TensorSpec("", DType.F8E4M3, y.shape)] * n
-    if quant == "fp8_block":
-        return list(fp8_block_specs(op, y))
-    return list(nvfp4_specs(op, y)) * n
+def several(text: str, k: str, *kept: Result) -> Result:
+    """The results of a fused op: `kept`, then the quantised copies q0, s0, q1, … of y A[tokens,k].
+
+    `text` is for the table in docs/graph.md.
+    """
+
+    def each(attrs: Attrs) -> tuple[Result, ...]:
+        first = tuple(r for r in kept if r.when is None or r.when.holds(attrs))
+        return (*first, *_quantised(attrs, k))
+
+    return Result("result*", text, each=each)
 
 
-def fp8_block_specs(op: str, x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """(codes, f32 scales) of [tokens, K]."""
-    blocks = -(-width(op, x) // formats.FP8_BLOCK)
-    scale = TensorSpec("scale", DType.F32, (*x.shape[:-1], blocks))
-    return TensorSpec("codes", DType.F8E4M3, x.shape), scale
-
-
-def nvfp4_specs(op: str, x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """(packed, e4m3 scales) of [tokens, K]."""
-    k = width(op, x, formats.NVFP4_BLOCK)
-    packed = TensorSpec("packed", DType.U8, (*x.shape[:-1], k // 2))
-    return packed, TensorSpec("scale", DType.F8E4M3, (*x.shape[:-1], k // formats.NVFP4_BLOCK))
+def _quantised(attrs: Attrs, k: str) -> tuple[Result, ...]:
+    made = {
+        "none": (),
+        "fp8": (f"f8[tokens,{k}]",),
+        "fp8_block": (f"f8[tokens,{k}]", f"f32[tokens,⌈{k}/{formats.FP8_BLOCK}⌉]"),
+        "nvfp4": (f"u8[tokens,{k}/2]", f"f8[tokens,{k}/{formats.NVFP4_BLOCK}]"),
+    }[str(attrs["quant"])]
+    copies = range(int(attrs["n"]))
+    return tuple(
+        Result(f"{name}{i}", spec) for i in copies for name, spec in zip("qs", made, strict=False)
+    )
 
 
 def chain(

@@ -10,24 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.errors import GraphError
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import expect
-from spark_engine.tensors import Array, Dim, DType, TensorSpec
-
-
-def tokens_of(op: str, rows: Dim, tile: int) -> Dim | None:
-    """The token dimension that belongs to `rows`; None while it cannot be known."""
-    if tile < 1:
-        raise GraphError(f"{op}: tile is {tile}; it must be at least 1")
-    return rows * tile if isinstance(rows, int) else None
-
-
-def expect_rows(op: str, *specs: TensorSpec) -> Dim:
-    """Checks that all are i32 [rows] and returns that dimension. Raises GraphError."""
-    for spec in specs:
-        expect(op, spec, (DType.I32,), (specs[0].shape[0],))
-    return specs[0].shape[0]
+from spark_engine.tensors import Array
 
 
 def continues(slots: Array, row: int) -> bool:

@@ -16,15 +16,13 @@ from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
-    expect_rows,
     over,
     read_rows,
-    tokens_of,
 )
-from spark_engine.plugins.common.shapes import count, expect
 from spark_engine.plugins.drafts import round_operands as rounds
 from spark_engine.plugins.drafts import rounds_cuda
 from spark_engine.plugins.drafts.round_operands import UNITS, WILD, Round
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
@@ -42,26 +40,6 @@ RESULTS = (
     Result("last_tokens_out", "i32[S+1]", updates="last_tokens"),
     Result("positions_out", "i32[S+1]", updates="positions"),
 )
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, all i32 -> accepted, draft_starts [rows], and the three states."""
-    count("accept_drafts", specs, len(OPERANDS))
-    sampled, ids, token_counts, last, standing, *steps = specs
-    rows = expect_rows("accept_drafts", *steps)
-    tokens = tokens_of("accept_drafts", rows, int(attrs["tile"]))
-    for spec in (sampled, ids):
-        expect("accept_drafts", spec, (DType.I32,), (tokens,))
-    expect("accept_drafts", token_counts, (DType.I32,), (None, None))
-    for spec in (last, standing):
-        expect("accept_drafts", spec, (DType.I32,), (token_counts.shape[0],))
-    return (
-        TensorSpec("accepted", DType.I32, (rows,)),
-        TensorSpec("draft_starts", DType.I32, (rows,)),
-        TensorSpec("token_counts_out", DType.I32, token_counts.shape),
-        TensorSpec("last_tokens_out", DType.I32, last.shape),
-        TensorSpec("positions_out", DType.I32, standing.shape),
-    )
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -84,7 +62,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """A running minimum over "this token holds", then three scatters; idle rows reach scratch."""
-    f, tile, n = Text(), int(attrs["tile"]), specs[5].dims[0]
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     rows = read_rows(f, "slots", "starts", "counts")
     sampled, ids = (f("Reshape", x, [n, tile]) for x in ("next_tokens", "ids"))
     there = f("Less", np.arange(tile)[None], over(f, rows.counts, [1]))
@@ -150,14 +128,15 @@ CASES = (
     *(_case(given, hold) for given in rounds.ROUNDS for hold in (0, 1, 7)),
     _case(rounds.INERT, 1),
 )
-OP = Op(
-    name="accept_drafts",
-    operands=OPERANDS,
-    results=RESULTS,
-    attrs={"tile": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=rounds_cuda.ACCEPT_DRAFTS,
+OP = serve(
+    Op(
+        name="accept_drafts",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    rounds_cuda.ACCEPT_DRAFTS,
 )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, over
-from spark_engine.plugins.common.shapes import count, expect
+from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.drafts import draft_token_cuda
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 WIDTH = 4  # of what is shown: ranks gather vectors of four
@@ -35,16 +35,9 @@ OPERANDS = (
 )
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(logits f32, slots, starts, counts, first) -> best f32 [rows,4]."""
-    count("draft_best", specs, len(OPERANDS))
-    logits, *steps, first = specs
-    rows = expect_rows("draft_best", *steps)
-    expect("draft_best", logits, (DType.F32,), (rows, None))
-    expect("draft_best", first, (DType.I32,), (1,))
-    if int(attrs["vocab"]) > MOST_IDS:
-        raise GraphError(f"draft_best: {attrs['vocab']} ids; f32 counts up to {MOST_IDS}")
-    return (TensorSpec("best", DType.F32, (rows, WIDTH)),)
+def _check(node: Named) -> str | None:
+    vocab = node.number("vocab")
+    return f"{vocab} ids; f32 counts up to {MOST_IDS}" if vocab > MOST_IDS else None
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -65,7 +58,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
-    f, wide = Text(), specs[0].dims[1]
+    f, wide = Text(), OP.named(attrs, specs)["logits"].dims[1]
     ids = f("Add", f("Range", 0, wide, 1), f.long("first"))
     legal = f(
         "And", over(f, f("Less", ids, int(attrs["vocab"])), [0]), f("Equal", "logits", "logits")
@@ -106,14 +99,16 @@ CASES = (
     _case("all NaN", 64, 640, 64, nan=1.0),
     _case("several blocks a row", 20_000, 39_000, 20_000),
 )
-OP = Op(
-    name="draft_best",
-    operands=OPERANDS,
-    results=(Result("best", "f32[rows,4]"),),
-    attrs={"vocab": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=draft_token_cuda.BEST,
+OP = serve(
+    Op(
+        name="draft_best",
+        operands=OPERANDS,
+        results=(Result("best", "f32[rows,4]"),),
+        attrs={"vocab": None},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    draft_token_cuda.BEST,
 )

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, over, read_rows
-from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.common.sequence_tiles import over, read_rows
 from spark_engine.plugins.drafts import draft_token_cuda
 from spark_engine.plugins.drafts import round_operands as rounds
 from spark_engine.plugins.drafts.round_operands import UNITS, WILD
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NO_ID = 1 << 30
@@ -43,23 +43,9 @@ RESULTS = (
 )
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(logits f32, [shortlist], drafts, slots, starts, counts) -> token, next_starts, drafts."""
-    short, index = int(attrs["shortlist"]), int(attrs["index"])
-    count("draft_token", specs, len(OPERANDS) - 1 + short)
-    logits, drafts, steps = specs[0], specs[1 + short], specs[2 + short :]
-    rows = expect_rows("draft_token", *steps)
-    expect("draft_token", logits, (DType.F32,), (rows, None))
-    if short:
-        expect("draft_token", specs[1], (DType.I32,), (width("draft_token", logits),))
-    expect("draft_token", drafts, (DType.I32,), (None, None))
-    if not 0 <= index < width("draft_token", drafts):
-        raise GraphError(f"draft_token: index is {index}; a slot has {drafts.shape[1]} drafts")
-    return (
-        TensorSpec("token", DType.I32, (rows,)),
-        TensorSpec("next_starts", DType.I32, (rows,)),
-        TensorSpec("drafts_out", DType.I32, drafts.shape),
-    )
+def _check(node: Named) -> str | None:
+    index, held = node.number("index"), node.dim("K")
+    return None if 0 <= index < held else f"index is {index}; a slot has {held} drafts"
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -85,7 +71,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
-    f, wide, index = Text(), specs[0].dims[1], int(attrs["index"])
+    f, wide, index = Text(), OP.named(attrs, specs).dim("Vd"), int(attrs["index"])
     rows = read_rows(f, "slots", "starts", "counts")
     logits = "logits"
     if int(attrs.get("pairs", 0)):
@@ -178,14 +164,16 @@ CASES = (
     _case("several blocks a row", 20_000, 19_000, bench=True),
     _case("many rows", 5_000, 4_990, slots=(*range(7), *[-1] * 200), counts=(1,) * 7 + (0,) * 200),
 )
-OP = Op(
-    name="draft_token",
-    operands=OPERANDS,
-    results=RESULTS,
-    attrs={"index": None, "shortlist": 0, "vocab": None, "pairs": 0},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=draft_token_cuda.CUDA,
+OP = serve(
+    Op(
+        name="draft_token",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"index": None, "shortlist": 0, "vocab": None, "pairs": 0},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    draft_token_cuda.CANDIDATES,
 )

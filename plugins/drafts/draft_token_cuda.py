@@ -2,92 +2,59 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import (
-    NULL,
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Plan, Scratch
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 THREADS = 256
 WIDTH = 4  # logits of one load
 FEW, MANY = 2, 8  # loads of a thread
+TOKEN = Kernel(
+    "draft_token",
+    "logits shortlist? slots starts counts token next_starts drafts_out best_so_far arrived",
+)
+BEST_OF = Kernel("draft_best", "logits first slots counts best best_so_far arrived")
 
 
-def _loads(specs: Specs, target: Target) -> int:
+def _loads(node: Node) -> int:
     """Loads of a thread: few where few rows must fill the GPU."""
-    rows, logits = specs[0].dims
+    rows, logits = node["logits"].dims
     blocks = rows * -(-logits // (THREADS * WIDTH * MANY))
-    return MANY if blocks >= 8 * target.sms else FEW
+    return MANY if blocks >= 8 * node.target.sms else FEW
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    logits = specs[0].dims[1]
+def _refuse(node: Node) -> str | None:
+    _, logits = node["logits"].dims
     if logits % WIDTH:
         return f"a row of {logits} logits; pad the vocabulary to a multiple of {WIDTH}"
     return None
 
 
-def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    (rows, logits), short = specs[0].dims, int(attrs["shortlist"])
-    loads, pairs = _loads(specs, target), int(attrs.get("pairs", 0))
-    parts = -(-logits // (THREADS * WIDTH * loads))
-    macros = {"LOGITS": logits, "VOCAB": int(attrs["vocab"]), "LOADS": loads, "THREADS": THREADS}
-    macros |= {"DRAFTS": specs[1 + short].dims[1], "INDEX": int(attrs["index"]), "SHORTLIST": short}
-    if pairs:
+def _planned(kernel: Kernel, node: Node, **more: int) -> Plan:
+    (rows, logits), loads = node["logits"].dims, _loads(node)
+    grid = (-(-logits // (THREADS * WIDTH * loads)), rows)
+    macros = {"LOGITS": logits, "VOCAB": node.number("vocab"), "LOADS": loads, "THREADS": THREADS}
+    best, arrived = Scratch(8 * rows, zeroed=True), Scratch(4 * rows, zeroed=True)
+    node = node.with_scratch(best_so_far=best, arrived=arrived)
+    return node.plan(kernel.launch(node, grid, THREADS, macros | more))
+
+
+def _plan(node: Node) -> Plan:
+    macros = {"DRAFTS": node.dim("K"), "INDEX": node.number("index")}
+    macros["SHORTLIST"] = node.number("shortlist")
+    if pairs := node.number("pairs"):
         macros["PAIRS"] = pairs
-    shortlist = Pointer("input", 1) if short else NULL
-    steps = (Pointer("input", i + short) for i in (2, 3, 4))
-    outputs = (Pointer("output", i) for i in range(3))
-    scratch = (Pointer("scratch", i) for i in range(2))
-    launch = Launch(
-        "draft_token",
-        (parts, rows, 1),
-        (THREADS, 1, 1),
-        (
-            Pointer("input", 0),
-            shortlist,
-            *steps,
-            *outputs,
-            *scratch,
-        ),
-        defines=tuple((name, str(value)) for name, value in macros.items()),
-        pdl=True,
-    )
-    return Plan((launch,), (Scratch(8 * rows, zeroed=True), Scratch(4 * rows, zeroed=True)))
+    return _planned(TOKEN, node, **macros)
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    return specs[0].nbytes / target.bandwidth + rq.LAUNCH_SECONDS
+def _plan_best(node: Node) -> Plan:
+    return _planned(BEST_OF, node, SHORTLIST=0, BEST=1)
 
 
-def _plan_best(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    rows, logits = specs[0].dims
-    loads = _loads(specs, target)
-    parts = -(-logits // (THREADS * WIDTH * loads))
-    macros = {"LOGITS": logits, "VOCAB": int(attrs["vocab"]), "LOADS": loads, "THREADS": THREADS}
-    macros |= {"SHORTLIST": 0, "BEST": 1}
-    launch = Launch(
-        "draft_best",
-        (parts, rows, 1),
-        (THREADS, 1, 1),
-        (
-            *(Pointer("input", i) for i in (0, 4, 1, 3)),
-            Pointer("output", 0),
-            *(Pointer("scratch", i) for i in range(2)),
-        ),
-        defines=tuple((name, str(value)) for name, value in macros.items()),
-        pdl=True,
-    )
-    return Plan((launch,), (Scratch(8 * rows, zeroed=True), Scratch(4 * rows, zeroed=True)))
+def _cost(node: Node) -> float:
+    return node["logits"].nbytes / node.target.bandwidth + rq.LAUNCH_SECONDS
 
 
-BEST = Cuda((Tactic("parts", "drafts/draft_token.cu", _refuse, _plan_best, _cost),))
-CUDA = Cuda((Tactic("parts", "drafts/draft_token.cu", _refuse, _plan, _cost),))
+SOURCE = "drafts/draft_token.cu"
+BEST = (Candidate("parts", SOURCE, _plan_best, _cost, _refuse),)
+CANDIDATES = (Candidate("parts", SOURCE, _plan, _cost, _refuse),)

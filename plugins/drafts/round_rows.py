@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
-    expect_rows,
     over,
     read_rows,
-    tokens_of,
     valid_tokens,
 )
-from spark_engine.plugins.common.shapes import count, expect, width
 from spark_engine.plugins.drafts import round_operands as rounds
 from spark_engine.plugins.drafts import rounds_cuda
 from spark_engine.plugins.drafts.round_operands import UNITS, WILD, Round
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
@@ -42,22 +40,11 @@ RESULTS = (
 )
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, all i32 -> ids [tokens], row_starts [rows], certain [rows]."""
-    count("round_rows", specs, len(OPERANDS))
-    tokens, last, drafts, standing, *steps = specs
-    rows, tile = expect_rows("round_rows", *steps), int(attrs["tile"])
-    expect("round_rows", tokens, (DType.I32,), (tokens_of("round_rows", rows, tile),))
-    expect("round_rows", last, (DType.I32,), (None,))
-    expect("round_rows", drafts, (DType.I32,), (last.shape[0], None))
-    expect("round_rows", standing, (DType.I32,), (last.shape[0],))
-    if (held := width("round_rows", drafts)) < tile - 1:
-        raise GraphError(f"round_rows: tile is {tile}; {held} drafts serve a tile of {held + 1}")
-    return (
-        TensorSpec("ids", DType.I32, tokens.shape),
-        TensorSpec("row_starts", DType.I32, (rows,)),
-        TensorSpec("certain", DType.I32, (rows,)),
-    )
+def _check(node: Named) -> str | None:
+    tile, held = node.number("tile"), node.dim("K")
+    if held < tile - 1:
+        return f"tile is {tile}; {held} drafts serve a tile of {held + 1}"
+    return None
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -79,7 +66,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The state's tokens of each slot side by side, then a choice for each token."""
-    f, tile, n = Text(), int(attrs["tile"]), specs[4].dims[0]
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     rows = read_rows(f, "slots", "starts", "counts")
     known = over(f, f("Gather", "last_tokens", "slots"), [1])
     if tile > 1:
@@ -112,14 +99,16 @@ def _case(given: Round) -> Case:
     return Case(rounds.label(given), {"tile": given.tile}, make)
 
 
-OP = Op(
-    name="round_rows",
-    operands=OPERANDS,
-    results=RESULTS,
-    attrs={"tile": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=tuple(_case(r) for r in rounds.ALL),
-    cuda=rounds_cuda.ROUND_ROWS,
+OP = serve(
+    Op(
+        name="round_rows",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"tile": None},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=tuple(_case(r) for r in rounds.ALL),
+    ),
+    rounds_cuda.ROUND_ROWS,
 )

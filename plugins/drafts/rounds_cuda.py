@@ -1,62 +1,51 @@
-"""The CUDA side of what begins and ends a round: round_rows, accept_drafts, shift_ids."""
+"""The CUDA side of what begins and ends a round: round_rows, accept_drafts, shift_ids.
+
+Kernels get all operands and results of their op, then how many threads are needed.
+"""
 
 from __future__ import annotations
 
-from spark_engine.kernel import (
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 SOURCE = "drafts/rounds.cu"
 THREADS = 128
+ROWS = Kernel(
+    "round_rows",
+    "token_ids last_tokens drafts positions slots starts counts ids row_starts certain count",
+)
+ACCEPT = Kernel(
+    "accept_drafts",
+    "next_tokens ids token_counts last_tokens positions slots starts counts"
+    " accepted draft_starts token_counts_out last_tokens_out positions_out count",
+)
+SHIFT = Kernel("shift_ids", "token_ids next_ids sampled counts ids count")
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    return None
-
-
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def _cost(node: Node) -> float:
     return rq.LAUNCH_SECONDS
 
 
-def _plan(symbol: str, threads: int, inputs: int, outputs: int, **macros: int) -> Plan:
-    """`threads` of them are needed; the kernel gets all pointers, then that number."""
-    defines = {"THREADS": THREADS, **macros}
-    pointers = [Pointer("input", i) for i in range(inputs)]
-    pointers += [Pointer("output", i) for i in range(outputs)]
-    launch = Launch(
-        symbol,
-        (-(-threads // THREADS), 1, 1),
-        (THREADS, 1, 1),
-        (*pointers, Scalar("i32", threads)),
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        pdl=True,
-    )
-    return Plan((launch,))
+def _plan(kernel: Kernel, node: Node, count: int, **more: int) -> Plan:
+    """A thread for each of `count`."""
+    macros = {"THREADS": THREADS, "TILE": node.number("tile"), **more}
+    grid = -(-count // THREADS)
+    return node.plan(kernel.launch(node, grid, THREADS, macros, count=count))
 
 
-def _plan_rows(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    most = specs[2].dims[1]
-    return _plan("round_rows", specs[0].dims[0], 7, 3, TILE=int(attrs["tile"]), DRAFTS=most)
+def _plan_rows(node: Node) -> Plan:
+    return _plan(ROWS, node, node.dim("tokens"), DRAFTS=node.dim("K"))
 
 
-def _plan_accept(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    vocab = specs[2].dims[1]
-    return _plan("accept_drafts", specs[5].dims[0], 8, 5, TILE=int(attrs["tile"]), VOCAB=vocab)
+def _plan_accept(node: Node) -> Plan:
+    return _plan(ACCEPT, node, node.dim("rows"), VOCAB=node.dim("V"))
 
 
-def _plan_shift(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    return _plan("shift_ids", specs[0].dims[0], 4, 1, TILE=int(attrs["tile"]))
+def _plan_shift(node: Node) -> Plan:
+    return _plan(SHIFT, node, node.dim("tokens"))
 
 
-ROUND_ROWS = Cuda((Tactic("tokens", SOURCE, _refuse, _plan_rows, _cost),))
-ACCEPT_DRAFTS = Cuda((Tactic("rows", SOURCE, _refuse, _plan_accept, _cost),))
-SHIFT_IDS = Cuda((Tactic("tokens", SOURCE, _refuse, _plan_shift, _cost),))
+ROUND_ROWS = (Candidate("tokens", SOURCE, _plan_rows, _cost),)
+ACCEPT_DRAFTS = (Candidate("rows", SOURCE, _plan_accept, _cost),)
+SHIFT_IDS = (Candidate("tokens", SOURCE, _plan_shift, _cost),)

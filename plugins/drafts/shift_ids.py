@@ -12,12 +12,12 @@ from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, over, tokens_of
-from spark_engine.plugins.common.shapes import count, expect
+from spark_engine.plugins.common.sequence_tiles import over
 from spark_engine.plugins.drafts import round_operands as rounds
 from spark_engine.plugins.drafts import rounds_cuda
 from spark_engine.plugins.drafts.round_operands import WILD, Round
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, TensorSpec
 
 
 def _sampled(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -30,15 +30,6 @@ OPERANDS = (
     operands.x("i32[rows]", name="sampled"),
     operands.COUNTS,
 )
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(token_ids [tokens], next_ids, sampled, counts [rows]), all i32 -> ids i32 [tokens]."""
-    count("shift_ids", specs, len(OPERANDS))
-    tokens, *rows = specs
-    n = tokens_of("shift_ids", expect_rows("shift_ids", *rows), int(attrs["tile"]))
-    expect("shift_ids", tokens, (DType.I32,), (n,))
-    return (TensorSpec("ids", DType.I32, tokens.shape),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -55,7 +46,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One column to the left, and a choice for each token."""
-    f, tile, n = Text(), int(attrs["tile"]), specs[3].dims[0]
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     given = f("Reshape", "token_ids", [n, tile])
     behind = f("Slice", given, [1], [tile], [1])
     behind = f("Concat", behind, np.zeros((n, 1), np.int32), axis=1)
@@ -80,14 +71,15 @@ def _case(given: Round) -> Case:
 
 
 PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
-OP = Op(
-    name="shift_ids",
-    operands=OPERANDS,
-    results=(Result("ids", "i32[tokens]"),),
-    attrs={"tile": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=tuple(_case(r) for r in (PREFILL, *rounds.ROUNDS)),
-    cuda=rounds_cuda.SHIFT_IDS,
+OP = serve(
+    Op(
+        name="shift_ids",
+        operands=OPERANDS,
+        results=(Result("ids", "i32[tokens]"),),
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=tuple(_case(r) for r in (PREFILL, *rounds.ROUNDS)),
+    ),
+    rounds_cuda.SHIFT_IDS,
 )

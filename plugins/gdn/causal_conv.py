@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.errors import GraphError
 from spark_engine.interface import MOST_DRAFTS, PREFILL_TILE
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Completes, Operand, Result, Role
 from spark_engine.plugins.common import operands
@@ -25,19 +25,17 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     continuing,
-    expect_rows,
     final_slots,
     over,
     read_rows,
     read_tiles,
     state_rows,
     store_tiles,
-    tokens_of,
     valid_tokens,
 )
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
+from spark_engine.plugins.gdn.causal_conv_cuda import CANDIDATES
 from spark_engine.plugins.gdn.tile_cases import Tiles
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -52,10 +50,10 @@ def _last(columns: Array, end: int, drafts: int) -> Array:
 OPERANDS = (
     operands.x("A[tokens,X]", "first C columns"),
     operands.weight("weight", "f32[C,K]"),
-    Operand(  # with drafts [S+1,K+drafts,C]
+    Operand(
         "conv_state",
         Role.STATE,
-        "A[S+1,K−1,C]",
+        "A[S+1,kept,C]",
         completes=Completes("conv_state", lambda _, own, end, drafts: _last(own, end, drafts)),
     ),
     *operands.ROWS,
@@ -69,28 +67,20 @@ def inputs(attrs: Attrs) -> tuple[str, ...]:
     return tuple(o.name for o in OPERANDS if o.when is None or o.when.holds(attrs))
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands -> (c A[tokens,C], state_out A[S+1,K−1,C])."""
-    count("causal_conv", specs, len(inputs(attrs)))
-    x, weight, state, *steps = specs
-    rows = expect_rows("causal_conv", *steps)
-    expect("causal_conv", weight, (DType.F32,), (None, None))
-    channels, taps = weight.dims
-    tile, drafts = int(attrs["tile"]), int(attrs.get("drafts", 0))
-    kept = conv_rows(taps, drafts)
-    if not (1 < taps and (tile <= 1 + drafts or kept <= tile)):
-        raise GraphError(f"causal_conv: {taps} taps do not fit a tile of {tile} tokens")
-    expect("causal_conv", x, ACTIVATIONS, (tokens_of("causal_conv", rows, tile), None))
-    expect("causal_conv", state, (x.dtype,), (None, kept, channels))
-    return (
-        TensorSpec("c", x.dtype, (x.shape[0], channels)),
-        TensorSpec("state_out", state.dtype, state.shape),
-    )
+def fits(node: Named) -> str | None:
+    """Why so many taps are not served."""
+    taps, tile, drafts = node.dim("K"), node.number("tile"), node.number("drafts")
+    if not (1 < taps and (tile <= 1 + drafts or node.dim("kept") <= tile)):
+        return f"{taps} taps do not fit a tile of {tile} tokens"
+    return None
 
 
 def conv_rows(taps: int, drafts: int) -> int:
     """Columns that a slot's state keeps: behind a round's first token and of all of its tokens."""
     return taps + drafts if drafts else taps - 1
+
+
+DIMS = {"kept": lambda node: conv_rows(node.dim("K"), node.number("drafts"))}
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -157,20 +147,14 @@ def _by_position(
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """K shifted multiply-adds; the state is gathered before and scattered at the end."""
     f = Text()
-    fragment(f, attrs, specs, ("x", "weight"), ("c", "state_out"))
+    fragment(f, OP.named(attrs, specs), ("x", "weight"), ("c", "state_out"))
     return f.function("causal_conv", inputs(attrs), ("c", "state_out"))
 
 
-def fragment(
-    f: Text,
-    attrs: Attrs,
-    specs: tuple[TensorSpec, ...],
-    names: tuple[str, str],
-    outs: tuple[str, str],
-) -> None:
+def fragment(f: Text, node: Named, names: tuple[str, str], outs: tuple[str, str]) -> None:
     """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
-    n, tile, drafts = specs[3].dims[0], int(attrs["tile"]), int(attrs.get("drafts", 0))
-    channels, taps = specs[1].dims
+    n, tile, drafts = node.dim("rows"), node.number("tile"), node.number("drafts")
+    channels, taps = node.shape("C", "K")
     prefill = tile == PREFILL_TILE
     rows = read_tiles(f, n) if prefill else read_rows(f, "slots", "starts", "counts")
     x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
@@ -184,14 +168,14 @@ def fragment(
     seen = f("Concat", _recent(f, rows, history, taps, kept), x, axis=1) if drafts else columns
     y = _convolve(f, names[1], seen, tile, taps)
     silu = f("Mul", y, f("Sigmoid", y))
-    f.cast(f("Reshape", silu, [n * tile, channels]), specs[0].dtype, out=outs[0])
+    f.cast(f("Reshape", silu, [n * tile, channels]), node["conv_state"].dtype, out=outs[0])
     steps = f("Add", over(f, rows.counts, [1]), np.arange(kept)[None])  # [rows, kept]
     if drafts:  # place r takes the last position that is r modulo `kept`
         end = over(f, f("Add", rows.starts, rows.counts), [1])
         back = f("Mod", f("Sub", f("Sub", end, 1), np.arange(kept)[None]), kept)
         steps = f("Sub", over(f, f("Add", rows.counts, kept - 1), [1]), back)
     newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
-    update = f.cast(newest, specs[2].dtype)
+    update = f.cast(newest, node["conv_state"].dtype)
     if prefill:
         store_tiles(f, rows, n, "conv_state", update, outs[1])
         return
@@ -346,17 +330,20 @@ CASES = (
     _case("bf16 decode", 1, (3, -1, 0, 2), (69, 0, 0, 1), (1, 0, 1, 1), dtype=DType.BF16),
 )
 
-OP = Op(
-    name="causal_conv",
-    operands=OPERANDS,
-    results=(
-        Result("c", "A[tokens,C]", note="after SiLU"),
-        Result("state_out", "A[S+1,K−1,C]", updates="conv_state"),
+OP = serve(
+    Op(
+        name="causal_conv",
+        operands=OPERANDS,
+        results=(
+            Result("c", "A[tokens,C]", note="after SiLU"),
+            Result("state_out", "A[S+1,kept,C]", updates="conv_state"),
+        ),
+        attrs={"tile": None, "drafts": 0},
+        dims=DIMS,
+        check=fits,
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    attrs={"tile": None, "drafts": 0},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=CUDA,
+    CANDIDATES,
 )

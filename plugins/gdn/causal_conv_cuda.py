@@ -5,90 +5,70 @@ from __future__ import annotations
 from functools import partial
 
 from spark_engine.interface import PREFILL_TILE
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Plan
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
 CHANNELS = 512  # of one block
 SEGMENT = 8  # tokens that one thread slides over
+KERNEL = Kernel(
+    "causal_conv",
+    "x width channels weight conv_state state_out slots starts counts sources? saves? c rows",
+)
 
 
-def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse(node: Node) -> str | None:
     """Refuses channels that do not come in fours."""
-    channels, _ = specs[1].dims
+    channels = node.dim("C")
     if channels % 4:
         return f"{channels} channels are not computed four at a time"
     return None
 
 
-def refuse_words(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_words(node: Node) -> str | None:
     """Refuses what is not a prefill of bf16 whose rows begin at whole 8 bytes."""
-    if int(attrs["tile"]) != PREFILL_TILE:
-        return f"tiles of {attrs['tile']} tokens; those of a prefill are served"
-    if specs[0].dtype is not DType.BF16 or specs[0].dims[1] % 4:
-        return f"x is {specs[0]}; bf16 and a multiple of 4 columns are served"
-    return refuse(attrs, specs, target)
+    x, tile = node["x"], node.number("tile")
+    if tile != PREFILL_TILE:
+        return f"tiles of {tile} tokens; those of a prefill are served"
+    if x.dtype is not DType.BF16 or node.dim("X") % 4:
+        return f"x is {x}; bf16 and a multiple of 4 columns are served"
+    return refuse(node)
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target, words: bool = False) -> Plan:
+def plan(node: Node, words: bool = False) -> Plan:
     """Blocks of channels x rows x segments of a tile."""
-    (_, width), (channels, taps) = specs[0].dims, specs[1].dims
-    tile, rows = int(attrs["tile"]), specs[3].dims[0]
-    args: tuple[Arg, ...] = (
-        Pointer("input", 0),
-        Scalar("i32", width),
-        Scalar("i32", channels),
-        Pointer("input", 1),
-        Pointer("input", 2),
-        Pointer("output", 1),
-        *(Pointer("input", i) for i in (3, 4, 5)),
-        *((Pointer("input", 6), Pointer("input", 7)) if tile == PREFILL_TILE else (NULL, NULL)),
-        Pointer("output", 0),
-        Scalar("i32", rows),
-    )
+    rows, tile = node.dim("rows"), node.number("tile")
+    width, channels, taps = node.shape("X", "C", "K")
     segment = min(tile, SEGMENT)
-    grid = (-(-channels // CHANNELS), rows, tile // segment)
-    single = int(specs[0].dtype is DType.F32)
-    numbers = {
-        "ACT_F32": single,
-        "ALIGNED": int(width % 4 == 0),
-        "DRAFTS": int(attrs.get("drafts", 0)),
+    macros = {
+        "ACT_F32": node["x"].dtype is DType.F32,
+        "ALIGNED": width % 4 == 0,
+        "DRAFTS": node.number("drafts"),
         "SEGMENT": segment,
         "TAPS": taps,
         "TILE": tile,
     }
     if words:
-        numbers["WORDS"] = 1
-    defines = tuple((name, str(value)) for name, value in numbers.items())
-    return Plan((Launch("causal_conv", grid, (128, 1, 1), args, defines=defines, pdl=True),))
+        macros["WORDS"] = 1
+    grid = (-(-channels // CHANNELS), rows, tile // segment)
+    launch = KERNEL.launch(node, grid, 128, macros, width=width, channels=channels, rows=rows)
+    return node.plan(launch)
 
 
-def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost(node: Node) -> float:
     """Each column read and written once, the state too, and a launch."""
-    tokens, (channels, taps) = specs[0].dims[0], specs[1].dims
-    moved = 2 * tokens + 2 * (taps - 1) * specs[3].dims[0]
-    return 1.3 * moved * channels * specs[0].dtype.itemsize / target.bandwidth + 3e-6
+    channels, taps = node.shape("C", "K")
+    moved = 2 * node.dim("tokens") + 2 * (taps - 1) * node.dim("rows")
+    return 1.3 * moved * channels * node["x"].dtype.itemsize / node.target.bandwidth + 3e-6
 
 
-def cost_words(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost_words(node: Node) -> float:
     """As measured on an H200: 0.84 to 0.86 of the other's."""
-    return 0.85 * cost(attrs, specs, target)
+    return 0.85 * cost(node)
 
 
-CUDA = Cuda(
-    tactics=(
-        Tactic("segments", "gdn/causal_conv.cu", refuse, plan, cost),
-        Tactic("words", "gdn/causal_conv.cu", refuse_words, partial(plan, words=True), cost_words),
-    )
+SOURCE = "gdn/causal_conv.cu"
+CANDIDATES = (
+    Candidate("segments", SOURCE, plan, cost, refuse),
+    Candidate("words", SOURCE, partial(plan, words=True), cost_words, refuse_words),
 )

@@ -29,24 +29,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.errors import GraphError
 from spark_engine.interface import MOST_DRAFTS
+from spark_engine.named import Named, Rules
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Completes, Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
-    expect_rows,
     state_rows,
-    tokens_of,
 )
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn import gated_delta_body, gated_delta_cuda, gdn_decode_cuda
 from spark_engine.plugins.gdn import gated_delta_cases as cases
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.plugins.gdn.replay_ring import Ring, append, caught_up, ring_of, whole_state
 from spark_engine.plugins.gdn.round_ring import Held
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, TensorSpec
 
 Wide = NDArray[np.float64]
 ATTRS = ("tile", "key_heads", "value_heads", "key_dim", "value_dim", "ring")
@@ -87,30 +85,28 @@ def op_of(attrs: Attrs) -> Op:
     return STEP if int(attrs["tile"]) <= 1 + MOST_DRAFTS else CHUNK
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands -> (o A[tokens,Hv·Dv], state_out [S+1,Hv,Dv,Dk], [ring_out f32 [S+1,L,W]])."""
-    op, h = op_of(attrs).name, heads_of(attrs)
-    count(op, specs, len(op_of(attrs).given(attrs)))
-    first = [o.name for o in op_of(attrs).given(attrs)].index("slots")
-    c, ba, a_log, dt_bias, state, *rings = specs[:first]
-    if h.values % h.keys:
-        raise GraphError(f"{op}: {h.values} value heads are no multiple of {h.keys} key heads")
-    tokens = tokens_of(op, expect_rows(op, *specs[first:]), h.tile)
-    drafts = int(attrs.get("drafts", 0))
-    if op_of(attrs) is STEP and h.tile > 1 + drafts:
-        raise GraphError(f"{op}: a tile of {h.tile} tokens; a round has up to {1 + drafts}")
-    expect(op, c, ACTIVATIONS, (tokens, h.width))
-    expect(op, ba, ACTIVATIONS, (c.shape[0], 2 * h.values))
-    for spec in (a_log, dt_bias):
-        expect(op, spec, (DType.F32,), (h.values,))
-    expect(op, state, (DType.F32, DType.BF16), (None, h.values, h.value_dim, h.key_dim))
-    if ring := ring_of(attrs):
-        expect(op, rings[0], (DType.F32,), (state.shape[0], ring.rows, ring.width))
-    return (
-        TensorSpec("o", c.dtype, (c.shape[0], h.values * h.value_dim)),
-        TensorSpec("state_out", state.dtype, state.shape),
-        *(TensorSpec("ring_out", r.dtype, r.shape) for r in rings),
-    )
+def whole_groups(node: Named) -> str | None:
+    """Why value heads do not share key heads, or a row has too many tokens."""
+    values, keys = node.shape("Hv", "Hk")
+    if values % keys:
+        return f"{values} value heads are no multiple of {keys} key heads"
+    ring_of(node.attrs)  # raises for drafts that no ring holds
+    tile, most = node.number("tile"), 1 + node.number("drafts")
+    if most < tile <= 1 + MOST_DRAFTS:
+        return f"a tile of {tile} tokens; a round has up to {most}"
+    return None
+
+
+def _ring(node: Named) -> Ring:
+    found = ring_of(node.attrs)
+    assert found is not None  # asked for by the ring's operand
+    return found
+
+
+DIMS: Rules = {
+    **{"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"},
+    **{"L": lambda node: _ring(node).rows, "W": lambda node: _ring(node).width},
+}
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -237,37 +233,44 @@ def _function(f: Text, attrs: Attrs) -> str:
 def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One token per row, S k and S q in one pass over the old state; with drafts up to `tile`."""
     f = Text()
-    gated_delta_body.step_fragment(f, attrs, specs, ("state_out", "ring_out"))
+    gated_delta_body.step_fragment(f, STEP.named(attrs, specs), ("state_out", "ring_out"))
     return _function(f, attrs)
 
 
 def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """All that needs no state is batched over tiles; a Scan carries the state through them."""
     f = Text()
-    gated_delta_body.chunk_fragment(f, attrs, specs)
+    gated_delta_body.chunk_fragment(f, CHUNK.named(attrs, specs))
     return _function(f, attrs)
 
 
-STEP = Op(
-    name="gated_delta_step",
-    operands=OPERANDS,
-    results=RESULTS,
-    attrs=DEFAULTS,
-    infer=infer,
-    reference=reference,
-    body=step_body,
-    cases=cases.STEP,
-    cuda=gdn_decode_cuda.CUDA,
+STEP = serve(
+    Op(
+        name="gated_delta_step",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs=DEFAULTS,
+        dims=DIMS,
+        check=whole_groups,
+        reference=reference,
+        body=step_body,
+        cases=cases.STEP,
+    ),
+    gdn_decode_cuda.CANDIDATES,
+    called=gdn_decode_cuda.STEP,
 )
 
-CHUNK = Op(
-    name="gated_delta_chunk",
-    operands=(*OPERANDS, operands.SOURCES, operands.SAVES),
-    results=RESULTS,
-    attrs=DEFAULTS,
-    infer=infer,
-    reference=reference,
-    body=chunk_body,
-    cases=cases.CHUNK,
-    cuda=gated_delta_cuda.CUDA,
+CHUNK = serve(
+    Op(
+        name="gated_delta_chunk",
+        operands=(*OPERANDS, operands.SOURCES, operands.SAVES),
+        results=RESULTS,
+        attrs=DEFAULTS,
+        dims=DIMS,
+        check=whole_groups,
+        reference=reference,
+        body=chunk_body,
+        cases=cases.CHUNK,
+    ),
+    gated_delta_cuda.CANDIDATES,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.op import Attrs
+from spark_engine.named import Named
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     Rows,
@@ -25,35 +25,33 @@ from spark_engine.plugins.common.sequence_tiles import (
 from spark_engine.plugins.gdn import replay_ring_nodes, round_ring_nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
 from spark_engine.plugins.gdn.replay_ring import Ring, ring_of
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import DType
 
 
-def step_fragment(
-    f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], outs: Sequence[str]
-) -> None:
+def step_fragment(f: Text, node: Named, outs: Sequence[str]) -> None:
     """The body over the operands' names, written to `o` and `outs` (the state, [the ring])."""
-    h, ring = heads_of(attrs), ring_of(attrs)
+    h, ring = heads_of(node.attrs), ring_of(node.attrs)
     rows = read_rows(f, "slots", "starts", "counts")
     if ring and ring.drafts:
-        _round_fragment(f, h, ring, rows, specs, outs)
+        _round_fragment(f, h, ring, rows, node, outs)
         return
     if ring is None:
-        new = _step_terms(f, h, rows, specs, _old_state(f, rows)).state
+        new = _step_terms(f, h, rows, node, _old_state(f, rows)).state
     else:
         lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
-        step = _step_terms(f, h, rows, specs, lag.state)
+        step = _step_terms(f, h, rows, node, lag.state)
         new = f("Where", replay_ring_nodes.folds(f, ring, rows), step.state, lag.stored)
-    _store(f, rows.slots, f.cast(new, specs[4].dtype), outs[0])
+    _store(f, rows.slots, f.cast(new, node["gdn_state"].dtype), outs[0])
     if ring is not None:
         replay_ring_nodes.append(f, ring, rows, lag, (step.delta, step.k, step.g), outs[1])
 
 
 def _round_fragment(
-    f: Text, h: Heads, ring: Ring, rows: Rows, specs: tuple[TensorSpec, ...], outs: Sequence[str]
+    f: Text, h: Heads, ring: Ring, rows: Rows, node: Named, outs: Sequence[str]
 ) -> None:
     """Token after token of every row, each a step of one; see `round_ring`."""
-    n = specs[-1].dims[0]
-    one, dtype = replace(h, tile=1), specs[4].dtype
+    n = node.dim("rows")
+    one, dtype = replace(h, tile=1), node["gdn_state"].dtype
     held = round_ring_nodes.opened(f, ring, rows, dtype)
     made, certain = [], ""
     for j in range(h.tile):
@@ -63,7 +61,7 @@ def _round_fragment(
         there, tokens = f("Greater", left, 0), replace(rows, counts=left)
         given = [_token(f, name, n, h.tile, j) for name in ("c", "ba")]
         state = round_ring_nodes.before(f, held, position)
-        step = _step_terms(f, one, tokens, specs, state, given[0], given[1], f.fresh())
+        step = _step_terms(f, one, tokens, node, state, given[0], given[1], f.fresh())
         token = step.delta, step.k, step.g
         held = round_ring_nodes.append(f, held, position, there, token)
         held = round_ring_nodes.fold(f, held, position, there, step.state)
@@ -100,7 +98,7 @@ def _step_terms(
     f: Text,
     h: Heads,
     rows: Rows,
-    specs: tuple[TensorSpec, ...],
+    node: Named,
     state: str,
     c: str = "c",
     ba: str = "ba",
@@ -108,15 +106,15 @@ def _step_terms(
 ) -> Step:
     """The rule over a token of every row, [rows, …] each, and the old `state` [rows,Hv,Dv,Dk];
     writes `out`."""
-    q, k, v = (_drop_token(f, x) for x in per_head(f, h, rows, specs[-1].dims[0], c))
-    beta, g = rates(f, h, rows, specs[-1].dims[0], ba)  # [rows, Hv, 1]
+    q, k, v = (_drop_token(f, x) for x in per_head(f, h, rows, node.dim("rows"), c))
+    beta, g = rates(f, h, rows, node.dim("rows"), ba)  # [rows, Hv, 1]
     decay = f("Exp", g)
     both = f("Concat", over(f, k, [3]), over(f, q, [3]), axis=3)
     seen_k, seen_q = f.many(2, "Split", f("MatMul", state, both), axis=3, num_outputs=2)
     delta = f("Mul", beta, f("Sub", v, f("Mul", decay, f("Squeeze", seen_k, [3]))))
     dot = f("ReduceSum", f("Mul", k, q), [2], keepdims=1)
     o = f("Add", f("Mul", decay, f("Squeeze", seen_q, [3])), f("Mul", delta, dot))
-    f.cast(f("Reshape", o, [-1, h.values * h.value_dim]), specs[0].dtype, out=out)
+    f.cast(f("Reshape", o, [-1, h.values * h.value_dim]), node["ba"].dtype, out=out)
     return Step(round_ring_nodes.advanced(f, state, delta, k, decay), delta, k, g, out)
 
 
@@ -135,15 +133,15 @@ def _store(f: Text, slots: str, new: str, out: str) -> None:
     f("ScatterND", "gdn_state", over(f, slots, [1]), new, out=out)
 
 
-def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None:
+def chunk_fragment(f: Text, node: Named) -> None:
     """All that needs no state is batched over tiles; a Scan carries the state through them."""
-    h, ring, n = heads_of(attrs), ring_of(attrs), specs[-1].dims[0]
+    h, ring, n = heads_of(node.attrs), ring_of(node.attrs), node.dim("rows")
     rows = read_tiles(f, n)
     if ring is None:
-        _chunk_fragment(f, h, rows, specs, _old_state(f, rows))
+        _chunk_fragment(f, h, rows, node, _old_state(f, rows))
     elif ring.drafts:
-        held = round_ring_nodes.opened(f, ring, rows, specs[4].dtype)
-        _chunk_fragment(f, h, rows, specs, round_ring_nodes.before(f, held, rows.starts))
+        held = round_ring_nodes.opened(f, ring, rows, node["gdn_state"].dtype)
+        _chunk_fragment(f, h, rows, node, round_ring_nodes.before(f, held, rows.starts))
         end = f("Add", rows.starts, rows.counts)
         last = f("Squeeze", round_ring_nodes.header(f, held, end, end), [1])
         both = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
@@ -151,7 +149,7 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         f("ScatterND", "gdn_ring", where, f("Concat", last, last, axis=0), out="ring_out")
     else:
         lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
-        _chunk_fragment(f, h, rows, specs, lag.state)
+        _chunk_fragment(f, h, rows, node, lag.state)
         end = f.cast(f("Add", rows.starts, rows.counts), DType.F32)
         # Never the old one; but the ring, which may be the output's memory, is read before this.
         inert = f("Less", rows.starts, 0)
@@ -161,12 +159,10 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", both, "ring_out")
 
 
-def _chunk_fragment(
-    f: Text, h: Heads, rows: Rows, specs: tuple[TensorSpec, ...], state: str
-) -> None:
+def _chunk_fragment(f: Text, h: Heads, rows: Rows, node: Named, state: str) -> None:
     """The body over the operands' names and every row's old `state`, written to `o` and the
     state."""
-    n = specs[-1].dims[0]
+    n = node.dim("rows")
     q, k, v = per_head(f, h, rows, n)  # [rows, Hv, C, D]
     beta, g = rates(f, h, rows, n)  # [rows, Hv, C]
     inputs = _chunk_terms(f, h, q, k, v, over(f, beta, [3]), g)
@@ -179,8 +175,8 @@ def _chunk_fragment(
     )
     tokens = f("Transpose", o, perm=[0, 2, 1, 3])
     flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
-    f.cast(flat, specs[0].dtype, out="o")
-    new = f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), specs[4].dtype)
+    f.cast(flat, node["ba"].dtype, out="o")
+    new = f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), node["gdn_state"].dtype)
     store_tiles(f, rows, n, "gdn_state", new, "state_out")
 
 

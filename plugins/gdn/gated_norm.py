@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect, width
 from spark_engine.plugins.gdn import gated_norm_quant_cuda
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(o A[tokens,heads·Dv], packed A[tokens,X], weight f32[Dv]) -> y A[tokens,heads·Dv]."""
-    count("gated_norm", specs, 3)
-    o, packed, weight = specs
-    heads = int(attrs["heads"])
-    expect("gated_norm", o, ACTIVATIONS, (None, None))
-    columns = width("gated_norm", o, heads)
-    expect("gated_norm", packed, (o.dtype,), (o.shape[0], None))
-    at_least("gated_norm", packed, int(attrs["offset"]) + columns)
-    expect("gated_norm", weight, (DType.F32,), (columns // heads,))
-    return (TensorSpec("y", o.dtype, o.shape),)
+def gates_fit(node: Named) -> str | None:
+    """Why `packed` cannot hold z."""
+    needed = node.number("offset") + node.dim("K")
+    if (columns := node.dim("X")) < needed:
+        return f"operand {node['packed'].name} has {columns} columns, expected {needed}"
+    return None
 
 
 def evaluate(attrs: Attrs, o: Array, packed: Array, weight: Array) -> Array:
@@ -51,26 +47,27 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def fragment(
     f: Text,
     attrs: Attrs,
-    spec: TensorSpec,
+    columns: int,
+    dtype: DType,
     out: str = "",
     packed: str = "packed",
     weight: str = "weight",
 ) -> str:
-    """y of the values o, `packed`, `weight`, cast to the dtype of `spec` (o's)."""
-    offset, columns = int(attrs["offset"]), width("gated_norm", spec)
-    heads = int(attrs["heads"])
+    """y of the values o [tokens, columns], `packed`, `weight`, cast to `dtype`."""
+    offset, heads = int(attrs["offset"]), int(attrs["heads"])
     split = [0, heads, columns // heads]
     z = fr.widen(f, fr.columns(f, packed, offset, offset + columns))
     o = f("Reshape", fr.widen(f, "o"), split)
     normed = fr.rms_norm(f, o, weight, columns // heads, float(attrs["eps"]))
     gated = f("Mul", normed, fr.silu(f, f("Reshape", z, split)))
-    return f.cast(f("Reshape", gated, [0, columns]), spec.dtype, out)
+    return f.cast(f("Reshape", gated, [0, columns]), dtype, out)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Slice z, normalise per head, scale, gate."""
     f = Text()
-    fragment(f, attrs, specs[0], "y")
+    node = OP.named(attrs, specs)
+    fragment(f, attrs, node.dim("K"), node["o"].dtype, "y")
     return f.function("gated_norm", ("o", "packed", "weight"), ("y",))
 
 
@@ -106,19 +103,24 @@ CASES = (
     _case(3, 4, 64, 5, DType.BF16),
 )
 
+DIMS = {"Dv": "K/heads"}
 OPERANDS = (
     operands.x(name="o"),
     operands.x("A[tokens,X]", "z at column `offset`", "packed"),
     operands.weight("weight", "f32[Dv]"),
 )
-OP = Op(
-    name="gated_norm",
-    operands=OPERANDS,
-    results=(Result("y", "A[tokens,K]"),),
-    attrs={"eps": None, "heads": None, "offset": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=gated_norm_quant_cuda.GATED_NORM,
+OP = serve(
+    Op(
+        name="gated_norm",
+        operands=OPERANDS,
+        results=(Result("y", "A[tokens,K]"),),
+        attrs={"eps": None, "heads": None, "offset": None},
+        dims=DIMS,
+        check=gates_fit,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    gated_norm_quant_cuda.CANDIDATES,
+    whole=gated_norm_quant_cuda.alone,
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
-from spark_engine.operand import Result
+from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.gdn import gated_norm, gated_norm_quant_cuda
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -19,17 +20,6 @@ def parts(attrs: Attrs) -> Chain:
     norm = {name: attrs[name] for name in ("eps", "heads", "offset")}
     part = Part("gated_norm", ("o", "packed", "weight"), ("y",), norm)
     return quantised.chain(attrs, (part,))
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(o, packed, weight, [scales f32[n]]) -> [y A[tokens,heads·Dv]], quantised…"""
-    quantised.check("gated_norm_quant", attrs)
-    count("gated_norm_quant", specs, 3 + quantised.takes_scales(attrs))
-    (y,) = gated_norm.infer(attrs, specs[:3])
-    for spec in specs[3:]:
-        quantised.check_scales("gated_norm_quant", attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer("gated_norm_quant", attrs, y)
-    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -42,10 +32,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """gated_norm's body, then the quantisers'."""
     f = Text()
-    outs = [s.name for s in infer(attrs, specs)]
-    free = iter(outs)
-    y = gated_norm.fragment(f, attrs, specs[0], next(free) if attrs["keep"] else "")
-    k = width("gated_norm_quant", specs[0])
+    node, outs = OP.named(attrs, specs), [s.name for s in OP.infer(attrs, specs)]
+    free, k = iter(outs), node.dim("K")
+    y = gated_norm.fragment(f, attrs, k, node["o"].dtype, next(free) if attrs["keep"] else "")
     quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
     names = ["o", "packed", "weight", "scales"][: len(specs)]
     return f.function("gated_norm_quant", names, outs)
@@ -82,15 +71,25 @@ CASES = (
     _case(3, 2, 64, "nvfp4", dtype=DType.BF16),
 )
 
-OP = Op(
-    name="gated_norm_quant",
-    operands=(*gated_norm.OPERANDS, operands.SCALES),
-    results=(Result("result*", "[y if keep], quantised…"),),
-    attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    cuda=gated_norm_quant_cuda.GATED_NORM_QUANT,
+
+def _check(node: Named) -> str | None:
+    return quantised.check(node) or gated_norm.gates_fit(node)
+
+
+Y = Result("y", "A[tokens,K]", When("keep"))
+OP = serve(
+    Op(
+        name="gated_norm_quant",
+        operands=(*gated_norm.OPERANDS, operands.SCALES),
+        results=(quantised.several("[y if keep], quantised…", "K", Y),),
+        attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
+        dims=gated_norm.DIMS,
+        legal=quantised.LEGAL,
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+    ),
+    gated_norm_quant_cuda.CANDIDATES,
 )

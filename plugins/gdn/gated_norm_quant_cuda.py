@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from spark_engine.kernel import NULL, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import Attrs, Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 CHUNK = 2048  # columns of a block, about
 MOST = 8192  # columns that one block can take
+KERNEL = Kernel("gated_norm_quant", f"o packed weight scales? {rq.OUTPUTS}")
 SCALE_COLUMNS = 128  # of fp8_block; a block of threads begins at a multiple of it too
 
 
@@ -18,62 +20,42 @@ def _columns(k: int, dim: int) -> int:
     return min(k, max(CHUNK // least, 1) * least)
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    o, packed = specs[:2]
-    k = o.dims[1]
-    dim = k // int(attrs["heads"])
+def _refuse(node: Node) -> str | None:
+    k, dim = node.shape("K", "Dv")
     if dim % rq.VECTOR:
         return f"a head of {dim} columns; 16-byte loads want a multiple of {rq.VECTOR}"
     if (columns := _columns(k, dim)) > MOST:
         return f"heads of {dim} need blocks of {columns} columns; at most {MOST} fit"
-    return rq.refuse_rows((o, packed), k) or rq.refuse_copies(attrs)
+    return rq.refuse_rows((node["o"], node["packed"]), k) or rq.refuse_copies(node)
 
 
-def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    (rows, k), width = specs[0].dims, specs[1].dims[1]
-    offset, dim = int(attrs["offset"]), k // int(attrs["heads"])
-    columns = _columns(k, dim)
+def _plan(node: Node) -> Plan:
+    rows, k, dim, width = node.shape("tokens", "K", "Dv", "X")
+    offset, columns = node.number("offset"), _columns(k, dim)
     threads = rq.whole_warps(columns // rq.VECTOR)
-    args = (
-        *(Pointer("input", i) for i in range(3)),
-        Pointer("input", 3) if rq.takes_scales(attrs) else NULL,
-        *rq.outputs(attrs, int(attrs["keep"])),
-    )
-    defines = rq.defines(
-        attrs,
+    macros = rq.macros(
+        node,
         k,
         THREADS=threads,
         COLUMNS=columns,
         DIM=dim,
         PACKED=width,
         OFFSET=offset,
-        EPS=float(attrs["eps"]),
-        Z_ALIGNED=int(offset % rq.VECTOR == 0 and width % rq.VECTOR == 0),
+        EPS=node.real("eps"),
+        Z_ALIGNED=offset % rq.VECTOR == 0 and width % rq.VECTOR == 0,
     )
-    grid, block = (-(-k // columns), rows, 1), (threads, 1, 1)
-    return Plan((Launch("gated_norm_quant", grid, block, args, 0, (1, 1, 1), defines, True),))
+    return node.plan(KERNEL.launch(node, (-(-k // columns), rows), threads, macros))
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    rows, k = specs[0].dims
-    written = 2 * int(attrs["keep"]) + int(attrs["n"])
-    return rq.seconds((), rows * k * (4 + written), target)
+def _cost(node: Node) -> float:
+    rows, k = node.shape("tokens", "K")
+    written = 2 * node.number("keep") + node.number("n")
+    return rq.seconds((), rows * k * (4 + written), node.target)
 
 
-def _alone(attrs: Attrs) -> Attrs:
+def alone(attrs: Attrs) -> Attrs:
     """gated_norm as a gated_norm_quant that keeps y and quantises nothing."""
     return {**attrs, "keep": 1, "quant": "none", "n": 1}
 
 
-GATED_NORM_QUANT = Cuda((Tactic("heads", "gdn/gated_norm_quant.cu", _refuse, _plan, _cost),))
-GATED_NORM = Cuda(
-    (
-        Tactic(
-            "heads",
-            "gdn/gated_norm_quant.cu",
-            lambda attrs, specs, target: _refuse(_alone(attrs), specs, target),
-            lambda attrs, specs, target: _plan(_alone(attrs), specs, target),
-            lambda attrs, specs, target: _cost(_alone(attrs), specs, target),
-        ),
-    )
-)
+CANDIDATES = (Candidate("heads", "gdn/gated_norm_quant.cu", _plan, _cost, _refuse),)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Op, Part
-from spark_engine.operand import Result
+from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
@@ -26,7 +25,8 @@ from spark_engine.plugins.gdn import (
     gated_norm,
 )
 from spark_engine.plugins.gdn.gdn_decode_cases import CASES
-from spark_engine.plugins.gdn.gdn_decode_cuda import CUDA
+from spark_engine.plugins.gdn.gdn_decode_cuda import CANDIDATES
+from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, TensorSpec
 
 T = TypeVar("T")
@@ -43,32 +43,6 @@ def _names(attrs: Attrs) -> tuple[str, ...]:
 def _states(attrs: Attrs) -> tuple[str, ...]:
     """The first results' names."""
     return tuple(r.name for r in OP.made(attrs) if r.updates)
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, [scales f32[n]] -> conv_state', gdn_state', [gdn_ring'], [y A[tokens,Hv·Dv]],
-    quantised…"""
-    known = len(_names(attrs))
-    quantised.check(NAME, attrs)
-    count(NAME, specs, known + quantised.takes_scales(attrs))
-    try:
-        *states, _, y = _inferred(attrs, specs[:known])
-    except GraphError as error:
-        raise GraphError(f"{NAME}: {error}") from error
-    for spec in specs[known:]:
-        quantised.check_scales(NAME, attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer(NAME, attrs, y)
-    pairs = zip(_states(attrs), states, strict=True)
-    named = (TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
-    return (*(TensorSpec(n, s.dtype, s.shape) for n, s in pairs), *named)
-
-
-def _inferred(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(conv_state', gdn_state', [gdn_ring'], o, y) by the parts' own inference."""
-    c, conv = causal_conv.infer(_round(attrs), _conv(specs))
-    o, *states = gated_delta.infer(_delta(attrs), _rule(c, specs))
-    (y,) = gated_norm.infer(_norm(attrs), (o, specs[0], specs[-4]))
-    return conv, *states, o, y
 
 
 def _conv(given: tuple[T, ...]) -> tuple[T, ...]:
@@ -119,52 +93,61 @@ def parts(attrs: Attrs) -> Chain:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
-    f, states, names = Text(), _states(attrs), _names(attrs)
-    given = specs[: len(names)]
-    outs = [s.name for s in infer(attrs, specs)]
+    f, node = Text(), OP.named(attrs, specs)
+    states, dtype, k = _states(attrs), node["qkvz"].dtype, node.dim("Hv·Dv")
+    outs = [s.name for s in OP.infer(attrs, specs)]
     free = iter(outs[len(states) :])
-    c, _ = causal_conv.infer(_round(attrs), _conv(given))
-    causal_conv.fragment(f, _round(attrs), _conv(given), ("qkvz", "conv_weight"), ("c", states[0]))
-    gated_delta_body.step_fragment(f, _delta(attrs), _rule(c, given), states[1:])
-    o = _inferred(attrs, given)[-2]
+    causal_conv.fragment(f, node, ("qkvz", "conv_weight"), ("c", states[0]))
+    gated_delta_body.step_fragment(f, node, states[1:])
     y_out = next(free) if attrs["keep"] else ""
-    y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
-    k = int(attrs["value_heads"]) * int(attrs["value_dim"])
+    y = gated_norm.fragment(f, _norm(attrs), k, dtype, y_out, "qkvz", "norm_weight")
     quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
-    return f.function(NAME, [*names, "scales"][: len(specs)], outs)
+    return f.function(NAME, OP.names(attrs, len(specs)), outs)
+
+
+def _check(node: Named) -> str | None:
+    needed = node.number("offset") + node.dim("Hv·Dv")
+    if (columns := node.dim("X")) < needed:
+        return f"operand {node['qkvz'].name} has {columns} columns, expected {needed}"
+    return quantised.check(node) or causal_conv.fits(node) or gated_delta.whole_groups(node)
 
 
 RULE = {o.name: o for o in gated_delta.OPERANDS}
 CONV = {o.name: o for o in causal_conv.OPERANDS}
+Y = Result("y", "A[tokens,Hv·Dv]", When("keep"))
 STATES = (CONV["conv_state"], RULE["gdn_state"], RULE["gdn_ring"])
-OP = Op(
-    name=NAME,
-    operands=(
-        operands.x("A[tokens,X]", "q|k|v, z at column `offset`", "qkvz"),
-        RULE["ba"],
-        operands.weight("conv_weight", "f32[C,K]"),
-        CONV["conv_state"],
-        RULE["a_log"],
-        RULE["dt_bias"],
-        RULE["gdn_state"],
-        RULE["gdn_ring"],
-        operands.weight("norm_weight", "f32[Dv]"),
-        *operands.ROWS,
-        operands.SCALES,
+OP = serve(
+    Op(
+        name=NAME,
+        operands=(
+            operands.x("A[tokens,X]", "q|k|v, z at column `offset`", "qkvz"),
+            RULE["ba"],
+            operands.weight("conv_weight", "f32[C,K]"),
+            CONV["conv_state"],
+            RULE["a_log"],
+            RULE["dt_bias"],
+            RULE["gdn_state"],
+            RULE["gdn_ring"],
+            operands.weight("norm_weight", "f32[Dv]"),
+            *operands.ROWS,
+            operands.SCALES,
+        ),
+        results=(
+            *(Result(f"{o.name}_out", o.spec, o.when, updates=o.name) for o in STATES),
+            quantised.several("[y A[tokens,Hv·Dv] if keep], quantised…", "Hv·Dv", Y),
+        ),
+        attrs={
+            **dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+            "drafts": 0,
+            "tile": 1,
+        },
+        dims={**causal_conv.DIMS, **gated_delta.DIMS, "C": "2·Hk·Dk+Hv·Dv"},
+        legal=quantised.LEGAL,
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
     ),
-    results=(
-        *(Result(f"{o.name}_out", o.spec, o.when, updates=o.name) for o in STATES),
-        Result("result*", "[y A[tokens,Hv·Dv] if keep], quantised…"),
-    ),
-    attrs={
-        **dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
-        "drafts": 0,
-        "tile": 1,
-    },
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    cuda=CUDA,
+    CANDIDATES,
 )

@@ -11,26 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Cuda,
-    Early,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Early, Plan, Scratch
 from spark_engine.plugins.common.quantised import QUANTS
 from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
-SOURCE, ROUND = "gdn/gdn_decode.cu", "gdn/gdn_round.cu"
+ARGS = (
+    "qkvz width ba conv_weight? conv_state? conv_state_out? a_log dt_bias"
+    " gdn_state gdn_state_out gdn_ring? gdn_ring_out? norm_weight? slots starts counts scales?"
+    " y? q0? s0? q1? s1? readers? eps offset"
+)
+DECODE = Kernel("gdn_decode", ARGS, early=Early(begins=True, lets=True))
+ROUND = Kernel("gdn_round", ARGS, source="gdn/gdn_round.cu")
 COPIES = 2  # quantised copies that one launch writes at most
 ROUND_BLOCKS = {
     16: 1,
@@ -110,32 +103,32 @@ class Problem:
         floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
+    @staticmethod
+    def of(node: Node) -> Problem:
+        """The node's sizes."""
+        fused = "quant" in node.attrs
+        keys, values = node.number("key_heads"), node.number("value_heads")
+        return Problem(
+            fused=fused,
+            rows=node.dim("rows"),
+            key_heads=keys,
+            repeat=values // keys,
+            key_dim=node.number("key_dim"),
+            value_dim=node.number("value_dim"),
+            state=node["gdn_state"].dtype,
+            single=node["qkvz"].dtype is DType.F32,
+            taps=node.dim("K") if fused else 4,
+            quant=node.text("quant") if fused else "none",
+            copies=node.number("n") if fused else 1,
+            ring=node.number("ring"),
+            drafts=node.number("drafts"),
+            tile=node.number("tile"),
+        )
 
-def problem(attrs: Attrs, specs: Specs) -> Problem:
-    """The node's sizes."""
-    fused, ring = "quant" in attrs, int(attrs["ring"])
-    keys, values = int(attrs["key_heads"]), int(attrs["value_heads"])
-    return Problem(
-        fused=fused,
-        rows=specs[(8 if fused else 5) + (ring > 0)].dims[0],
-        key_heads=keys,
-        repeat=values // keys,
-        key_dim=int(attrs["key_dim"]),
-        value_dim=int(attrs["value_dim"]),
-        state=specs[6 if fused else 4].dtype,
-        single=specs[0].dtype is DType.F32,
-        taps=specs[2].dims[1] if fused else 4,
-        quant=str(attrs.get("quant", "none")),
-        copies=int(attrs.get("n", 1)),
-        ring=ring,
-        drafts=int(attrs.get("drafts", 0)),
-        tile=int(attrs.get("tile", 1)),
-    )
 
-
-def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse(node: Node, shape: Shape) -> str | None:
     """Says which size the kernel has no shape for."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
     chunk = p.accesses * 32 // p.lanes
@@ -152,12 +145,12 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
         return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
     if p.shared(shape) > target.shared_bytes:
         return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
-    return _refuse_ends(p, attrs, specs) if p.fused else None
+    return _refuse_ends(p, node) if p.fused else None
 
 
-def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
-    if specs[0].dims[1] % 4 or int(attrs["offset"]) % 4:
-        return f"rows of {specs[0].dims[1]} columns are not read four at a time"
+def _refuse_ends(p: Problem, node: Node) -> str | None:
+    if (width := node.dim("X")) % 4 or node.number("offset") % 4:
+        return f"rows of {width} columns are not read four at a time"
     if p.quant == "fp8_block" and p.value_dim != 128:
         return f"a head of {p.value_dim} columns is not one 128-column block of fp8_block"
     if p.copies > COPIES:
@@ -165,28 +158,28 @@ def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
     return None
 
 
-def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan(node: Node, shape: Shape) -> Plan:
     """A block for each row and value head or group of them."""
-    p = problem(attrs, specs)
+    p = Problem.of(node)
     # Several blocks read a key head's channels, which the last of them shifts.
-    readers = p.fused and not p.drafts and p.repeat > p.heads(shape)
-    launch = Launch(
-        symbol="gdn_round" if p.drafts else "gdn_decode",
-        grid=(p.key_heads * p.repeat // p.heads(shape), p.rows, 1),
-        block=(32 * shape.warps, 1, 1),
-        args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
-        shared=p.shared(shape),
-        defines=_defines(p, shape, attrs, target),
-        source=ROUND if p.drafts else None,
-        pdl=True,
-        early=Early(begins=not p.drafts, lets=not p.drafts),
+    if p.fused and not p.drafts and p.repeat > p.heads(shape):
+        node = node.with_scratch(readers=Scratch(p.rows * p.key_heads * 4, zeroed=True))
+    launch = (ROUND if p.drafts else DECODE).launch(
+        node,
+        (p.key_heads * p.repeat // p.heads(shape), p.rows),
+        32 * shape.warps,
+        _macros(p, shape, node),
+        p.shared(shape),
+        width=node["qkvz"].dims[1],
+        eps=node.real("eps") if p.fused else 0.0,
+        offset=node.number("offset"),
     )
-    return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
+    return node.plan(launch)
 
 
-def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tuple[str, str], ...]:
-    room = (target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
-    numbers = {
+def _macros(p: Problem, shape: Shape, node: Node) -> dict[str, int]:
+    room = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
+    return {
         "ACT_F32": p.single,
         "BLOCKS": max(1, min(shape.blocks, room, ROUND_BLOCKS[shape.warps] if p.drafts else room)),
         "COPIES": p.copies,
@@ -195,7 +188,7 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tu
         "G": p.heads(shape),
         "HK": p.key_heads,
         "KD": p.key_dim,
-        "KEEP": attrs.get("keep", 1),
+        "KEEP": node.number("keep") if p.fused else 1,
         "QUANT": QUANTS.index(p.quant),
         "R": p.repeat,
         "RING": p.ring,
@@ -206,60 +199,12 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tu
         "VD": p.value_dim,
         "WARPS": shape.warps,
     }
-    return tuple((name, str(int(value))) for name, value in numbers.items())
 
 
-def _fused_args(attrs: Attrs, specs: Specs, readers: bool) -> tuple[Arg, ...]:
-    p = problem(attrs, specs)
-    ring = int(p.ring > 0)  # operands and results behind the state stand one further
-    results: list[Arg] = [Pointer("output", i + ring) for i in range(2, 3 + 2 * COPIES)]
-    y = results.pop(0) if attrs["keep"] else NULL
-    pairs: list[Arg] = []
-    for _ in range(p.copies if p.quant != "none" else 0):
-        pairs.append(results.pop(0))
-        pairs.append(results.pop(0) if p.quant != "fp8" else NULL)
-    pairs += [NULL] * (2 * COPIES - len(pairs))
-    return (
-        Pointer("input", 0),
-        Scalar("i32", specs[0].dims[1]),
-        *(Pointer("input", i) for i in (1, 2, 3)),
-        Pointer("output", 0),
-        *(Pointer("input", i) for i in (4, 5, 6)),
-        Pointer("output", 1),
-        *((Pointer("input", 7), Pointer("output", 2)) if ring else (NULL, NULL)),
-        *(Pointer("input", i + ring) for i in (7, 8, 9, 10)),
-        Pointer("input", 11 + ring) if len(specs) > 11 + ring else NULL,
-        y,
-        *pairs,
-        Pointer("scratch", 0) if readers else NULL,
-        Scalar("f32", float(attrs["eps"])),
-        Scalar("i32", int(attrs["offset"])),
-    )
-
-
-def _step_args(specs: Specs, ring: bool) -> tuple[Arg, ...]:
-    return (
-        Pointer("input", 0),
-        Scalar("i32", specs[0].dims[1]),
-        Pointer("input", 1),
-        *[NULL] * 3,
-        *(Pointer("input", i) for i in (2, 3, 4)),
-        Pointer("output", 1),
-        *((Pointer("input", 5), Pointer("output", 2)) if ring else (NULL, NULL)),
-        NULL,
-        *(Pointer("input", i + ring) for i in (5, 6, 7)),
-        NULL,
-        Pointer("output", 0),
-        *[NULL] * 5,
-        Scalar("f32", 0.0),
-        Scalar("i32", 0),
-    )
-
-
-def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost(node: Node, shape: Shape) -> float:
     """The state once in and once out (of a ring's, one part in L and half the records), by what
     was measured; few blocks are bound by latency."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
     passes = 1 + 1 / max(p.ring, 1)
     moved = passes * p.rows * p.key_heads * (state + p.ring * p.repeat * p.value_dim * 2)
@@ -274,29 +219,24 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def reduction_key(attrs: Attrs, specs: Specs, target: Target) -> str:
+def reduction_key(node: Node) -> str:
     """All tactics sum in one order."""
     return "one order"
 
 
-def _tactic(name: str, shape: Shape) -> Tactic:
-    return Tactic(
-        name,
-        SOURCE,
-        partial(refuse, shape),
-        partial(plan, shape),
-        partial(cost, shape),
-        reduction_key,
-    )
+def _candidate(name: str, shape: Shape) -> Candidate:
+    planned, costs = partial(plan, shape=shape), partial(cost, shape=shape)
+    refused = partial(refuse, shape=shape)
+    return Candidate(name, "gdn/gdn_decode.cu", planned, costs, refused, reduction_key)
 
 
-CUDA = Cuda(
-    tactics=(
-        _tactic("staged", Shape(8, 3, stages=2)),
-        _tactic("registers", Shape(8, 2)),
-        _tactic("small registers", Shape(4, 4)),
-        _tactic("many registers", Shape(16, 1)),
-        _tactic("grouped", Shape(4, 4, grouped=True, stages=2)),
-        _tactic("wide grouped", Shape(8, 3, grouped=True, stages=1)),
-    )
+CANDIDATES = (
+    _candidate("staged", Shape(8, 3, stages=2)),
+    _candidate("registers", Shape(8, 2)),
+    _candidate("small registers", Shape(4, 4)),
+    _candidate("many registers", Shape(16, 1)),
+    _candidate("grouped", Shape(4, 4, grouped=True, stages=2)),
+    _candidate("wide grouped", Shape(8, 3, grouped=True, stages=1)),
 )
+# gated_delta_step's operands and results, as the kernel calls gdn_decode's.
+STEP = {"c": "qkvz", "state_out": "gdn_state_out", "ring_out": "gdn_ring_out", "o": "y"}

@@ -14,23 +14,10 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import fp8_block_linear_cuda, linear_cases
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(xq f8[tokens,K], x_scale f32[tokens,⌈K/128⌉], w f8[N,K], w_scale) -> y dtype[tokens,N]."""
-    op = "fp8_block_linear"
-    count(op, specs, 4)
-    xq, x_scale, w, w_scale = specs
-    k = width(op, xq)
-    expect(op, xq, (DType.F8E4M3,), (None, None))
-    expect(op, x_scale, (DType.F32,), (xq.shape[0], -(-k // formats.FP8_BLOCK)))
-    expect(op, w, (DType.F8E4M3,), (None, k))
-    n = w.dims[0]
-    expect(op, w_scale, (DType.F32,), (-(-n // formats.FP8_BLOCK), -(-k // formats.FP8_BLOCK)))
-    return (TensorSpec("y", activation(op, attrs), (xq.shape[0], n)),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -40,7 +27,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     columns = x_scale.astype(np.float64).repeat(formats.FP8_BLOCK, axis=1)[:, :k]
     weight = w.astype(np.float64) * formats.fp8_block_expand(w_scale.astype(np.float32), w.shape)
     y = (xq.astype(np.float64) * columns) @ weight.T
-    return (y.astype(activation("fp8_block_linear", attrs).numpy),)
+    return (y.astype(activation(attrs).numpy),)
 
 
 def fragment(f: Text, xq: str, x_scale: str, w: str, w_scale: str, shape: tuple[int, int]) -> str:
@@ -52,9 +39,9 @@ def fragment(f: Text, xq: str, x_scale: str, w: str, w_scale: str, shape: tuple[
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Dequantise both sides, one MatMul."""
     f = Text()
-    n, k = specs[2].dims
+    n, k = OP.named(attrs, specs).shape("N", "K")
     y = fragment(f, fr.widen(f, "xq"), "x_scale", fr.widen(f, "w"), "w_scale", (n, k))
-    f.cast(y, activation("fp8_block_linear", attrs), "y")
+    f.cast(y, activation(attrs), "y")
     return f.function("fp8_block_linear", ("xq", "x_scale", "w", "w_scale"), ("y",))
 
 
@@ -78,20 +65,23 @@ CASES = (
     _case(33, 16, 2064, DType.BF16),
 )
 
-OP = Op(
-    name="fp8_block_linear",
-    operands=(
-        operands.x("f8[tokens,K]", name="xq"),
-        Operand("x_scale", Role.SCALE, "f32[tokens,⌈K/128⌉]"),
-        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
-        Operand("w_scale", Role.SCALE, "f32[⌈N/128⌉,⌈K/128⌉]", joins=128),
+OP = serve(
+    Op(
+        name="fp8_block_linear",
+        operands=(
+            operands.x("f8[tokens,K]", name="xq"),
+            Operand("x_scale", Role.SCALE, "f32[tokens,⌈K/128⌉]"),
+            Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+            Operand("w_scale", Role.SCALE, "f32[⌈N/128⌉,⌈K/128⌉]", joins=128),
+        ),
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"dtype": None},
+        format="fp8_block",
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"dtype": None},
-    infer=infer,
-    format="fp8_block",
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=fp8_block_linear_cuda.CUDA,
+    fp8_block_linear_cuda.CANDIDATES,
+    fp8_block_linear_cuda.PACKS,
 )

@@ -14,26 +14,16 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import fp8_linear_cuda, linear_cases
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(xq f8[tokens,K], w f8[N,K], x_scale f32[], w_scale f32[N]) -> y dtype[tokens,N]."""
-    count("fp8_linear", specs, 4)
-    xq, w, x_scale, w_scale = specs
-    expect("fp8_linear", xq, (DType.F8E4M3,), (None, None))
-    expect("fp8_linear", w, (DType.F8E4M3,), (None, width("fp8_linear", xq)))
-    expect("fp8_linear", x_scale, (DType.F32,), ())
-    expect("fp8_linear", w_scale, (DType.F32,), (w.shape[0],))
-    return (TensorSpec("y", activation("fp8_linear", attrs), (xq.shape[0], w.shape[0])),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(xq, w, x_scale, w_scale) -> (y,)."""
     xq, w, x_scale, w_scale = (a.astype(np.float64) for a in arrays)
-    return ((xq @ w.T * (x_scale * w_scale)).astype(activation("fp8_linear", attrs).numpy),)
+    return ((xq @ w.T * (x_scale * w_scale)).astype(activation(attrs).numpy),)
 
 
 def fragment(f: Text, xq: str, w: str, x_scale: str, w_scale: str) -> str:
@@ -45,7 +35,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One MatMul of widened codes and a scale per column."""
     f = Text()
     y = fragment(f, fr.widen(f, "xq"), fr.widen(f, "w"), "x_scale", "w_scale")
-    f.cast(y, activation("fp8_linear", attrs), "y")
+    f.cast(y, activation(attrs), "y")
     return f.function("fp8_linear", ("xq", "w", "x_scale", "w_scale"), ("y",))
 
 
@@ -67,20 +57,23 @@ CASES = (
     _case(3, 32, 64, DType.BF16),
 )
 
-OP = Op(
-    name="fp8_linear",
-    operands=(
-        operands.x("f8[tokens,K]", name="xq"),
-        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
-        Operand("x_scale", Role.SCALE, "f32[]"),
-        Operand("w_scale", Role.SCALE, "f32[N]", joins=1),
+OP = serve(
+    Op(
+        name="fp8_linear",
+        operands=(
+            operands.x("f8[tokens,K]", name="xq"),
+            Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+            Operand("x_scale", Role.SCALE, "f32[]"),
+            Operand("w_scale", Role.SCALE, "f32[N]", joins=1),
+        ),
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"dtype": None},
+        format="fp8",
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"dtype": None},
-    infer=infer,
-    format="fp8",
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=fp8_linear_cuda.CUDA,
+    fp8_linear_cuda.CANDIDATES,
+    fp8_linear_cuda.PACKS,
 )

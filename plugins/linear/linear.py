@@ -13,38 +13,23 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import (
-    ACTIVATIONS,
-    WEIGHTS,
-    activation,
-    count,
-    expect,
-    width,
-)
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import linear_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], w[N,K] bf16/f16/f32) -> y dtype[tokens,N]."""
-    count("linear", specs, 2)
-    x, w = specs
-    expect("linear", x, ACTIVATIONS, (None, None))
-    expect("linear", w, WEIGHTS, (None, width("linear", x)))
-    return (TensorSpec("y", activation("linear", attrs), (x.shape[0], w.shape[0])),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, w) -> (y,)."""
     x, w = (a.astype(np.float64) for a in arrays)
-    return ((x @ w.T).astype(activation("linear", attrs).numpy),)
+    return ((x @ w.T).astype(activation(attrs).numpy),)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One MatMul."""
     f = Text()
     y = ff.times(f, fr.widen(f, "x"), fr.widen(f, "w"))
-    f.cast(y, activation("linear", attrs), "y")
+    f.cast(y, activation(attrs), "y")
     return f.function("linear", ("x", "w"), ("y",))
 
 
@@ -70,15 +55,18 @@ CASES = (
     _case(3, 32, 64, DType.BF16, DType.BF16),
 )
 
-OP = Op(
-    name="linear",
-    operands=(operands.x(), Operand("w", Role.WEIGHT, "W[N,K]", joins=1)),
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"dtype": None},
-    infer=infer,
-    format="dense",
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=linear_cuda.CUDA,
+OP = serve(
+    Op(
+        name="linear",
+        operands=(operands.x(), Operand("w", Role.WEIGHT, "W[N,K]", joins=1)),
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"dtype": None},
+        format="dense",
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    linear_cuda.CANDIDATES,
+    linear_cuda.PACKS,
 )

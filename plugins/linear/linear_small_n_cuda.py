@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import (
-    Attrs,
-    Early,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Early, Plan
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.linear.weight_layout import M16, PANEL
 from spark_engine.tensors import DType
 
@@ -20,20 +11,22 @@ SPLITS = 64  # parts of k: 8 blocks of a cluster, 8 warps of each
 STEP = 16  # elements of k in a matrix step
 MOST_STEPS = 6  # whose weights a lane holds in registers
 BLOCK_M = 8  # tokens of a cluster
+CLUSTER = 8
+KERNEL = Kernel("linear_small_n", "x w y m n k", early=Early(begins=True, lets=True, late=True))
 
 
 def _steps(k: int) -> int:
     return -(-k // (SPLITS * STEP))
 
 
-def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse(node: Node) -> str | None:
     """Refuses all but bf16, over 256 rows of weights, k that no warp holds, a lack of clusters."""
-    if not target.clusters:
-        return f"clusters of {target.name} are not relied on"
-    for spec in specs:
+    if not node.target.clusters:
+        return f"clusters of {node.target.name} are not relied on"
+    for spec in node.specs:
         if spec.dtype is not DType.BF16:
             return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
-    n, k = specs[1].dims[0], specs[0].dims[1]
+    n, k = node.shape("N", "K")
     if n > PANEL:
         return f"{n} rows of weights; up to {PANEL} are served"
     if k % STEP or k > SPLITS * STEP * MOST_STEPS:
@@ -41,32 +34,19 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return None
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan(node: Node) -> Plan:
     """One launch of clusters of eight."""
-    (m, k), n = specs[0].dims, specs[1].dims[0]
-    defines = {"STEPS": _steps(k), "OUT_BF16": int(attrs["dtype"] == "bf16")}
-    launch = Launch(
-        "linear_small_n",
-        (8, -(-n // M16), -(-m // BLOCK_M)),
-        (256, 1, 1),
-        (
-            *(Pointer("input", i) for i in (0, 1)),
-            Pointer("output", 0),
-            *(Scalar("i32", size) for size in (m, n, k)),
-        ),
-        cluster=(8, 1, 1),
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        pdl=True,
-        early=Early(begins=True, lets=True, late=True),
-    )
-    return Plan((launch,))
+    m, n, k = node.shape("tokens", "N", "K")
+    grid = (CLUSTER, -(-n // M16), -(-m // BLOCK_M))
+    macros = {"STEPS": _steps(k), "OUT_BF16": node.text("dtype") == "bf16"}
+    return node.plan(KERNEL.launch(node, grid, 256, macros, cluster=CLUSTER, m=m, n=n, k=k))
 
 
-def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost(node: Node) -> float:
     """Its latency, and the rounds of blocks, as measured on an H200."""
-    (m, _), n = specs[0].dims, specs[1].dims[0]
-    blocks = 8 * -(-n // M16) * -(-m // BLOCK_M)
-    return 2.5e-6 + 0.86e-6 * blocks / target.sms
+    m, n = node.shape("tokens", "N")
+    blocks = CLUSTER * -(-n // M16) * -(-m // BLOCK_M)
+    return 2.5e-6 + 0.86e-6 * blocks / node.target.sms
 
 
-SMALL_N = Tactic("small n", "linear/linear_small_n.cu", refuse, plan, cost)
+SMALL_N = Candidate("small n", "linear/linear_small_n.cu", plan, cost, refuse)

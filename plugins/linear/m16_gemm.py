@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.kernel import Arg, Launch, Pack, Plan, Pointer, Scalar, Specs, Target
+from spark_engine.kernel import Pack, Plan
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Kernel, Node
 from spark_engine.tensors import DType, TensorSpec
 
 M16 = 16
@@ -26,12 +27,14 @@ class Form:
     """What sets one op's kernel apart.
 
     Attributes:
-        symbol: of the kernel, and the stem of its source.
+        symbol: of the kernel.
+        operands: that it is given, in order.
         slab: elements of k that one lane's load covers.
         tiles: BLOCK_M -> (m16 tiles of a block, k-slabs fetched ahead).
     """
 
     symbol: str
+    operands: str
     slab: int
     tiles: Mapping[int, tuple[int, int]]
 
@@ -77,28 +80,25 @@ def pack(slab: int, per_byte: int, axes: tuple[int, ...], shape: tuple[int, ...]
     return Pack(infer, apply)
 
 
-def plan(form: Form, m: int, n: int, k: int, operands: int, dtype: str) -> Plan:
-    """One launch: the operands' pointers, y, m, n, k."""
+def plan(node: Node, form: Form) -> Plan:
+    """One launch."""
+    m, n, k = node.shape("tokens", "N", "K")
     block_m = next((b for b in sorted(form.tiles) if m <= b), max(form.tiles))
     block_tiles, depth = form.tiles[block_m]
     macros = {
         "BLOCK_M": block_m,
         "BLOCK_TILES": block_tiles,
         "DEPTH": depth,
-        "WHOLE": int(k % form.slab == 0),
-        "OUT_BF16": int(dtype == "bf16"),
+        "WHOLE": k % form.slab == 0,
+        "OUT_BF16": node.text("dtype") == "bf16",
     }
-    args: tuple[Arg, ...] = (
-        *(Pointer("input", i) for i in range(operands)),
-        Pointer("output", 0),
-        *(Scalar("i32", size) for size in (m, n, k)),
-    )
-    grid = (-(-m // block_m), -(-n // (M16 * block_tiles)), 1)
-    defines = tuple((name, str(value)) for name, value in macros.items())
-    return Plan((Launch(form.symbol, grid, (THREADS, 1, 1), args, defines=defines, pdl=True),))
+    grid = (-(-m // block_m), -(-n // (M16 * block_tiles)))
+    kernel = Kernel(form.symbol, f"{form.operands} y m n k")
+    return node.plan(kernel.launch(node, grid, THREADS, macros, m=m, n=n, k=k))
 
 
-def floor(specs: Specs, m: int, n: int, k: int, dtype: str, rate: float, target: Target) -> float:
+def floor(node: Node, rate: float) -> float:
     """Seconds no kernel beats: each operand once and y, or the products at `rate` a second."""
-    moved = sum(s.nbytes for s in specs) + m * n * (2 if dtype == "bf16" else 4)
-    return max(moved / target.bandwidth, 2.0 * m * n * k / rate)
+    m, n, k = node.shape("tokens", "N", "K")
+    moved = sum(s.nbytes for s in node.specs) + m * n * (2 if node.text("dtype") == "bf16" else 4)
+    return max(moved / node.target.bandwidth, 2.0 * m * n * k / rate)

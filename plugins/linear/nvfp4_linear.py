@@ -14,22 +14,10 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, activation, count, expect, width
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import nvfp4_linear_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], w u8[N,K/2], w_scale f8[N,K/16], w_scale2 f32[N]) -> y dtype[tokens,N]."""
-    op = "nvfp4_linear"
-    count(op, specs, 4)
-    x, w, w_scale, w_scale2 = specs
-    expect(op, x, ACTIVATIONS, (None, None))
-    k = width(op, x, formats.NVFP4_BLOCK)
-    expect(op, w, (DType.U8,), (None, k // 2))
-    expect(op, w_scale, (DType.F8E4M3,), (w.shape[0], k // formats.NVFP4_BLOCK))
-    expect(op, w_scale2, (DType.F32,), (w.shape[0],))
-    return (TensorSpec("y", activation(op, attrs), (x.shape[0], w.shape[0])),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -37,7 +25,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     x, w, w_scale, w_scale2 = arrays
     weight = formats.nvfp4_decode(w.astype(np.uint8), w_scale).astype(np.float64)
     y = x.astype(np.float64) @ weight.T * w_scale2.astype(np.float64)
-    return (y.astype(activation("nvfp4_linear", attrs).numpy),)
+    return (y.astype(activation(attrs).numpy),)
 
 
 def fragment(f: Text, x: str, w: str, w_scale: str, w_scale2: str, k: int) -> str:
@@ -48,9 +36,9 @@ def fragment(f: Text, x: str, w: str, w_scale: str, w_scale2: str, k: int) -> st
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Dequantise the weight (folded at load), one MatMul, a scale per column."""
     f = Text()
-    k = width("nvfp4_linear", specs[0])
+    k = OP.named(attrs, specs).dim("K")
     y = fragment(f, fr.widen(f, "x"), "w", fr.widen(f, "w_scale"), "w_scale2", k)
-    f.cast(y, activation("nvfp4_linear", attrs), "y")
+    f.cast(y, activation(attrs), "y")
     return f.function("nvfp4_linear", ("x", "w", "w_scale", "w_scale2"), ("y",))
 
 
@@ -82,20 +70,23 @@ CASES = (
     _case(3, 32, 80, DType.BF16, bench=True),
 )
 
-OP = Op(
-    name="nvfp4_linear",
-    operands=(
-        operands.x(note="W4A16"),
-        Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
-        Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
-        Operand("w_scale2", Role.SCALE, "f32[N]", joins=1),
+OP = serve(
+    Op(
+        name="nvfp4_linear",
+        operands=(
+            operands.x(note="W4A16"),
+            Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
+            Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
+            Operand("w_scale2", Role.SCALE, "f32[N]", joins=1),
+        ),
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"dtype": None},
+        format="nvfp4",
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"dtype": None},
-    infer=infer,
-    format="nvfp4",
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=nvfp4_linear_cuda.CUDA,
+    nvfp4_linear_cuda.CANDIDATES,
+    nvfp4_linear_cuda.PACKS,
 )

@@ -13,7 +13,8 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import (
     linear_cases,
     nvfp4_linear,
@@ -31,28 +32,13 @@ OPERANDS = (
 NAMES = tuple(o.name for o in OPERANDS)
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(xq u8[tokens,K/2], x_scale f8[tokens,K/16], w, w_scale, alpha f32[N]) -> y [tokens,N]."""
-    op = "nvfp4_linear_a4"
-    count(op, specs, 5)
-    xq, x_scale, w, w_scale, alpha = specs
-    expect(op, xq, (DType.U8,), (None, None))
-    half = width(op, xq, formats.NVFP4_BLOCK // 2)
-    blocks = half // (formats.NVFP4_BLOCK // 2)
-    expect(op, x_scale, (DType.F8E4M3,), (xq.shape[0], blocks))
-    expect(op, w, (DType.U8,), (None, half))
-    expect(op, w_scale, (DType.F8E4M3,), (w.shape[0], blocks))
-    expect(op, alpha, (DType.F32,), (w.shape[0],))
-    return (TensorSpec("y", activation(op, attrs), (xq.shape[0], w.shape[0])),)
-
-
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(xq, x_scale, w, w_scale, alpha) -> (y,)."""
     xq, x_scale, w, w_scale, alpha = arrays
     x = formats.nvfp4_decode(xq.astype(np.uint8), x_scale).astype(np.float64)
     weight = formats.nvfp4_decode(w.astype(np.uint8), w_scale).astype(np.float64)
     y = x @ weight.T * alpha.astype(np.float64)
-    return (y.astype(activation("nvfp4_linear_a4", attrs).numpy),)
+    return (y.astype(activation(attrs).numpy),)
 
 
 def fragment(f: Text, x: tuple[str, str], w: tuple[str, str], alpha: str, k: int) -> str:
@@ -63,9 +49,9 @@ def fragment(f: Text, x: tuple[str, str], w: tuple[str, str], alpha: str, k: int
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Dequantise both sides, one MatMul, a scale per column."""
     f = Text()
-    k = 2 * width("nvfp4_linear_a4", specs[0])
+    k = OP.named(attrs, specs).dim("K")
     x, w = ("xq", fr.widen(f, "x_scale")), ("w", fr.widen(f, "w_scale"))
-    f.cast(fragment(f, x, w, "alpha", k), activation("nvfp4_linear_a4", attrs), "y")
+    f.cast(fragment(f, x, w, "alpha", k), activation(attrs), "y")
     return f.function("nvfp4_linear_a4", NAMES, ("y",))
 
 
@@ -94,15 +80,18 @@ CASES = (
     _case(130, 272, 768),
 )
 
-OP = Op(
-    name="nvfp4_linear_a4",
-    operands=OPERANDS,
-    results=(Result("y", "A[tokens,N]"),),
-    attrs={"dtype": None},
-    infer=infer,
-    format="nvfp4_a4",
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=nvfp4_linear_a4_cuda.CUDA,
+OP = serve(
+    Op(
+        name="nvfp4_linear_a4",
+        operands=OPERANDS,
+        results=(Result("y", "A[tokens,N]"),),
+        attrs={"dtype": None},
+        format="nvfp4_a4",
+        legal=LEGAL,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    nvfp4_linear_a4_cuda.CANDIDATES,
+    nvfp4_linear_a4_cuda.PACKS,
 )

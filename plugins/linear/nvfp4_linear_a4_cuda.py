@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.kernel import Attrs, Pack, Plan, Target
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Candidate, Node
 from spark_engine.plugins.linear import m16_gemm
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import stream_k_schedule as order
@@ -19,71 +20,56 @@ from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.tensors import Array, TensorSpec
 
 SLAB = 256  # k of a k-slab
-FEW = m16_gemm.Form("nvfp4_linear_a4_m16", 64, {8: (1, 4), 16: (1, 2), 32: (2, 2)})
-FORM = sg.Format("nvfp4_linear_a4", weight_bits=8, scale_bytes=256, x_bytes=1, x_scale_bytes=16)
-INPUTS = (0, 1, 2, 3, 4)
+OPERANDS = "xq x_scale w w_scale alpha"
+FEW = m16_gemm.Form("nvfp4_linear_a4_m16", OPERANDS, 64, {8: (1, 4), 16: (1, 2), 32: (2, 2)})
+FORM = sg.Format(
+    "nvfp4_linear_a4",
+    OPERANDS,
+    weight_bits=8,
+    scale_bytes=256,
+    x_bytes=1,
+    x_scale_bytes=16,
+    k="K/2",
+)
 FP4_RATE = 3.5  # of bf16's
 EMULATED_RATE = 0.01
 L2_RATE = 5  # of DRAM's
 
 
-def _sizes(specs: Specs) -> tuple[int, int, int]:
-    return specs[0].dims[0], specs[4].dims[0], 2 * specs[0].dims[1]
-
-
-def problem(attrs: Attrs, specs: Specs) -> sg.Problem:
-    """m, n and the bytes of k of the node."""
-    m, n, k = _sizes(specs)
-    return sg.Problem(m, n, k // 2)
-
-
-def refuse_few(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_few(node: Node) -> str | None:
     """Refuses ragged weights."""
-    return m16_gemm.refuse(*_sizes(specs)[1:])
+    return m16_gemm.refuse(*node.shape("N", "K"))
 
 
-def plan_few(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan_few(node: Node) -> Plan:
     """One launch."""
-    return m16_gemm.plan(FEW, *_sizes(specs), 5, str(attrs["dtype"]))
+    return m16_gemm.plan(node, FEW)
 
 
 def _rate(target: Target) -> float:
     return target.bf16_flops * (FP4_RATE if target.fp4_mma else EMULATED_RATE)
 
 
-def cost_few(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost_few(node: Node) -> float:
     """The floor, what each block takes of the activations from L2, and a launch."""
-    m, n, k = _sizes(specs)
+    m, n = node.shape("tokens", "N")
     tiles = next((t for b, (t, _) in FEW.tiles.items() if m <= b), FEW.tiles[32][0])
-    fetched = (specs[0].nbytes + specs[1].nbytes) * -(-n // (wt.M16 * tiles))
-    least = m16_gemm.floor(specs, m, n, k, str(attrs["dtype"]), _rate(target), target)
-    return 1.1 * least + fetched / (L2_RATE * target.bandwidth) + 3e-6
+    fetched = (node["xq"].nbytes + node["x_scale"].nbytes) * -(-n // (wt.M16 * tiles))
+    least = m16_gemm.floor(node, _rate(node.target))
+    return 1.1 * least + fetched / (L2_RATE * node.target.bandwidth) + 3e-6
 
 
-def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse(node: Node) -> str | None:
     """Refuses ragged weights, and k that is no whole k-slabs."""
-    k = _sizes(specs)[2]
+    k = node.dim("K")
     if k % SLAB:
         return f"k is {k}; scales are copied for {SLAB} at a time: m16 tiles serve it"
-    return refuse_few(attrs, specs, target)
+    return refuse_few(node)
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """One launch."""
-    p = problem(attrs, specs)
-    return sg.plan(sg.choose(p, FORM, target), p, FORM, target, INPUTS, str(attrs["dtype"]))
-
-
-def large(attrs: Attrs, specs: Specs, target: Target) -> Plan | None:
-    """The same in whole tiles, band by band."""
-    return sg.plan_large(problem(attrs, specs), FORM, target, INPUTS, str(attrs["dtype"]))
-
-
-def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost(node: Node) -> float:
     """1.2 times the floor and a launch."""
-    m, n, k = _sizes(specs)
-    dtype = str(attrs["dtype"])
-    return 1.2 * m16_gemm.floor(specs, m, n, k, dtype, _rate(target), target) + 3e-6
+    return 1.2 * m16_gemm.floor(node, _rate(node.target)) + 3e-6
 
 
 def _packs(n: int, k: int) -> bool:
@@ -113,12 +99,6 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 
 CODES = Pack(lambda attrs, spec: _wide(spec, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, 16), _pack_scales)
-SOURCE = "linear/nvfp4_linear_a4.cu"
-
-CUDA = Cuda(
-    tactics=(
-        Tactic("m16 tiles", SOURCE, refuse_few, plan_few, cost_few),
-        *order.streaming(Tactic("stream-k", SOURCE, refuse, plan, cost), large),
-    ),
-    packs={2: CODES, 3: SCALES},
-)
+FEW_ROWS = Candidate("m16 tiles", "linear/nvfp4_linear_a4.cu", plan_few, cost_few, refuse_few)
+CANDIDATES = (FEW_ROWS, *order.streaming(FORM, refuse, cost))
+PACKS = {"w": CODES, "w_scale": SCALES}

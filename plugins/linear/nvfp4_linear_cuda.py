@@ -6,45 +6,28 @@ import dataclasses
 
 import numpy as np
 
-from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.kernel import Attrs, Pack
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Node
 from spark_engine.plugins.linear import skinny_gemm
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import stream_k_schedule as order
 from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.tensors import Array, DType, TensorSpec
 
-FORM = sg.Format("nvfp4_linear", weight_bits=4, scale_bytes=64, x_bytes=2)
+FORM = sg.Format("nvfp4_linear", "x w w_scale w_scale2", weight_bits=4, scale_bytes=64, x_bytes=2)
 
 
-def problem(attrs: Attrs, specs: Specs) -> sg.Problem:
-    """m, n, k of the node."""
-    x, _, _, w_scale2 = specs
-    return sg.Problem(x.dims[0], w_scale2.dims[0], x.dims[1])
-
-
-def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse(node: Node) -> str | None:
     """Refuses f32 activations and ragged weights."""
-    if specs[0].dtype is not DType.BF16:
-        return f"x is {specs[0].dtype}; only bf16 activations are served"
-    return sg.refuse(problem(attrs, specs))
+    if node["x"].dtype is not DType.BF16:
+        return f"x is {node['x'].dtype}; only bf16 activations are served"
+    return sg.refuse(sg.Problem.of(node, FORM))
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """One launch."""
-    p = problem(attrs, specs)
-    return sg.plan(sg.choose(p, FORM, target), p, FORM, target, (0, 1, 2, 3), str(attrs["dtype"]))
-
-
-def large(attrs: Attrs, specs: Specs, target: Target) -> Plan | None:
-    """The same in large tiles, whole."""
-    p, dtype = problem(attrs, specs), str(attrs["dtype"])
-    return sg.plan_large(p, FORM, target, (0, 1, 2, 3), dtype)
-
-
-def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost(node: Node) -> float:
     """1.2 times the floor and a launch."""
-    return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 3e-6
+    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
 
 
 def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
@@ -69,12 +52,6 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
 
-SKINNY = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
-
-CUDA = Cuda(
-    tactics=(
-        SKINNY,
-        *order.streaming(Tactic("stream-k", "linear/nvfp4_linear.cu", refuse, plan, cost), large),
-    ),
-    packs={1: CODES, 2: SCALES},
-)
+SKINNY = skinny_gemm.candidate(FORM, refuse)
+CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost))
+PACKS = {"w": CODES, "w_scale": SCALES}

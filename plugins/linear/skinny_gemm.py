@@ -9,17 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import (
-    Attrs,
-    Early,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Early, Plan, Target
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.linear.stream_k_gemm import Format, Problem, floor
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
@@ -32,9 +23,6 @@ _BESIDE = 8192  # what a block that begins early leaves to small ones that run b
 _DECODED = (
     16e-9  # seconds in which a multiprocessor decodes a k-slab of an NVFP4 m16 tile, as on an H200
 )
-
-Named = Callable[[Attrs, Specs], Problem]
-Refuse = Callable[[Attrs, Specs, Target], str | None]
 
 
 @dataclass(frozen=True)
@@ -147,16 +135,9 @@ def refuse(problem: Problem, form: Format, target: Target) -> str | None:
     return None
 
 
-def plan(
-    config: SkinnyConfig,
-    problem: Problem,
-    form: Format,
-    target: Target,
-    inputs: tuple[int, ...],
-    dtype: str,
-) -> Plan:
-    """One launch: the inputs' pointers, y, m, n, k, m16 tiles of a cluster."""
-    defines = {
+def plan(node: Node, config: SkinnyConfig, problem: Problem, form: Format) -> Plan:
+    """One launch."""
+    macros = {
         "SKINNY": 1,
         "BLOCK_M": block_m(problem),
         "WK": config.wk,
@@ -165,57 +146,49 @@ def plan(
         "CHUNK": config.chunk,
         "STAGES": config.stages,
         "SPLITS": config.splits,
-        "OUT_BF16": int(dtype == "bf16"),
-        "RAGGED": int(problem.n % M16 != 0),
+        "OUT_BF16": node.text("dtype") == "bf16",
+        "RAGGED": problem.n % M16 != 0,
     }
-    sizes = (problem.m, problem.n, problem.k, config.each)
 
     def shared(stages: int) -> int:
         ring = stages * config.chunk * form.m16_slab_bytes
         return config.warps * (ring + _inputs(problem))
 
-    deep = deepened(config, problem, form, target).stages
+    deep = deepened(config, problem, form, node.target).stages
     more = ((("STAGES", str(deep)),), shared(deep)) if deep > config.stages else None
-    launch = Launch(
-        symbol=f"{form.symbol}_skinny",
-        grid=(config.splits, -(-_m16_tiles(problem) // config.each), 1),
-        block=(config.warps * 32, 1, 1),
-        args=(
-            *(Pointer("input", i) for i in inputs),
-            Pointer("output", 0),
-            *(Scalar("i32", size) for size in sizes),
-        ),
-        shared=shared(config.stages),
-        cluster=(config.splits, 1, 1),
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        pdl=True,
-        early=Early(begins=True, stages=more),
-    )
-    return Plan((launch,))
+    args, early = f"{form.operands} y m n k each", Early(begins=True, stages=more)
+    launch = Kernel(f"{form.symbol}_skinny", args, early=early).launch(
+        node,
+        (config.splits, -(-_m16_tiles(problem) // config.each)),
+        config.warps * 32,
+        macros,
+        shared(config.stages),
+        config.splits,
+        m=problem.m, n=problem.n, k=problem.k, each=config.each,
+    )  # fmt: skip
+    return node.plan(launch)
 
 
-def tactic(form: Format, inputs: tuple[int, ...], named: Named, refused: Refuse) -> Tactic:
-    """The tactic of an op: `named` gives its problem, `refused` what no kernel of it takes.
+def candidate(form: Format, refused: Callable[[Node], str | None]) -> Candidate:
+    """That of a format; `refused`: what no kernel of it takes.
 
     Its sums are in one order for any number of rows.
     """
 
-    def refusing(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        reason = refused(attrs, specs, target)
-        return reason or refuse(named(attrs, specs), form, target)
+    def refusing(node: Node) -> str | None:
+        return refused(node) or refuse(Problem.of(node, form), form, node.target)
 
-    def planned(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-        problem = named(attrs, specs)
-        config = choose(problem, form, target)
-        return plan(config, problem, form, target, inputs, str(attrs["dtype"]))
+    def planned(node: Node) -> Plan:
+        problem = Problem.of(node, form)
+        return plan(node, choose(problem, form, node.target), problem, form)
 
-    def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    def cost(node: Node) -> float:
         """The floor, the longest decoding or what the shortest take, and a launch."""
-        problem = named(attrs, specs)
-        config = choose(problem, form, target)
+        problem = Problem.of(node, form)
+        config = choose(problem, form, node.target)
         work = config.each * -(-problem.k // form.slab) // config.splits
         decoding = work * _DECODED * (1 + block_m(problem) / 32) if form.weight_bits == 4 else 0.0
-        least = 1.05 * floor(problem, form, target, str(attrs["dtype"]))
+        least = 1.05 * floor(problem, form, node.target, node.text("dtype"))
         return max(least, decoding, 2e-6) + 1e-6
 
-    return Tactic("skinny", f"linear/{form.symbol}.cu", refusing, planned, cost)
+    return Candidate("skinny", f"linear/{form.symbol}.cu", planned, cost, refusing)

@@ -9,9 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Early, Launch, Plan, Pointer, Scalar, Scratch, Target
+import numpy as np
+
+from spark_engine.kernel import Attrs, Early, Pack, Plan, Scratch, Target
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Kernel, Node
+from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
+from spark_engine.tensors import Array, DType, TensorSpec
 
 BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
@@ -22,16 +27,24 @@ _RESERVED = 1024  # shared memory of the barriers, after which the ring is align
 
 @dataclass(frozen=True)
 class Format:
-    """What sets one op's kernel apart: its name, its bits a weight, its bytes of scales.
+    """What sets one op's kernels apart: their name, operands, bits a weight, bytes of scales.
 
     NVFP4 activations have two codes a byte: there k counts bytes, and `weight_bits` are a byte's.
     """
 
     symbol: str
+    operands: str
     weight_bits: int
     scale_bytes: int  # of an m16 tile's k-slab
     x_bytes: int
     x_scale_bytes: int = 0  # of an activation row's k-slab; such formats have no wgmma
+    k: str = "K"  # of the problem, in the op's dimensions
+
+    @property
+    def kernel(self) -> Kernel:
+        """That of stream-K."""
+        args = f"{self.operands} y partial arrived m n k"
+        return Kernel(self.symbol, args, early=Early(begins=True))
 
     @property
     def slab(self) -> int:
@@ -51,6 +64,11 @@ class Problem:
     m: int
     n: int
     k: int
+
+    @staticmethod
+    def of(node: Node, form: Format) -> Problem:
+        """That of a node."""
+        return Problem(*node.shape("tokens", "N", form.k))
 
 
 @dataclass(frozen=True)
@@ -171,71 +189,68 @@ def fill(tile: StreamKConfig, problem: Problem, form: Format, target: Target) ->
     return replace(tile, stage_slabs=per_stage, stages=min(room // (per_stage * one), most))
 
 
-def plan(
-    tile: StreamKConfig,
-    problem: Problem,
-    form: Format,
-    target: Target,
-    inputs: tuple[int, ...],
-    dtype: str,
-    band: int = 0,
-) -> Plan:
-    """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k.
+def plan(node: Node, tile: StreamKConfig, problem: Problem, form: Format, band: int = 0) -> Plan:
+    """One launch, over partial sums and arrival counters.
 
     `band`: no tile is cut; each block takes whole ones in turn, in bands of so many along m.
     """
+    target = node.target
     tiles = -(-problem.n // tile.block_n) * -(-problem.m // tile.block_m)
     slabs = -(-problem.k // form.slab)
     cut = cut_of(tile.block_n, problem, form, target)
     line = tiles * slabs // cut
     blocks = min(tiles, target.sms) if band else blocks_for(line, form, target)
-    defines = {
+    macros = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
         "WARP_TILES": tile.warp_tiles,
         "STAGE_SLABS": tile.stage_slabs,
         "CUT": cut,
         "STAGES": tile.stages,
-        "WGMMA": int(tile.wgmma),
-        "OUT_BF16": int(dtype == "bf16"),
-        "RAGGED": int(problem.n % M16 != 0),
-        "WHOLE_K": int(problem.k % form.slab == 0),
+        "WGMMA": tile.wgmma,
+        "OUT_BF16": node.text("dtype") == "bf16",
+        "RAGGED": problem.n % M16 != 0,
+        "WHOLE_K": problem.k % form.slab == 0,
         "RESIDENT": tile.resident,
     }
     if band:
-        defines["BAND"] = band
+        macros["BAND"] = band
     if tile.warps_m > 1:
-        defines["WARPS_M"] = tile.warps_m
-    sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
-    launch = Launch(
-        symbol=form.symbol,
-        grid=(blocks, 1, 1),
-        block=(tile.threads, 1, 1),
-        args=(
-            *(Pointer("input", i) for i in inputs),
-            Pointer("output", 0),
-            Pointer("scratch", 0),
-            Pointer("scratch", 1),
-            *sizes,
-        ),
-        shared=tile.stages * tile.stage_bytes(form),
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        pdl=True,
+        macros["WARPS_M"] = tile.warps_m
+    partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4
+    arrived = Scratch(2 * blocks * tile.warps * 4, zeroed=True)
+    node = node.with_scratch(partial=partial, arrived=arrived)
+    launch = form.kernel.launch(
+        node, blocks, tile.threads, macros, tile.stages * tile.stage_bytes(form),
         resident=blocks != tiles and not band,  # else none waits for another
-        early=Early(begins=True),
-    )
-    partial = Scratch(256 if band else 2 * blocks * tile.block_n * tile.block_m * 4)
-    return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))
+        m=problem.m, n=problem.n, k=problem.k,
+    )  # fmt: skip
+    return node.plan(launch)
 
 
-def plan_large(
-    problem: Problem, form: Format, target: Target, inputs: tuple[int, ...], dtype: str
-) -> Plan | None:
+def plan_large(node: Node, problem: Problem, form: Format) -> Plan | None:
     """`plan` of `choose_large`'s tiles, whole."""
-    tile = choose_large(problem, form, target)
+    tile = choose_large(problem, form, node.target)
     if tile is None:
         return None
-    return plan(tile, problem, form, target, inputs, dtype, band_of(tile, form, target))
+    return plan(node, tile, problem, form, band_of(tile, form, node.target))
+
+
+def pack(form: Format, dtype: DType) -> Pack:
+    """The layout of weights of that dtype, [n, k]; others stay as they are."""
+
+    def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
+        n, k = spec.dims
+        if spec.dtype is not dtype or not packs(n, k):
+            return spec
+        return replace(spec, shape=(n, wt.row_width(n, padded(k, form.slab))))
+
+    def apply(attrs: Attrs, w: Array) -> Array:
+        if w.dtype != dtype.numpy or not packs(*w.shape):
+            return w
+        return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
+
+    return Pack(infer, apply)
 
 
 def band_of(tile: StreamKConfig, form: Format, target: Target) -> int:

@@ -1,4 +1,4 @@
-"""How stream-K cuts k among blocks, its reduction key, and the tactic of whole tiles.
+"""How stream-K cuts k among blocks, its reduction key, and its two tactics.
 
 Stream-K lays the k-slabs of all tiles on one line and cuts it into equal pieces, a block each. With
 one tile along m (BLOCK_M tokens or fewer) the cuts fall on the same k whatever m is, so a token's
@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Attrs, Plan, Scalar, Scratch, Specs, Tactic, Target
+from spark_engine.kernel import Plan, Scalar, Scratch
+from spark_engine.plugins.launch import Candidate, Node
+from spark_engine.plugins.linear import stream_k_gemm as sg
 
 WHOLE = "ascending k"
 MOST = 1 << 32  # the kernels compute positions on the line in 32 bits
-Large = Callable[[Attrs, Specs, Target], Plan | None]
 
 
 @dataclass(frozen=True)
@@ -57,46 +58,61 @@ def reduction_key(plan: Plan) -> str | None:
     return f"{line.blocks} pieces, cut every {line.cut} k-slabs, tiles of {line.block_n}"
 
 
-def whole(stream: Tactic, large: Large) -> Tactic:
-    """The data-parallel tactic: no fix-up. `large`: its plan in large tiles, where they suit."""
+def streaming(
+    form: sg.Format,
+    refuse: Callable[[Node], str | None],
+    cost: Callable[[Node], float],
+    exact: bool = False,
+) -> tuple[Candidate, Candidate]:
+    """Stream-K with its reduction key, and the data-parallel schedule of whole tiles: no fix-up.
 
-    def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        reason = stream.refuse(attrs, specs, target)
-        if reason is not None:
+    `exact`: f32 results go without wgmma.
+    """
+
+    def plan(node: Node) -> Plan:
+        p, target = sg.Problem.of(node, form), node.target
+        tile = sg.choose(p, form, target)
+        if exact and tile.wgmma and node.text("dtype") == "f32":
+            tile = sg.fill(replace(tile, wgmma=False), p, form, target)
+        return sg.plan(node, tile, p, form)
+
+    def large(node: Node) -> Plan | None:
+        """The same in large tiles, whole, where they suit."""
+        if exact and node.text("dtype") == "f32":
+            return None
+        return sg.plan_large(node, sg.Problem.of(node, form), form)
+
+    def refuse_whole(node: Node) -> str | None:
+        if reason := refuse(node):
             return reason
-        line = Line.of(stream.plan(attrs, specs, target))
+        line = Line.of(plan(node))
         if line.tiles == line.blocks:
             return "no tile is cut in any case"
-        if line.too_long and large(attrs, specs, target) is None:  # bands count tiles alone
+        if line.too_long and large(node) is None:  # bands count tiles alone
             return f"{line.tiles} tiles are more than are counted"
         return None
 
-    def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-        many = large(attrs, specs, target)
-        if many is not None:
+    def plan_whole(node: Node) -> Plan:
+        if many := large(node):
             return many
-        made = stream.plan(attrs, specs, target)
+        made = plan(node)
         (launch,) = made.launches
-        tiles = Line.of(made).tiles
+        grid = (Line.of(made).tiles, 1, 1)
         partial = Scratch(256)  # never used: there are no partial sums
-        return Plan(
-            (replace(launch, grid=(tiles, 1, 1), resident=False),), (partial, *made.scratch[1:])
-        )
+        return Plan((replace(launch, grid=grid, resident=False),), (partial, *made.scratch[1:]))
 
-    def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    def cost_whole(node: Node) -> float:
         """Whole rounds of blocks; of tiles in bands they take less time in all."""
-        many = large(attrs, specs, target)
-        tiles = Line.of(many or stream.plan(attrs, specs, target)).tiles
-        rounds = -(-tiles // target.sms) * target.sms / tiles
-        return stream.cost(attrs, specs, target) * max(1.02, rounds) * (0.9 if many else 1.0)
+        many, sms = large(node), node.target.sms
+        tiles = Line.of(many or plan(node)).tiles
+        rounds = -(-tiles // sms) * sms / tiles
+        return cost(node) * max(1.02, rounds) * (0.9 if many else 1.0)
 
-    return Tactic("whole tiles", stream.source, refuse, plan, cost, lambda a, s, t: WHOLE)
+    def reduction(node: Node) -> str | None:
+        return reduction_key(plan(node))
 
-
-def streaming(stream: Tactic, large: Large) -> tuple[Tactic, Tactic]:
-    """The tactic with its reduction key, and the data-parallel one of whole tiles."""
-
-    def reduction(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        return reduction_key(stream.plan(attrs, specs, target))
-
-    return replace(stream, reduction=reduction), whole(stream, large)
+    source = f"linear/{form.symbol}.cu"
+    return (
+        Candidate("stream-k", source, plan, cost, refuse, reduction),
+        Candidate("whole tiles", source, plan_whole, cost_whole, refuse_whole, lambda node: WHOLE),
+    )

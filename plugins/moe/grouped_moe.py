@@ -12,25 +12,19 @@ moreover take another path for 1 token and so have other bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op, Tolerance, rtol_of
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import (
-    ACTIVATIONS,
-    WEIGHTS,
-    activation,
-    count,
-    expect,
-    width,
-)
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.linear import (
     fp8_block_linear,
     fp8_linear,
@@ -44,7 +38,6 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 PARAMS = moe_packs.OPERANDS  # by format
 INPUT_SCALE = {"w13": "x_scale", "w2": "h_scale"}
-Want = tuple[tuple[DType, ...], tuple[int, ...]]
 
 
 def _experts(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -82,52 +75,6 @@ def _declared(kind: str, name: str) -> Operand:
 PARAM_OPERANDS = tuple(_declared(kind, name) for kind, names in PARAMS.items() for name in names)
 
 
-def param_specs(kind: str, experts: int, hidden: int, inner: int) -> dict[str, Want]:
-    """Operand name -> (legal dtypes, shape) of the params of a format."""
-    want: dict[str, Want] = {}
-    for name, n, k in (("w13", 2 * inner, hidden), ("w2", hidden, inner)):
-        scales = {
-            "dense": ((WEIGHTS, (n, k)),),
-            "fp8": (((DType.F8E4M3,), (n, k)), ((DType.F32,), (n,))),
-            "fp8_block": (((DType.F8E4M3,), (n, k)), ((DType.F32,), (-(-n // 128), -(-k // 128)))),
-            "nvfp4": (
-                ((DType.U8,), (n, k // 2)),
-                ((DType.F8E4M3,), (n, k // 16)),
-                ((DType.F32,), (n,)),
-            ),
-        }[kind.removesuffix("_a4")]
-        for suffix, (dtypes, shape) in zip(("", "_scale", "_scale2"), scales, strict=False):
-            want[name + suffix] = (dtypes, (experts, *shape))
-        want[INPUT_SCALE[name]] = ((DType.F32,), (experts,))
-    return {name: want[name] for name in PARAMS[kind]}
-
-
-def _named(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[dict[str, TensorSpec], int, int]:
-    """The params by name, the number of experts and the inner width."""
-    kind = str(attrs["format"])
-    if kind not in PARAMS:
-        raise GraphError(f"grouped_moe: format is {kind!r}, expected one of {', '.join(PARAMS)}")
-    count("grouped_moe", specs, 3 + len(PARAMS[kind]))
-    params = dict(zip(PARAMS[kind], specs[3:], strict=True))
-    expect("grouped_moe", params["w2"], tuple(DType), (None, None, None))
-    experts, _, inner = params["w2"].dims
-    return params, experts, inner * (2 if kind.startswith("nvfp4") else 1)
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,H], ids i32[tokens,k], weights f32[tokens,k], params…) -> y dtype[tokens,H]."""
-    op = "grouped_moe"
-    params, experts, inner = _named(attrs, specs)
-    x, ids, weights = specs[:3]
-    expect(op, x, ACTIVATIONS, (None, None))
-    expect(op, ids, (DType.I32,), (x.shape[0], None))
-    expect(op, weights, (DType.F32,), ids.shape)
-    want = param_specs(str(attrs["format"]), experts, width(op, x), inner)
-    for name, (dtypes, shape) in want.items():
-        expect(op, params[name], dtypes, shape)
-    return (TensorSpec("y", activation(op, attrs), x.shape),)
-
-
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, ids, weights, params…) -> (y,): each expert over the tokens that chose it."""
     kind = str(attrs["format"])
@@ -142,7 +89,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         inner = silu_mul.evaluate(_project(kind, one, "w13", x[rows].astype(np.float32)))
         outer = _project(kind, one, "w2", inner).astype(np.float64)
         y[rows] += weights.astype(np.float64)[rows, places][:, None] * outer
-    return (y.astype(activation("grouped_moe", attrs).numpy),)
+    return (y.astype(activation(attrs).numpy),)
 
 
 def _project(kind: str, one: dict[str, Array], name: str, x: Array) -> Array:
@@ -167,21 +114,18 @@ def _project(kind: str, one: dict[str, Array], name: str, x: Array) -> Array:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """`fragment`, cast."""
-    f, names = Text(), OP.names(attrs, len(specs))
-    f.cast(fragment(f, attrs, specs, names[3:]), activation("grouped_moe", attrs), "y")
-    return f.function("grouped_moe", names, ("y",))
+    f = Text()
+    f.cast(fragment(f, OP.named(attrs, specs)), activation(attrs), "y")
+    return f.function("grouped_moe", OP.names(attrs, len(specs)), ("y",))
 
 
-def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], operands: Sequence[str]) -> str:
+def fragment(f: Text, node: Named) -> str:
     """Every expert on every token, then the weighted sum f32 of what was chosen.
 
-    Reads x, ids, weights and, by the names of `operands`, the params.
+    Reads x, ids, weights and the params.
     """
-    kind = str(attrs["format"])
-    params, experts, inner = _named(attrs, specs)
-    hidden = width("grouped_moe", specs[0])
-    names = dict(zip(params, operands, strict=True))
-    values = {n: _readable(f, v, params[n].dtype) for n, v in names.items()}
+    kind, (experts, inner, hidden) = node.text("format"), node.shape("E", "I", "H")
+    values = {n: _readable(f, n, node[n].dtype) for n in PARAMS[kind]}
     project = _together if kind in ("dense", "nvfp4") else _apart
     outer = project(f, kind, values, (experts, inner, hidden))
     share = _shares(f, experts)
@@ -364,15 +308,18 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=2.0**-5)
 
 
-OP = Op(
-    name="grouped_moe",
-    operands=(*ROUTED, *PARAM_OPERANDS),
-    results=(Result("y", "A[tokens,H]"),),
-    attrs={"format": None, "dtype": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    tolerance=tolerance,
-    cuda=grouped_moe_cuda.CUDA,
+OP = serve(
+    Op(
+        name="grouped_moe",
+        operands=(*ROUTED, *PARAM_OPERANDS),
+        results=(Result("y", "A[tokens,H]"),),
+        attrs={"format": None, "dtype": None},
+        legal={"format": tuple(PARAMS), **LEGAL},
+        reference=reference,
+        body=body,
+        cases=CASES,
+        tolerance=tolerance,
+    ),
+    grouped_moe_cuda.CANDIDATES,
+    moe_packs.PACKS,
 )

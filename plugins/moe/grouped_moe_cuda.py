@@ -8,14 +8,10 @@ moe_packs'.
 
 from __future__ import annotations
 
-from spark_engine.kernel import Cuda
-from spark_engine.plugins.moe import moe_packs
 from spark_engine.plugins.moe.moe_each_cuda import EACH
 from spark_engine.plugins.moe.moe_grouped_cuda import GROUPED
 from spark_engine.plugins.moe.moe_tiles_cuda import TILES, TILES_128
 from spark_engine.plugins.moe.moe_tiles_fp4_cuda import TILES_FP4
 from spark_engine.plugins.moe.moe_wide_cuda import WIDE, WIDE_128
 
-CUDA = Cuda(
-    tactics=(EACH, GROUPED, WIDE, WIDE_128, TILES, TILES_128, TILES_FP4), packs=moe_packs.PACKS
-)
+CANDIDATES = (EACH, GROUPED, WIDE, WIDE_128, TILES, TILES_128, TILES_FP4)

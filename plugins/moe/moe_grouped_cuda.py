@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
+from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
 from spark_engine.plugins.moe.moe_problem import (
     M16_BYTES,
     THREADS,
     WARPS,
-    Defines,
     Problem,
     by_parts,
     combine,
-    inputs,
     macros,
     operand,
-    problem,
     refuse,
-    scratch,
     weights,
 )
 
@@ -96,20 +93,19 @@ def _resident(p: Problem, target: Target, shared: int) -> int:
     return 2 if target.large_shared and p.kind == "nvfp4" and small else 1
 
 
-def refuse_grouped(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_grouped(node: Node) -> str | None:
     """Refuses what `up` and `down` cannot hold, not even for one token."""
-    reason = refuse(attrs, specs)
-    if reason:
+    if reason := refuse(node):
         return reason
-    p = problem(attrs, specs)
-    if config_of(p, target).tokens == 0:
+    target = node.target
+    if config_of(Problem.of(node), target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 
 
-def plan_grouped(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan_grouped(node: Node) -> Plan:
     """[quantise], up, [quantise], down, combine; for each chunk over the same scratch memory."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     w = config_of(p, target)
     resident = _resident(p, target, _shared(p, w))
     tuning = {
@@ -119,48 +115,46 @@ def plan_grouped(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         "RESIDENT": resident,
         "QUANT": p.quant,
     }
-    chunks = chunks_of(p, w)
+    chunks, blocks = chunks_of(p, w), target.sms * resident
+    node = node.with_scratch(**_memory(replace(p, tokens=w.tokens)))
     if len(chunks) == 1:
-        launches = _launches(p, w, target.sms * resident, macros(p, **tuning), ())
-    else:
-        defines = macros(p, **tuning, CHUNKED=1)
-        launches = ()
-        for first, tokens in chunks:
-            part, start = replace(p, tokens=tokens), (Scalar("i32", first),)
-            launches += _launches(part, w, target.sms * resident, defines, start)
-    return Plan(launches, _buffers_of(replace(p, tokens=w.tokens)))
+        return node.plan(*_launches(node, p, w, blocks, macros(p, **tuning)))
+    sizes, launches = macros(p, **tuning, CHUNKED=1), []
+    for first, tokens in chunks:
+        launches += _launches(node, replace(p, tokens=tokens), w, blocks, sizes, first)
+    return node.plan(*launches)
 
 
 def _launches(
-    p: Problem, w: GroupedConfig, blocks: int, defines: Defines, start: tuple[Arg, ...]
-) -> tuple[Launch, ...]:
+    node: Node, p: Problem, w: GroupedConfig, blocks: int, sizes: Macros, start: int | None = None
+) -> list[Launch]:
     """Those of one chunk; `start`: its first token, where there are several."""
-    block, shared, tokens = (THREADS, 1, 1), _shared(p, w), Scalar("i32", p.tokens)
+    shared, last = _shared(p, w), "" if start is None else " start"
 
-    def product(symbol: str, x: Arg, weight: str, given: str, scales: Arg, out: Arg) -> Launch:
+    def product(symbol: str, x: str, weight: str, given: str, scales: str, out: str) -> Launch:
         scale = operand(p, given, weight)
-        args = (x, *inputs(1), *weights(p, weight), scale, scales, out, tokens, *start)
-        return Launch(symbol, (blocks, 1, 1), block, args, shared, defines=defines, pdl=True)
-
-    def quantise(symbol: str, count: int, x: Arg, given: str, out: tuple[Arg, ...]) -> Launch:
-        args = (x, *inputs(1), operand(p, given, "w2"), *out, *start)
-        return Launch(symbol, (count, 1, 1), block, args, defines=defines, pdl=True)
-
-    x, (h, parts) = inputs(0)[0], scratch(0, 1)
-    if not p.quant:
-        return (
-            product("moe_up", x, "w13", "", h, h),
-            product("moe_down", h, "w2", "", h, parts),
-            combine(p, 1, defines, start),
+        args = f"{x} ids {weights(p, weight)} {scale} {scales} {out} tokens{last}"
+        return Kernel(symbol, args).launch(
+            node, blocks, THREADS, sizes, shared, tokens=p.tokens, start=start or 0
         )
-    xq, xs, raw, hs = scratch(2, 3, 4, 5)
-    return (
-        quantise("quantise_x", _quantised_rows(p), x, "x_scale", (xq, xs)),
-        product("moe_up", xq, "w13", "x_scale", xs, raw),
-        quantise("quantise_h", p.pairs, raw, "h_scale", (h, hs)),
-        product("moe_down", h, "w2", "h_scale", hs, parts),
-        combine(p, 1, defines, start),
-    )
+
+    def quantise(symbol: str, count: int, x: str, given: str, out: str) -> Launch:
+        kernel = Kernel(symbol, f"{x} ids {operand(p, given, 'w2')} {out}{last}")
+        return kernel.launch(node, count, THREADS, sizes, start=start or 0)
+
+    if not p.quant:
+        return [
+            product("moe_up", "x", "w13", "", "h", "h"),
+            product("moe_down", "h", "w2", "", "h", "parts"),
+            combine(node, p, sizes, start),
+        ]
+    return [
+        quantise("quantise_x", _quantised_rows(p), "x", "x_scale", "xq xs"),
+        product("moe_up", "xq", "w13", "x_scale", "xs", "raw"),
+        quantise("quantise_h", p.pairs, "raw", "h_scale", "h hs"),
+        product("moe_down", "h", "w2", "h_scale", "hs", "parts"),
+        combine(node, p, sizes, start),
+    ]
 
 
 def _quantised_rows(p: Problem) -> int:
@@ -168,21 +162,21 @@ def _quantised_rows(p: Problem) -> int:
     return p.tokens if p.kind == "fp8_block" else p.pairs
 
 
-def _buffers_of(p: Problem) -> tuple[Scratch, ...]:
+def _memory(p: Problem) -> dict[str, int]:
     """Scratch memory of one chunk."""
     rows, across = _quantised_rows(p), (-(-p.hidden // 128), -(-p.inner // 128))
-    sizes = [p.pairs * p.inner * 2, p.pairs * p.hidden * 4]
+    sizes = {"h": p.pairs * p.inner * 2, "parts": p.pairs * p.hidden * 4}
     if p.quant:
-        sizes += [rows * p.hidden * 2, rows * across[0] * 4]
-        sizes += [p.pairs * p.inner * 4, p.pairs * across[1] * 4]
-    return tuple(Scratch(n) for n in sizes)
+        sizes |= {"xq": rows * p.hidden * 2, "xs": rows * across[0] * 4}
+        sizes |= {"raw": p.pairs * p.inner * 4, "hs": p.pairs * across[1] * 4}
+    return sizes
 
 
-def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost_grouped(node: Node) -> float:
     """Experts hit, read once for every so many tokens; three launches. Fitted to measurements."""
-    p = problem(attrs, specs)
-    w = config_of(p, target)
-    return sum(_cost(replace(p, tokens=n), w, target) for _, n in chunks_of(p, w))
+    p = Problem.of(node)
+    w = config_of(p, node.target)
+    return sum(_cost(replace(p, tokens=n), w, node.target) for _, n in chunks_of(p, w))
 
 
 def _cost(p: Problem, w: GroupedConfig, target: Target) -> float:
@@ -190,6 +184,6 @@ def _cost(p: Problem, w: GroupedConfig, target: Target) -> float:
     return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
-GROUPED = Tactic(
-    "grouped", "moe/moe_grouped.cu", refuse_grouped, plan_grouped, cost_grouped, by_parts
+GROUPED = Candidate(
+    "grouped", "moe/moe_grouped.cu", plan_grouped, cost_grouped, refuse_grouped, by_parts
 )

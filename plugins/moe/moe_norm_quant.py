@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Chain, Op, Part, Tolerance, rtol_of
-from spark_engine.operand import Result
+from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count
-from spark_engine.plugins.moe import grouped_moe, moe_norm_cuda
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.moe import grouped_moe, moe_norm_cuda, moe_packs
 from spark_engine.plugins.rowwise import norm_quant
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "moe_norm_quant"
 EXPERTS, NORM = ("format", "dtype"), ("eps", "keep", "quant", "n")
-FIRST = moe_norm_cuda.FIRST  # operands before the experts' params
+FIRST = 5  # operands before the experts' params
 
 
 def _experts(attrs: Attrs) -> Attrs:
@@ -32,22 +32,6 @@ def _experts(attrs: Attrs) -> Attrs:
 
 def _norm(attrs: Attrs) -> Attrs:
     return {"add": 1, **{name: attrs[name] for name in NORM}}
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,H], ids, weights, residual A[tokens,H], norm_weight f32[H], params…,
-    [scales f32[n]]) -> [y A], sum A, quantised…"""
-    quantised.check(NAME, attrs)
-    kind = str(attrs["format"])
-    known = len(grouped_moe.PARAMS.get(kind, specs[FIRST:]))
-    count(NAME, specs, FIRST + known + quantised.takes_scales(attrs))
-    x, ids, weights, residual, weight = specs[:FIRST]
-    try:
-        (y,) = grouped_moe.infer(attrs, (x, ids, weights, *specs[FIRST : FIRST + known]))
-        outs = norm_quant.infer(_norm(attrs), (y, weight, residual, *specs[FIRST + known :]))
-    except GraphError as error:
-        raise GraphError(f"{NAME}: {error}") from error
-    return outs
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -67,15 +51,11 @@ def _split(
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
-    f = Text()
-    outs = [s.name for s in infer(attrs, specs)]
-    names = OP.names(attrs, len(specs))
-    mine = len(specs) - FIRST - quantised.takes_scales(attrs)
-    inner = (*specs[:3], *specs[FIRST : FIRST + mine])
-    routed = grouped_moe.fragment(f, _experts(attrs), inner, names[FIRST : FIRST + mine])
-    y = f.cast(routed, DType(str(attrs["dtype"])))
+    f, node = Text(), OP.named(attrs, specs)
+    outs, names = [s.name for s in OP.infer(attrs, specs)], OP.names(attrs, len(specs))
+    y = f.cast(grouped_moe.fragment(f, node), activation(attrs))
     total = f("Add", fr.widen(f, y), fr.widen(f, "residual"))
-    norm_quant.fragment(f, _norm(attrs), specs[3], (total, "norm_weight", names[-1]), outs)
+    norm_quant.fragment(f, _norm(attrs), node["residual"], (total, "norm_weight", names[-1]), outs)
     return f.function(NAME, names, outs)
 
 
@@ -139,22 +119,27 @@ def tolerance(attrs: Attrs) -> Tolerance:
     return Tolerance(element=2.0**-5, codes=0.05, blur=2.0**-7)
 
 
-OP = Op(
-    name=NAME,
-    operands=(
-        *grouped_moe.ROUTED,
-        operands.x("A[tokens,H]", name="residual"),
-        operands.weight("norm_weight", "f32[H]"),
-        *grouped_moe.PARAM_OPERANDS,
-        operands.SCALES,
+KEPT = (Result("y", "A[tokens,H]", When("keep")), Result("sum", "A[tokens,H]"))
+OP = serve(
+    Op(
+        name=NAME,
+        operands=(
+            *grouped_moe.ROUTED,
+            operands.x("A[tokens,H]", name="residual"),
+            operands.weight("norm_weight", "f32[H]"),
+            *grouped_moe.PARAM_OPERANDS,
+            operands.SCALES,
+        ),
+        results=(quantised.several("[y A[tokens,H] if keep], sum, quantised…", "H", *KEPT),),
+        attrs=dict.fromkeys((*EXPERTS, *NORM)),
+        legal={"format": tuple(grouped_moe.PARAMS), **LEGAL, **quantised.LEGAL},
+        check=quantised.check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+        tolerance=tolerance,
     ),
-    results=(Result("result*", "[y A[tokens,H] if keep], sum, quantised…"),),
-    attrs=dict.fromkeys((*EXPERTS, *NORM)),
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    tolerance=tolerance,
-    cuda=moe_norm_cuda.CUDA,
+    moe_norm_cuda.CANDIDATES,
+    moe_packs.PACKS,
 )

@@ -15,7 +15,7 @@ from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
-# Params by format, from the fourth input on.
+# Params by format.
 OPERANDS: Mapping[str, tuple[str, ...]] = {
     "dense": ("w13", "w2"),
     "nvfp4": ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
@@ -26,15 +26,9 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("w13", "w13_scale", "w2", "w2_scale", "x_scale", "h_scale"),
     "fp8_block": ("w13", "w13_scale", "w2", "w2_scale"),
 }
-FIRST = 3  # index of the first of them
 # k that a byte or element of a packed row holds.
 _WIDTH = {"dense": 1, "nvfp4": 2, "nvfp4_a4": 2, "fp8": 1, "fp8_block": 1}
 _BLOCK_SCALE = 16
-
-
-def index(kind: str, name: str) -> int:
-    """The input that holds an operand of a format."""
-    return FIRST + OPERANDS[kind].index(name)
 
 
 def _shape(kind: str, dims: tuple[int, ...], up: bool, scale: bool) -> tuple[int, int, int]:
@@ -67,28 +61,24 @@ def _packed(kind: str, name: str, spec: TensorSpec) -> bool:
     return spec.dtype is want and (fp4 or spec.dims[2] % 16 == 0)
 
 
-def _pack(at: int) -> Pack:
-    """The pack of the input `at`, whatever it is in a format."""
-
-    def name_of(attrs: Attrs) -> str:
-        names = OPERANDS.get(str(attrs["format"]), ())
-        return names[at - FIRST] if at - FIRST < len(names) else ""
+def _pack(name: str) -> Pack:
+    """The pack of an operand, whatever it is in a format."""
+    scale = name.endswith("_scale")
 
     def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
-        kind, name = str(attrs["format"]), name_of(attrs)
+        kind = str(attrs["format"])
         if not _packed(kind, name, spec):
             return spec
-        scale = name.endswith("_scale")
         shape = _shape(kind, spec.dims, name.startswith("w13"), scale)
         return dataclasses.replace(spec, dtype=DType.U8 if scale else spec.dtype, shape=shape)
 
     def apply(attrs: Attrs, array: Array) -> Array:
-        kind, name = str(attrs["format"]), name_of(attrs)
+        kind = str(attrs["format"])
         if not _packed(kind, name, TensorSpec(name, DType.of(array.dtype), array.shape)):
             return array
-        return _apply(kind, array, name.startswith("w13"), name.endswith("_scale"))
+        return _apply(kind, array, name.startswith("w13"), scale)
 
     return Pack(infer, apply)
 
 
-PACKS: Mapping[int, Pack] = {at: _pack(at) for at in (3, 4, 5, 6, 7)}
+PACKS = {name: _pack(name) for name in ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale")}

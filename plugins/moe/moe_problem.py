@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spark_engine.kernel import Arg, Attrs, Launch, Pointer, Specs, Target
+from spark_engine.kernel import Launch
 from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.launch import Kernel, Macros, Node
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
 from spark_engine.tensors import DType
 
 WARPS = 8
 THREADS = WARPS * 32
-Defines = tuple[tuple[str, str], ...]
+COMBINE = Kernel("moe_combine", "ids weights parts y")
+COMBINE_CHUNK = Kernel("moe_combine", "ids weights parts y start")
 
 # WEIGHTS of moe_common.cuh and QUANT of moe_quantise.cuh.
 _WEIGHTS = {"dense": 0, "nvfp4": 1, "nvfp4_a4": 1, "fp8": 2, "fp8_block": 2}
@@ -58,14 +60,14 @@ class Problem:
         """Experts that uniform routing hits."""
         return self.experts * (1 - (1 - self.chosen / self.experts) ** self.tokens)
 
-
-def problem(attrs: Attrs, specs: Specs) -> Problem:
-    """The sizes, from packed specs. Where nothing tells I, it counts with its padding of zeros."""
-    kind = str(attrs["format"])
-    x, ids = specs[:2]
-    two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
-    experts, width = specs[moe_packs.index(kind, two)].dims[:2]
-    return Problem(kind, x.dims[0], ids.dims[1], experts, x.dims[1], width // 2)
+    @staticmethod
+    def of(node: Node) -> Problem:
+        """Of a node. Where no scales have I, it includes the padding of zeros."""
+        kind = node.text("format")
+        two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
+        experts, width, *_ = node[two].dims
+        tokens, chosen, hidden = node.shape("tokens", "k", "H")
+        return Problem(kind, tokens, chosen, experts, hidden, width // 2)
 
 
 def split(k: int) -> int:
@@ -75,15 +77,14 @@ def split(k: int) -> int:
     return ways // 2 if ways > 1 and slabs == ways else ways
 
 
-def refuse(attrs: Attrs, specs: Specs) -> str | None:
+def refuse(node: Node) -> str | None:
     """What no tactic serves: a sentence why, or None."""
-    kind = str(attrs["format"])
-    if specs[0].dtype is not DType.BF16 or attrs["dtype"] != "bf16":
-        return f"x is {specs[0].dtype} and dtype {attrs['dtype']}; only bf16 is served"
-    w13, w2 = (specs[moe_packs.index(kind, name)] for name in ("w13", "w2"))
+    kind, x, w13, w2 = node.text("format"), node["x"], node["w13"], node["w2"]
+    if x.dtype is not DType.BF16 or node.text("dtype") != "bf16":
+        return f"x is {x.dtype} and dtype {node.text('dtype')}; only bf16 is served"
     if kind == "dense" and not w13.dtype is w2.dtype is DType.BF16:
         return f"w13 is {w13.dtype}; only bf16 experts are served: cast them when lowering"
-    p = problem(attrs, specs)
+    p = Problem.of(node)
     if p.hidden % 16 or p.inner % 16:
         return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
     if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
@@ -99,12 +100,12 @@ def refuse(attrs: Attrs, specs: Specs) -> str | None:
     return None
 
 
-def by_parts(attrs: Attrs, specs: Specs, target: Target) -> str:
+def by_parts(node: Node) -> str:
     """The reduction key of the tactics that add a dot product in the parts of `split`."""
     return "k in parts"
 
 
-def macros(p: Problem, **tuning: int) -> Defines:
+def macros(p: Problem, **tuning: int) -> dict[str, int]:
     """Those of moe_common.cuh, and a tactic's own."""
     sizes = {
         "HIDDEN": p.hidden,
@@ -115,37 +116,26 @@ def macros(p: Problem, **tuning: int) -> Defines:
         "DOWN_WK": split(p.inner),
         "WEIGHTS": p.weights,
     }
-    return tuple((name, str(value)) for name, value in (sizes | tuning).items())
+    return sizes | tuning
 
 
-def inputs(*indices: int) -> tuple[Arg, ...]:
-    """The addresses of operands."""
-    return tuple(Pointer("input", i) for i in indices)
+def operand(p: Problem, name: str, instead: str) -> str:
+    """An argument: of another operand, which is never read, where the format lacks it."""
+    return name if name in moe_packs.OPERANDS[p.kind] else instead
 
 
-def scratch(*indices: int) -> tuple[Arg, ...]:
-    """The addresses of scratch buffers."""
-    return tuple(Pointer("scratch", i) for i in indices)
-
-
-def operand(p: Problem, name: str, instead: str) -> Arg:
-    """The pointer of an operand; of another that is never read where the format lacks it."""
-    known = moe_packs.OPERANDS[p.kind]
-    return Pointer("input", moe_packs.index(p.kind, name if name in known else instead))
-
-
-def weights(p: Problem, name: str) -> tuple[Arg, ...]:
-    """A weight, its block scales and the scales of its rows."""
+def weights(p: Problem, name: str) -> str:
+    """Arguments: a weight, its block scales and the scales of its rows."""
     rows = f"{name}_scale2" if p.weights == 1 else f"{name}_scale"
-    return tuple(operand(p, n, name) for n in (name, f"{name}_scale", rows))
+    return " ".join(operand(p, n, name) for n in (name, f"{name}_scale", rows))
 
 
-def combine(p: Problem, parts: int, defines: Defines, start: tuple[Arg, ...] = ()) -> Launch:
+def combine(node: Node, p: Problem, macros: Macros, start: int | None = None) -> Launch:
     """The weighted sum over each token's experts, from the scratch buffer `parts`.
 
     `start`: the first token, where the node runs in chunks.
     """
     threads = min(256, max(32, padded(p.hidden // 4, 32)))
-    args = (*inputs(1, 2), *scratch(parts), Pointer("output", 0), *start)
-    return Launch("moe_combine", (p.tokens, 1, 1), (threads, 1, 1), args, defines=defines,
-                  pdl=True)  # fmt: skip
+    if start is None:
+        return COMBINE.launch(node, p.tokens, threads, macros)
+    return COMBINE_CHUNK.launch(node, p.tokens, threads, macros, start=start)

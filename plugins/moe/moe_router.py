@@ -10,31 +10,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.moe import moe_router_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,H], w[E,H], [gate w[1,H]]) -> ids i32[tokens,k(+1)], weights f32 likewise."""
-    count("moe_router", specs, 2, 3)
-    x, w = specs[:2]
-    expect("moe_router", x, ACTIVATIONS, (None, None))
-    expect("moe_router", w, WEIGHTS, (None, width("moe_router", x)))
-    for gate in specs[2:]:
-        expect("moe_router", gate, WEIGHTS, (1, width("moe_router", x)))
-    top_k, experts = int(attrs["top_k"]), w.dims[0]
+def _check(node: Named) -> str | None:
+    top_k, experts = node.number("top_k"), node.dim("E")
     if not 1 <= top_k <= experts:
-        raise GraphError(f"moe_router: top_k is {top_k}, expected 1 to {experts} (experts)")
-    shape = (x.shape[0], top_k + len(specs) - 2)
-    return TensorSpec("ids", DType.I32, shape), TensorSpec("weights", DType.F32, shape)
+        return f"top_k is {top_k}, expected 1 to {experts} (experts)"
+    return None
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -54,7 +46,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One MatMul for experts and gate, TopK, exponentials."""
     f = Text()
-    experts, gated = specs[1].dims[0], len(specs) == 3
+    node = OP.named(attrs, specs)
+    experts, gated = node.dim("E"), "gate" in node
     w = fr.widen(f, "w")
     if gated:
         w = f("Concat", w, fr.widen(f, "gate"), axis=0)
@@ -116,18 +109,24 @@ CASES = (
     Case("ties go to the lowest index", {"top_k": 5}, _ties),
 )
 
-OP = Op(
-    name="moe_router",
-    operands=(
-        operands.x("A[tokens,H]"),
-        operands.weight("w", "W[E,H]"),
-        Operand("gate", Role.WEIGHT, "W[1,H]", optional=True, note="of the shared expert"),
+OP = serve(
+    Op(
+        name="moe_router",
+        operands=(
+            operands.x("A[tokens,H]"),
+            operands.weight("w", "W[E,H]"),
+            Operand("gate", Role.WEIGHT, "W[1,H]", optional=True, note="of the shared expert"),
+        ),
+        results=(
+            Result("ids", "i32[tokens,k]", note="k is top_k, + 1 with a gate"),
+            Result("weights", "f32[tokens,k]"),
+        ),
+        attrs={"top_k": None},
+        dims={"k": lambda node: node.number("top_k") + ("gate" in node)},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    results=(Result("ids", "i32[tokens,k(+1)]"), Result("weights", "f32[tokens,k(+1)]")),
-    attrs={"top_k": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=moe_router_cuda.CUDA,
+    moe_router_cuda.CANDIDATES,
 )

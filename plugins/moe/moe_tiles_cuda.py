@@ -10,32 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Launch,
-    Plan,
-    Scalar,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
 from spark_engine.plugins.moe.moe_problem import (
     M16_BYTES,
     THREADS,
     WARPS,
-    Defines,
     Problem,
     by_parts,
     combine,
-    inputs,
     macros,
     operand,
-    problem,
     refuse,
-    scratch,
     weights,
 )
 from spark_engine.plugins.moe.moe_wide_cuda import (
@@ -52,6 +38,8 @@ RESERVED = 1024  # bytes of shared memory that the driver takes
 BARRIER = 16  # bytes
 SORT_THREADS = 1024
 SORT_BLOCKS = 32
+COUNT = Kernel("moe_count", "ids ranks tokens")
+PLACE = Kernel("moe_sort", "ids ranks order tiles tokens")
 SORT = {"SORT_BLOCKS": SORT_BLOCKS}  # a macro
 # Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
 HOPPER_RATE, OTHER_RATE = 0.45, 0.75
@@ -91,12 +79,11 @@ def _stage(p: Problem, tiling: Tiling) -> Stage:
     return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
 
 
-def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> str | None:
+def refuse_tiles(node: Node, tiling: Tiling) -> str | None:
     """Refuses scales along k that no bf16 holds, a small shared memory, few tokens of `_128`."""
-    reason = refuse(attrs, specs)
-    if reason:
+    if reason := refuse(node):
         return reason
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     if p.kind == "fp8_block":
         return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
     if 2 * p.pairs * max(p.hidden, p.inner) >= 1 << 32:
@@ -108,56 +95,50 @@ def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> 
     return None
 
 
-def sort(p: Problem, defines: Defines) -> list[Launch]:
-    """Pairs by expert, cut into tiles: (order, tiles, ranks) are the first scratch buffers."""
-    order, tiles, ranks = scratch(0, 1, 2)
-    tokens = Scalar("i32", p.tokens)
-    count, place = (*inputs(1), ranks, tokens), (*inputs(1), ranks, order, tiles, tokens)
+def sort(node: Node, p: Problem, sizes: Macros) -> list[Launch]:
+    """Pairs by expert, cut into tiles."""
     return [
-        Launch(symbol, (SORT_BLOCKS, 1, 1), (SORT_THREADS, 1, 1), args, defines=defines, pdl=True)
-        for symbol, args in (("moe_count", count), ("moe_sort", place))
+        kernel.launch(node, SORT_BLOCKS, SORT_THREADS, sizes, tokens=p.tokens)
+        for kernel in (COUNT, PLACE)
     ]
 
 
-def sort_bytes(p: Problem, block_m: int) -> list[int]:
-    """Of the buffers of `sort`; behind the ranks, what each block counts of each expert."""
+def sort_memory(p: Problem, block_m: int) -> dict[str, int]:
+    """Scratch memory of `sort`; behind the ranks, what each block counts of each expert."""
     ranks = p.pairs + SORT_BLOCKS * p.experts
-    return [p.pairs * 4, (1 + most_tiles(p, block_m)) * 16, ranks * 4]
+    return {"order": p.pairs * 4, "tiles": (1 + most_tiles(p, block_m)) * 16, "ranks": ranks * 4}
 
 
-def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Plan:
+def plan_tiles(node: Node, tiling: Tiling) -> Plan:
     """count, sort, [quantise], up, down, combine."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     stage = _stage(p, tiling)
     tuning = {"BLOCK_M": tiling.block_m, "DEPTH": stage.depth(target), "QUANT": p.quant}
-    defines = macros(p, **tiling.tuning, **tuning, SLACK=stage.slack(target), **SORT)
-    order, tiles, h, parts, codes = scratch(0, 1, 3, 4, 5)
+    sizes = macros(p, **{**tiling.tuning, **tuning}, SLACK=stage.slack(target), **SORT)
     most = most_tiles(p, tiling.block_m)
-    given = [operand(p, n, "w2") if p.quant else NULL for n in ("x_scale", "h_scale")]
+    memory = sort_memory(p, tiling.block_m)
+    memory |= {"h": p.pairs * p.inner * 2, "parts": p.pairs * p.hidden * tiling.part_bytes}
+    if p.quant:
+        memory["codes"] = p.pairs * p.hidden * 2
+    node = node.with_scratch(**memory)
+    given = [operand(p, n, "w2") if p.quant else "nothing?" for n in ("x_scale", "h_scale")]
 
-    def product(symbol: str, rows: Arg, weight: str, rest: tuple[Arg, ...], panels: int) -> Launch:
+    def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
         blocks = min(target.sms, most * -(-panels // 4))
-        args = (rows, order, tiles, *weights(p, weight), *rest)
-        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, stage.nbytes(target),
-                      defines=defines, pdl=True)  # fmt: skip
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
+        return kernel.launch(node, blocks, THREADS, sizes, stage.nbytes(target))
 
-    launches = sort(p, defines)
-    x = inputs(0)[0]
+    launches, x = sort(node, p, sizes), "x"
     if p.quant:
-        x = codes
-        args = (*inputs(0, 1), given[0], codes, NULL)
-        launches.append(Launch("quantise_x", (p.pairs, 1, 1), (WARPS * 32, 1, 1), args,
-                               defines=defines, pdl=True))  # fmt: skip
+        quantise = Kernel("quantise_x", f"x ids {given[0]} codes nothing?")
+        launches.append(quantise.launch(node, p.pairs, WARPS * 32, sizes))
+        x = "codes"
     launches += [
-        product("tile_up", x, "w13", (*given, h), -(-p.inner // 32)),
-        product("tile_down", h, "w2", (given[1], parts), -(-p.hidden // 64)),
-        combine(p, 4, defines),
+        product("tile_up", x, "w13", f"{given[0]} {given[1]} h", -(-p.inner // 32)),
+        product("tile_down", "h", "w2", f"{given[1]} parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
     ]
-    sizes = sort_bytes(p, tiling.block_m)
-    sizes += [p.pairs * p.inner * 2, p.pairs * p.hidden * tiling.part_bytes]
-    if p.quant:
-        sizes.append(p.pairs * p.hidden * 2)
-    return Plan(tuple(launches), tuple(Scratch(n) for n in sizes))
+    return node.plan(*launches)
 
 
 def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
@@ -170,19 +151,19 @@ def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
     return both + p.pairs * row_bytes / target.bandwidth + 20e-6
 
 
-def cost_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
+def cost_tiles(node: Node, tiling: Tiling) -> float:
     """`seconds` at the rate of mma.sync; the rows are h, parts and what a format quantises."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     rate = target.bf16_flops * (HOPPER_RATE if target.wgmma else OTHER_RATE)
     rows = 2 * tiling.part_bytes * p.hidden + 4 * p.inner + (4 * p.hidden if p.quant else 0)
     return seconds(p, target, rate, rows)
 
 
-def _tactic(name: str, tiling: Tiling, key: Key | None = None) -> Tactic:
+def _candidate(name: str, tiling: Tiling, key: Key | None = None) -> Candidate:
     refusal, plan = partial(refuse_tiles, tiling=tiling), partial(plan_tiles, tiling=tiling)
     cost = partial(cost_tiles, tiling=tiling)
-    return Tactic(name, "moe/moe_tiles.cu", refusal, plan, cost, key)
+    return Candidate(name, "moe/moe_tiles.cu", plan, cost, refusal, key)
 
 
-TILES = _tactic("tiles", BY_PARTS, by_parts)
-TILES_128 = _tactic("tiles_128", ASCENDING)
+TILES = _candidate("tiles", BY_PARTS, by_parts)
+TILES_128 = _candidate("tiles_128", ASCENDING)

@@ -6,7 +6,8 @@ read weights and little else, whatever the instruction: they stay with `grouped`
 
 from __future__ import annotations
 
-from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scratch, Specs, Tactic, Target
+from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.linear.nvfp4_linear_a4_cuda import EMULATED_RATE, FP4_RATE
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe.moe_problem import (
@@ -14,12 +15,8 @@ from spark_engine.plugins.moe.moe_problem import (
     THREADS,
     Problem,
     combine,
-    inputs,
     macros,
-    operand,
-    problem,
     refuse,
-    scratch,
     weights,
 )
 from spark_engine.plugins.moe.moe_tiles_cuda import (
@@ -28,11 +25,12 @@ from spark_engine.plugins.moe.moe_tiles_cuda import (
     SORT,
     seconds,
     sort,
-    sort_bytes,
+    sort_memory,
 )
 from spark_engine.plugins.moe.moe_wide_cuda import ASCENDING, FEWEST, most_tiles
 
 BLOCK_M = ASCENDING.block_m
+QUANTISE = Kernel("quantise_rows", "x ids order x_scale codes block_scales")
 ROW_BYTES = 36  # of a k-slab of one row: codes and block scales
 
 
@@ -50,12 +48,11 @@ def _depth(p: Problem, target: Target) -> int:
     return min(MOST_STAGES, (target.shared_bytes - RESERVED) // _stage(p))
 
 
-def refuse_fp4(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_fp4(node: Node) -> str | None:
     """Refuses other formats, and few tokens."""
-    reason = refuse(attrs, specs)
-    if reason:
+    if reason := refuse(node):
         return reason
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     if p.kind != "nvfp4_a4":
         return f"format {p.kind} has no NVFP4 activations"
     if p.tokens < FEWEST:
@@ -65,53 +62,43 @@ def refuse_fp4(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return None
 
 
-def plan_fp4(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan_fp4(node: Node) -> Plan:
     """count, sort, quantise, up (which quantises), down, combine."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     depth, most = _depth(p, target), most_tiles(p, BLOCK_M)
     tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **SORT}
-    defines = macros(p, **ASCENDING.tuning, **tuning)
-    order, tiles, h, parts, x, x_scales, h_scales = scratch(0, 1, 3, 4, 5, 6, 7)
-    given, following = (operand(p, n, n) for n in ("x_scale", "h_scale"))
-    args: tuple[Arg, ...] = (*inputs(0, 1), order, given, x, x_scales)
-    quantise = Launch("quantise_rows", (p.pairs, 1, 1), (256, 1, 1), args, defines=defines,
-                      pdl=True)  # fmt: skip
-
-    def product(symbol: str, rows: tuple[Arg, ...], weight: str, rest: tuple[Arg, ...],
-                panels: int) -> Launch:  # fmt: skip
-        blocks = min(target.sms, most * -(-panels // 4))
-        whole = (*rows, order, tiles, *weights(p, weight), *rest)
-        return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), whole, depth * _stage(p),
-                      defines=defines, pdl=True)  # fmt: skip
-
-    launches = (
-        *sort(p, defines),
-        quantise,
-        product(
-            "tile_up", (x, x_scales), "w13", (given, following, h, h_scales), -(-p.inner // 32)
-        ),  # fmt: skip
-        product("tile_down", (h, h_scales), "w2", (following, parts), -(-p.hidden // 64)),
-        combine(p, 4, defines),
-    )
+    sizes = macros(p, **{**ASCENDING.tuning, **tuning})
     wide, inner = _slabs(p)
-    sizes = (
-        *sort_bytes(p, BLOCK_M),
-        p.pairs * inner * 32,
-        p.pairs * p.hidden * ASCENDING.part_bytes,
-        p.pairs * wide * 32,
-        p.pairs * wide * 4,
-        p.pairs * inner * 4,
+    node = node.with_scratch(
+        **sort_memory(p, BLOCK_M),
+        h=p.pairs * inner * 32,
+        parts=p.pairs * p.hidden * ASCENDING.part_bytes,
+        codes=p.pairs * wide * 32,
+        block_scales=p.pairs * wide * 4,
+        h_block_scales=p.pairs * inner * 4,
     )
-    return Plan(launches, tuple(Scratch(n) for n in sizes))
+
+    def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
+        blocks = min(target.sms, most * -(-panels // 4))
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
+        return kernel.launch(node, blocks, THREADS, sizes, depth * _stage(p))
+
+    up = "x_scale h_scale h h_block_scales"
+    return node.plan(
+        *sort(node, p, sizes),
+        QUANTISE.launch(node, p.pairs, 256, sizes),
+        product("tile_up", "codes block_scales", "w13", up, -(-p.inner // 32)),
+        product("tile_down", "h h_block_scales", "w2", "h_scale parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
+    )
 
 
-def cost_fp4(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost_fp4(node: Node) -> float:
     """As the other tiles, at the rate of the FP4 instruction or of its emulation. Predicted."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     rate = target.bf16_flops * (0.5 * FP4_RATE if target.fp4_mma else EMULATED_RATE)
-    return seconds(
-        p, target, rate, ASCENDING.part_bytes * 2 * p.hidden + 1.2 * (p.hidden + p.inner)
-    )
+    rows = ASCENDING.part_bytes * 2 * p.hidden + 1.2 * (p.hidden + p.inner)
+    return seconds(p, target, rate, rows)
 
 
-TILES_FP4 = Tactic("tiles_fp4", "moe/moe_tiles_fp4.cu", refuse_fp4, plan_fp4, cost_fp4)
+TILES_FP4 = Candidate("tiles_fp4", "moe/moe_tiles_fp4.cu", plan_fp4, cost_fp4, refuse_fp4)

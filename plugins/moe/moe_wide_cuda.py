@@ -12,25 +12,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
+from spark_engine.kernel import Launch, Plan
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe.moe_problem import (
     M16_BYTES,
     Problem,
     by_parts,
     combine,
-    inputs,
     macros,
-    problem,
     refuse,
-    scratch,
     weights,
 )
 
+SORT = Kernel("moe_sort", "x ids x_slabs ranks order tiles tokens")
 SORT_CLUSTER = 8  # blocks that sort
 STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
-Key: TypeAlias = Callable[[Attrs, Specs, Target], str | None]
+Key: TypeAlias = Callable[[Node], str | None]
 
 
 @dataclass(frozen=True)
@@ -52,23 +51,21 @@ BY_PARTS = Tiling(64, 4, {})
 ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
 
 
-def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_wide(node: Node) -> str | None:
     """Refuses what has no wgmma, and activations that are quantised."""
-    reason = refuse(attrs, specs)
-    if reason:
+    if reason := refuse(node):
         return reason
-    if not target.wgmma:
-        return f"{target.name} has no wgmma"
-    p = problem(attrs, specs)
+    if not node.target.wgmma:
+        return f"{node.target.name} has no wgmma"
+    p = Problem.of(node)
     if p.quant:
         return f"format {p.kind} quantises activations; the wide kernels take them as they are"
     return None
 
 
-def refuse_wide_128(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def refuse_wide_128(node: Node) -> str | None:
     """Few tokens too."""
-    reason = refuse_wide(attrs, specs, target)
-    tokens = specs[0].dims[0]
+    reason, tokens = refuse_wide(node), node.dim("tokens")
     if reason is None and tokens < FEWEST:
         return f"{tokens} tokens; tiles of {ASCENDING.block_m} want {FEWEST}"
     return reason
@@ -79,50 +76,45 @@ def most_tiles(p: Problem, block_m: int) -> int:
     return p.pairs // block_m + min(p.experts, p.pairs)
 
 
-def plan_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Plan:
+def plan_wide(node: Node, tiling: Tiling) -> Plan:
     """sort, up, down, combine."""
-    p = problem(attrs, specs)
-    defines = macros(p, BLOCK_M=tiling.block_m, **tiling.tuning)
-    slabs = [-(-k // et.KSLAB) for k in (p.hidden, p.inner)]
-    ways = [int(dict(defines)[name]) for name in ("UP_WK", "DOWN_WK")]
-    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else 2  # of a stage
+    p, target = Problem.of(node), node.target
+    sizes = macros(p, **{"BLOCK_M": tiling.block_m, **tiling.tuning})
+    wide, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
+    uneven = wide // sizes["UP_WK"] % 2 or inner // sizes["DOWN_WK"] % 2
+    span = 1 if uneven else 2  # k-slabs of a stage
     stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
     depth = min(12, (target.shared_bytes - STATIC) // stage)
-    defines += (("DEPTH", str(depth)),)
-    x, order, tiles, h, parts, ranks = scratch(0, 1, 2, 3, 4, 5)
-    rest = -(-p.tokens * slabs[0] * 2 // 1024)  # blocks that could reorder x
+    sizes["DEPTH"], most = depth, most_tiles(p, tiling.block_m)
+    node = node.with_scratch(
+        x_slabs=p.tokens * wide * 128,
+        order=p.pairs * 4,
+        tiles=(1 + most) * 16,
+        h=p.pairs * inner * 128,
+        parts=p.pairs * p.hidden * tiling.part_bytes,
+        ranks=p.pairs * 4,
+    )
+    rest = -(-p.tokens * wide * 2 // 1024)  # blocks that could reorder x
     clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
-    sort = Launch("moe_sort", (clusters * SORT_CLUSTER, 1, 1), (1024, 1, 1),
-                  (*inputs(0, 1), x, ranks, order, tiles, Scalar("i32", p.tokens)),
-                  cluster=(SORT_CLUSTER, 1, 1), defines=defines, pdl=True)  # fmt: skip
-    most = most_tiles(p, tiling.block_m)
+    blocks = clusters * SORT_CLUSTER
+    sort = SORT.launch(node, blocks, 1024, sizes, cluster=SORT_CLUSTER, tokens=p.tokens)
 
-    def product(symbol: str, rows: Arg, weight: str, out: Arg, panels: int) -> Launch:
-        blocks = min(target.sms, most * -(-panels // 4))
-        args = (rows, order, tiles, *weights(p, weight), out)
-        return Launch(symbol, (blocks, 1, 1), (640, 1, 1), args, depth * stage, defines=defines,
-                      pdl=True)  # fmt: skip
+    def product(symbol: str, rows: str, weight: str, out: str, panels: int) -> Launch:
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {out}")
+        grid = min(target.sms, most * -(-panels // 4))
+        return kernel.launch(node, grid, 640, sizes, depth * stage)
 
-    launches = (
+    return node.plan(
         sort,
-        product("wide_up", x, "w13", h, -(-p.inner // 32)),
-        product("wide_down", h, "w2", parts, -(-p.hidden // 64)),
-        combine(p, 4, defines),
+        product("wide_up", "x_slabs", "w13", "h", -(-p.inner // 32)),
+        product("wide_down", "h", "w2", "parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
     )
-    sizes = (
-        p.tokens * slabs[0] * 128,
-        p.pairs * 4,
-        (1 + most) * 16,
-        p.pairs * slabs[1] * 128,
-        p.pairs * p.hidden * tiling.part_bytes,
-        p.pairs * 4,
-    )
-    return Plan(launches, tuple(Scratch(n) for n in sizes))
 
 
-def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
+def cost_wide(node: Node, tiling: Tiling) -> float:
     """Bytes and mathematics; rows written and added; four launches. Fitted to measurements."""
-    p = problem(attrs, specs)
+    p, target = Problem.of(node), node.target
     read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
     multiply = 1.5 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
     rest = 15e-6
@@ -131,10 +123,10 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> flo
     return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + rest
 
 
-def _tactic(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Tactic:
+def _candidate(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Candidate:
     plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
-    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost, key)
+    return Candidate(name, "moe/moe_wide.cu", plan, cost, refusal, key)
 
 
-WIDE = _tactic("wide", refuse_wide, BY_PARTS, by_parts)
-WIDE_128 = _tactic("wide_128", refuse_wide_128, ASCENDING)
+WIDE = _candidate("wide", refuse_wide, BY_PARTS, by_parts)
+WIDE_128 = _candidate("wide_128", refuse_wide_128, ASCENDING)

@@ -10,20 +10,9 @@ from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.moe import shared_gate_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(routed, shared, x: A[tokens,H]; w[1,H] bf16/f16/f32) -> y A[tokens,H]."""
-    count("shared_gate", specs, 4)
-    routed, shared, x, w = specs
-    expect("shared_gate", routed, ACTIVATIONS, (None, None))
-    for spec in (shared, x):
-        expect("shared_gate", spec, (routed.dtype,), routed.shape)
-    expect("shared_gate", w, WEIGHTS, (1, width("shared_gate", x)))
-    return (TensorSpec("y", routed.dtype, routed.shape),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -37,7 +26,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f = Text()
     weight = fr.sigmoid(f, ff.times(f, fr.widen(f, "x"), fr.widen(f, "w")))
     scaled = f("Mul", weight, fr.widen(f, "shared"))
-    f.cast(f("Add", fr.widen(f, "routed"), scaled), specs[0].dtype, "y")
+    f.cast(f("Add", fr.widen(f, "routed"), scaled), OP.named(attrs, specs)["routed"].dtype, "y")
     return f.function("shared_gate", ("routed", "shared", "x", "w"), ("y",))
 
 
@@ -57,19 +46,20 @@ CASES = (
     _case(3, 64, DType.BF16, DType.BF16),
 )
 
-OP = Op(
-    name="shared_gate",
-    operands=(
-        operands.x("A[tokens,H]", name="routed"),
-        operands.x("A[tokens,H]", name="shared"),
-        operands.x("A[tokens,H]"),
-        operands.weight("w", "W[1,H]"),
+OP = serve(
+    Op(
+        name="shared_gate",
+        operands=(
+            operands.x("A[tokens,H]", name="routed"),
+            operands.x("A[tokens,H]", name="shared"),
+            operands.x("A[tokens,H]"),
+            operands.weight("w", "W[1,H]"),
+        ),
+        results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
     ),
-    results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
-    attrs={},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=shared_gate_cuda.CUDA,
+    shared_gate_cuda.CANDIDATES,
 )

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ranks import collectives_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """x A[tokens,H] -> y A[tokens,H]."""
-    count("all_reduce", specs, 1)
-    (x,) = specs
-    if int(attrs["ranks"]) < 1:
-        raise GraphError(f"all_reduce: ranks is {attrs['ranks']}")
-    expect("all_reduce", x, ACTIVATIONS, (None, None))
-    return (TensorSpec("y", x.dtype, x.shape),)
+def _check(node: Named) -> str | None:
+    ranks = node.number("ranks")
+    return f"ranks is {ranks}" if ranks < 1 else None
 
 
 def summed(parts: tuple[Array, ...]) -> Array:
@@ -64,14 +59,16 @@ CASES = (
     _case(65, 136, DType.BF16, bench=True),
 )
 
-OP = Op(
-    name="all_reduce",
-    operands=(operands.x("A[tokens,H]"),),
-    results=(Result("y", "A[tokens,H]"),),
-    attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=collectives_cuda.ALL_REDUCE,
+OP = serve(
+    Op(
+        name="all_reduce",
+        operands=(operands.x("A[tokens,H]"),),
+        results=(Result("y", "A[tokens,H]"),),
+        attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    collectives_cuda.ALL_REDUCE,
 )

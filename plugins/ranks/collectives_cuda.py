@@ -8,21 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Rank,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import NULL, Plan, Scalar
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import ALONE, PEERS, RANK, Candidate, Kernel, Node
 from spark_engine.plugins.ranks import nccl_cuda
 from spark_engine.tensors import DType
 
@@ -38,6 +26,8 @@ ONE_SHOT, TWO_SHOT, PUSH = WAYS = ("one_shot", "two_shot", "push")  # numbered a
 LATENCY = {ONE_SHOT: 4e-6, TWO_SHOT: 6e-6, PUSH: 2.5e-6}
 PEER_BANDWIDTH = 300e9
 ORDER = "ranks"
+SUM = Kernel("all_reduce", "x y count peers rank")
+SIDE_BY_SIDE = Kernel("gather_logits", "x y count peers rank")
 
 
 def symmetric_bytes(nbytes: int) -> int:
@@ -76,76 +66,73 @@ def exchange_seconds(way: str, ranks: int, nbytes: int) -> float:
     return LATENCY[way] + times[way] * nbytes / PEER_BANDWIDTH
 
 
-def where(ranks: int) -> tuple[Arg, ...]:
-    """The table of regions and the rank, the last arguments of every kernel here."""
-    return (NULL, Scalar("i32", 0)) if ranks == 1 else (Pointer("peers", 0), Rank())
+def meeting(node: Node, ranks: int) -> Node:
+    """With the table of regions and the rank, the last arguments of every kernel here."""
+    if ranks == 1:
+        return node.with_args(peers=NULL, rank=ALONE)
+    return node.with_args(peers=PEERS, rank=RANK)
 
 
-def _plan(symbol: str, way: str, attrs: Attrs, specs: Specs, target: Target, **macros: int) -> Plan:
-    ranks, nbytes = int(attrs["ranks"]), specs[0].nbytes
+def _plan(kernel: Kernel, way: str, node: Node, **macros: int) -> Plan:
+    ranks, nbytes, sms = node.number("ranks"), node["x"].nbytes, node.target.sms
     count = nbytes // VECTOR
     each = ranks if way == TWO_SHOT else 1  # vectors of a thread at a time
-    threads = next((t for t in THREADS if t * target.sms * each >= count), THREADS[-1])
-    blocks = max(1, min(target.sms, MOST_BLOCKS, -(-count // (threads * each))))
-    ends = (Pointer("input", 0), Pointer("output", 0))
-    args = (*ends, Scalar("i64", count), *where(ranks))
+    threads = next((t for t in THREADS if t * sms * each >= count), THREADS[-1])
+    blocks = max(1, min(sms, MOST_BLOCKS, -(-count // (threads * each))))
     macros |= {"RANKS": ranks, "THREADS": threads}
-    defines = tuple((k, str(v)) for k, v in macros.items())
-    launch = Launch(
-        symbol, (blocks, 1, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True,
-        resident=ranks > 1,
+    launch = kernel.launch(
+        meeting(node, ranks), blocks, threads, macros, resident=ranks > 1,
+        count=Scalar("i64", count),
     )  # fmt: skip
-    return Plan((launch,), symmetric=symmetric(way, ranks, nbytes))
+    return node.plan(launch, symmetric=symmetric(way, ranks, nbytes))
 
 
-def _refuse_sum(attrs: Attrs, specs: Specs, target: Target, way: str) -> str | None:
-    if specs[0].dtype is not DType.BF16:
-        return f"x is {specs[0].dtype}; the kernel adds bf16"
-    reason = refuse_way(way, int(attrs["ranks"]), specs[0].nbytes)
-    return reason or rq.refuse_rows(specs[:1], specs[0].dims[1])
+def _refuse_sum(node: Node, way: str) -> str | None:
+    x = node["x"]
+    if x.dtype is not DType.BF16:
+        return f"x is {x.dtype}; the kernel adds bf16"
+    return refuse_way(way, node.number("ranks"), x.nbytes) or rq.refuse_rows((x,), node.dim("H"))
 
 
-def _plan_sum(attrs: Attrs, specs: Specs, target: Target, way: str) -> Plan:
-    return _plan("all_reduce", way, attrs, specs, target, WAY=WAYS.index(way))
+def _plan_sum(node: Node, way: str) -> Plan:
+    return _plan(SUM, way, node, WAY=WAYS.index(way))
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target, way: str) -> float:
-    nbytes = specs[0].nbytes
-    return exchange_seconds(way, int(attrs["ranks"]), nbytes) + 3 * nbytes / target.bandwidth
+def _cost(node: Node, way: str) -> float:
+    nbytes = node["x"].nbytes
+    exchange = exchange_seconds(way, node.number("ranks"), nbytes)
+    return exchange + 3 * nbytes / node.target.bandwidth
 
 
-def _order(attrs: Attrs, specs: Specs, target: Target) -> str:
+def one_order(node: Node) -> str:
+    """`Candidate.reduction` of every sum."""
     return ORDER
 
 
-def _refuse_gather(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    columns = specs[0].dims[1]
+def _refuse_gather(node: Node) -> str | None:
+    columns = node.dim("V/ranks")
     return f"{columns} logits do not come in vectors of 4" if columns % 4 else None
 
 
-def _plan_gather(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    columns = specs[0].dims[1] * specs[0].dtype.itemsize // VECTOR
-    return _plan("gather_logits", ONE_SHOT, attrs, specs, target, COLUMNS=columns)
+def _plan_gather(node: Node) -> Plan:
+    columns = node.dim("V/ranks") * node["x"].dtype.itemsize // VECTOR
+    return _plan(SIDE_BY_SIDE, ONE_SHOT, node, COLUMNS=columns)
 
 
-def _sum(way: str) -> Tactic:
-    return Tactic(
+def _sum(way: str) -> Candidate:
+    return Candidate(
         way,
         "ranks/all_reduce.cu",
-        partial(_refuse_sum, way=way),
         partial(_plan_sum, way=way),
         partial(_cost, way=way),
-        _order,
+        partial(_refuse_sum, way=way),
+        one_order,
     )
 
 
 SUMS = tuple(_sum(way) for way in WAYS)
-_SIDE_BY_SIDE = Tactic(
-    ONE_SHOT,
-    "ranks/gather_logits.cu",
-    _refuse_gather,
-    _plan_gather,
-    partial(_cost, way=ONE_SHOT),
+_GATHER = Candidate(
+    ONE_SHOT, "ranks/gather_logits.cu", _plan_gather, partial(_cost, way=ONE_SHOT), _refuse_gather
 )
-ALL_REDUCE = nccl_cuda.also_across(Cuda(SUMS), nccl_cuda.SUMS)
-GATHER_LOGITS = nccl_cuda.also_across(Cuda((_SIDE_BY_SIDE,)), nccl_cuda.LOGITS)
+ALL_REDUCE = nccl_cuda.also_across(SUMS, nccl_cuda.SUMS)
+GATHER_LOGITS = nccl_cuda.also_across((_GATHER,), nccl_cuda.LOGITS)

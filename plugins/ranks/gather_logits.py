@@ -11,18 +11,9 @@ from spark_engine.op import Attrs, Case, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ranks import collectives_cuda
-from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """x f32[rows,V/ranks] -> y f32[rows,V]."""
-    count("gather_logits", specs, 1)
-    (x,) = specs
-    expect("gather_logits", x, (DType.F32,), (None, None))
-    columns = width("gather_logits", x) * int(attrs["ranks"])
-    return (TensorSpec("y", x.dtype, (x.shape[0], columns)),)
+from spark_engine.tensors import Array, TensorSpec
 
 
 def gathered(parts: tuple[Array, ...]) -> Array:
@@ -51,14 +42,15 @@ def _case(rows: int, columns: int) -> Case:
 
 CASES = (_case(1, 128), _case(5, 68))
 
-OP = Op(
-    name="gather_logits",
-    operands=(operands.x("f32[rows,V/ranks]"),),
-    results=(Result("y", "f32[rows,V]"),),
-    attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=collectives_cuda.GATHER_LOGITS,
+OP = serve(
+    Op(
+        name="gather_logits",
+        operands=(operands.x("f32[rows,V/ranks]"),),
+        results=(Result("y", "f32[rows,V]"),),
+        attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    collectives_cuda.GATHER_LOGITS,
 )

@@ -10,20 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_engine.kernel import (
-    NCCL,
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import NCCL, Launch, Plan, Scalar
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
 SOURCE = "ranks/gathered.cu"
@@ -35,93 +24,97 @@ HERE = "its ranks are on several hosts, and no GPU reads another host's memory"
 ONE_HOST = "its ranks share a host, where GPUs read each other's memory: --across-hosts asks for it"
 
 
-def also_across(within: Cuda, across: tuple[Tactic, ...]) -> Cuda:
+def also_across(
+    within: tuple[Candidate, ...], across: tuple[Candidate, ...]
+) -> tuple[Candidate, ...]:
     """The tactics of one host, and those that take its place between hosts."""
-    return replace(within, tactics=(*map(_within, within.tactics), *map(_between, across)))
+    return (*map(_within, within), *map(_between, across))
 
 
-def _within(tactic: Tactic) -> Tactic:
-    def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        return HERE if attrs.get("across") else tactic.refuse(attrs, specs, target)
+def _within(candidate: Candidate) -> Candidate:
+    def refuse(node: Node) -> str | None:
+        return HERE if node.number("across") else candidate.refuse(node)
 
-    return replace(tactic, refuse=refuse)
-
-
-def _between(tactic: Tactic) -> Tactic:
-    def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        return tactic.refuse(attrs, specs, target) if attrs.get("across") else ONE_HOST
-
-    return replace(tactic, refuse=refuse)
+    return replace(candidate, refuse=refuse)
 
 
-def _call(symbol: str, to: Pointer, nbytes: int) -> Launch:
-    """A call of NCCL over the node's input; `nbytes` are this rank's."""
-    args = (Pointer("input", 0), to, Scalar("i64", nbytes))
-    return Launch(symbol, (1, 1, 1), (1, 1, 1), args, source=NCCL)
+def _between(candidate: Candidate) -> Candidate:
+    def refuse(node: Node) -> str | None:
+        return candidate.refuse(node) if node.number("across") else ONE_HOST
+
+    return replace(candidate, refuse=refuse)
 
 
-def _kernel(symbol: str, count: int, target: Target, **macros: int) -> Launch:
-    """Over scratch [ranks, part], a thread for each of `count` vectors of the output."""
-    blocks = max(1, min(4 * target.sms, -(-count // THREADS)))
-    args = (Pointer("scratch", 0), Pointer("output", 0), Scalar("i64", count))
-    defines = tuple((name, str(number)) for name, number in macros.items())
-    return Launch(symbol, (blocks, 1, 1), (THREADS, 1, 1), args, defines=defines)
+def _call(symbol: str, node: Node, to: str) -> Launch:
+    """A call of NCCL over x; the bytes are this rank's."""
+    kernel = Kernel(symbol, f"x {to} bytes", source=NCCL, pdl=False)
+    return kernel.launch(node, 1, 1, {}, bytes=Scalar("i64", node["x"].nbytes))
 
 
-def _refuse_sum(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    if specs[0].dtype is not DType.BF16:
-        return f"x is {specs[0].dtype}; parts are added as bf16"
-    return rq.refuse_rows(specs[:1], specs[0].dims[1])
+def _kernel(symbol: str, node: Node, count: int, **macros: int) -> Launch:
+    """Over `parts` [ranks, part], a thread for each of `count` vectors of y."""
+    blocks = max(1, min(4 * node.target.sms, -(-count // THREADS)))
+    kernel = Kernel(symbol, "parts y count", pdl=False)
+    return kernel.launch(node, blocks, THREADS, macros, count=Scalar("i64", count))
 
 
-def _refuse_own_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    if int(attrs["ranks"]) > 2:
-        return f"NCCL adds {attrs['ranks']} parts in an order of its own, and rounds at every hop"
-    return _refuse_sum(attrs, specs, target)
+def _gathered(node: Node, symbol: str, count: int, **macros: int) -> Plan:
+    """The parts of all ranks, then a kernel over them."""
+    node = node.with_scratch(parts=node.number("ranks") * node["x"].nbytes)
+    macros = {"RANKS": node.number("ranks"), **macros}
+    return node.plan(_call("all_gather", node, "parts"), _kernel(symbol, node, count, **macros))
 
 
-def _plan_sum(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    return Plan((_call("all_reduce", Pointer("output", 0), specs[0].nbytes),))
+def _refuse_sum(node: Node) -> str | None:
+    x = node["x"]
+    if x.dtype is not DType.BF16:
+        return f"x is {x.dtype}; parts are added as bf16"
+    return rq.refuse_rows((x,), node.dim("H"))
 
 
-def _plan_parts(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    ranks, nbytes = int(attrs["ranks"]), specs[0].nbytes
-    gather = _call("all_gather", Pointer("scratch", 0), nbytes)
-    add = _kernel("sum_parts", nbytes // VECTOR, target, RANKS=ranks)
-    return Plan((gather, add), (Scratch(ranks * nbytes),))
+def _refuse_own_order(node: Node) -> str | None:
+    if (ranks := node.number("ranks")) > 2:
+        return f"NCCL adds {ranks} parts in its own order, and rounds at every hop"
+    return _refuse_sum(node)
 
 
-def _refuse_logits(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    columns = specs[0].dims[1]
+def _plan_sum(node: Node) -> Plan:
+    return node.plan(_call("all_reduce", node, "y"))
+
+
+def _plan_parts(node: Node) -> Plan:
+    return _gathered(node, "sum_parts", node["x"].nbytes // VECTOR)
+
+
+def _refuse_logits(node: Node) -> str | None:
+    columns = node.dim("V/ranks")
     return f"{columns} logits do not come in vectors of 4" if columns % 4 else None
 
 
-def _plan_logits(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    ranks, nbytes, rows = int(attrs["ranks"]), specs[0].nbytes, specs[0].dims[0]
-    if rows == 1:  # they lie side by side as they come
-        return Plan((_call("all_gather", Pointer("output", 0), nbytes),))
+def _plan_logits(node: Node) -> Plan:
+    ranks, nbytes, rows = node.number("ranks"), node["x"].nbytes, node.dim("rows")
+    if rows == 1:  # they come side by side
+        return node.plan(_call("all_gather", node, "y"))
     columns = nbytes // rows // VECTOR
-    gather = _call("all_gather", Pointer("scratch", 0), nbytes)
-    lay = _kernel("side_by_side", ranks * nbytes // VECTOR, target, RANKS=ranks, COLUMNS=columns)
-    return Plan((gather, lay), (Scratch(ranks * nbytes),))
+    return _gathered(node, "side_by_side", ranks * nbytes // VECTOR, COLUMNS=columns)
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    others = int(attrs["ranks"]) - 1
-    return LATENCY + others * specs[0].nbytes / NETWORK
+def _cost(node: Node) -> float:
+    others = node.number("ranks") - 1
+    return LATENCY + others * node["x"].nbytes / NETWORK
 
 
-def _cost_parts(attrs: Attrs, specs: Specs, target: Target) -> float:
-    read = int(attrs["ranks"]) * specs[0].nbytes / target.bandwidth
-    return _cost(attrs, specs, target) + KERNEL + read
+def _cost_parts(node: Node) -> float:
+    read = node.number("ranks") * node["x"].nbytes / node.target.bandwidth
+    return _cost(node) + KERNEL + read
 
 
-def _in_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def _in_order(node: Node) -> str | None:
     return "ranks"  # as every way of one host
 
 
 SUMS = (
-    Tactic("nccl_sum", SOURCE, _refuse_own_order, _plan_sum, _cost, _in_order),
-    Tactic("nccl_parts", SOURCE, _refuse_sum, _plan_parts, _cost_parts, _in_order),
+    Candidate("nccl_sum", SOURCE, _plan_sum, _cost, _refuse_own_order, _in_order),
+    Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, _in_order),
 )
-LOGITS = (Tactic("nccl_gather", SOURCE, _refuse_logits, _plan_logits, _cost_parts),)
+LOGITS = (Candidate("nccl_gather", SOURCE, _plan_logits, _cost_parts, _refuse_logits),)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Chain, Op, Part
-from spark_engine.operand import Result
+from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ranks import all_reduce, reduce_norm_quant_cuda
 from spark_engine.plugins.rowwise import norm_quant
 from spark_engine.tensors import Array, TensorSpec
@@ -28,17 +28,6 @@ def norm_attrs(attrs: Attrs) -> Attrs:
     return {"add": 1, **{name: attrs[name] for name in NORM}}
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,H], norm_weight f32[H], residual A[tokens,H], [scales f32[n]]) ->
-    [y A], sum A, quantised…"""
-    try:
-        (y,) = all_reduce.infer(attrs, specs[:1])
-        return norm_quant.infer(norm_attrs(attrs), (y, *specs[1:]))
-    except GraphError as error:  # of a part, which names itself
-        words = str(error).removeprefix("norm_quant ").removeprefix("all_reduce ")
-        raise GraphError(f"{NAME} {words}") from error
-
-
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, norm_weight, residual, …) -> [y], sum, quantised… of a single rank."""
     total = all_reduce.reference(attrs, arrays[:1])
@@ -48,10 +37,12 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The addition and the norm over the same values."""
     f = Text()
-    outs = [s.name for s in infer(attrs, specs)]
+    outs = [s.name for s in OP.infer(attrs, specs)]
     names = OP.names(attrs, len(specs))
     total = f("Add", fr.widen(f, "x"), fr.widen(f, "residual"))
-    norm_quant.fragment(f, norm_attrs(attrs), specs[0], (total, "weight", names[-1]), outs)
+    norm_quant.fragment(
+        f, norm_attrs(attrs), OP.named(attrs, specs)["x"], (total, "weight", names[-1]), outs
+    )
     return f.function(NAME, names, outs)
 
 
@@ -71,20 +62,24 @@ def _case(case: Case) -> Case:
 
 CASES = tuple(_case(case) for case in norm_quant.CASES if case.attrs["add"])
 
-OP = Op(
-    name=NAME,
-    operands=(
-        operands.x("A[tokens,H]"),
-        operands.weight("weight", "f32[H]"),
-        operands.x("A[tokens,H]", name="residual"),
-        operands.SCALES,
+KEPT = (Result("y", "A[tokens,H]", When("keep")), Result("sum", "A[tokens,H]"))
+OP = serve(
+    Op(
+        name=NAME,
+        operands=(
+            operands.x("A[tokens,H]"),
+            operands.weight("weight", "f32[H]"),
+            operands.x("A[tokens,H]", name="residual"),
+            operands.SCALES,
+        ),
+        results=(quantised.several("[y A[tokens,H] if keep], sum, quantised…", "H", *KEPT),),
+        attrs=dict.fromkeys(("ranks", *NORM)),
+        legal=quantised.LEGAL,
+        check=quantised.check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
     ),
-    results=(Result("result*", "[y A[tokens,H] if keep], sum, quantised…"),),
-    attrs=dict.fromkeys(("ranks", *NORM)),
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    cuda=reduce_norm_quant_cuda.CUDA,
+    reduce_norm_quant_cuda.CANDIDATES,
 )

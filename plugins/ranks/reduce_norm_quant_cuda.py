@@ -7,126 +7,98 @@ so that all of them give the same bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from spark_engine.kernel import (
-    NULL,
-    Arg,
-    Attrs,
-    Cuda,
-    Early,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Scratch,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Attrs, Early, Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.ranks import all_reduce
 from spark_engine.plugins.ranks import collectives_cuda as collectives
-from spark_engine.plugins.rowwise import norm_quant_cuda
+from spark_engine.plugins.rowwise import norm_quant, norm_quant_cuda
 
-X, WEIGHT, RESIDUAL, SCALES = range(4)
 JOINED = (collectives.PUSH, collectives.ONE_SHOT)
-(NORM,) = norm_quant_cuda.NORM_QUANT.tactics
+(NORM,) = norm_quant_cuda.CANDIDATES
+KERNEL = Kernel(
+    "reduce_norm",
+    f"x weight residual scales? sum {rq.OUTPUTS} rows peers rank",
+    early=Early(begins=True, lets=True),
+)
 
 
-def _norm(attrs: Attrs) -> Attrs:
-    """norm_quant's."""
-    return {"add": 1, **{name: attrs[name] for name in ("eps", "keep", "quant", "n")}}
+def _norm(node: Node, x: str = "x") -> Node:
+    """That of norm_quant, over `x`."""
+    attrs: Attrs = {"add": 1, **{n: node.attrs[n] for n in ("eps", "keep", "quant", "n")}}
+    return node.part(norm_quant.OP, attrs, x=x)
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target, way: str) -> str | None:
-    reason = collectives.refuse_way(way, int(attrs["ranks"]), specs[X].nbytes)
-    return reason or NORM.refuse(_norm(attrs), specs, target)
+def _total(node: Node, y: str = "x") -> Node:
+    """That of all_reduce, whose sum is in `y`."""
+    return node.part(all_reduce.OP, {"ranks": node.attrs["ranks"]}, y=y)
 
 
-def _plan(attrs: Attrs, specs: Specs, target: Target, way: str) -> Plan:
-    ranks, keep = int(attrs["ranks"]), int(attrs["keep"])
-    rows, k = specs[X].dims
+def _refuse(node: Node, way: str) -> str | None:
+    reason = collectives.refuse_way(way, node.number("ranks"), node["x"].nbytes)
+    return reason or NORM.refuse(_norm(node))
+
+
+def _plan(node: Node, way: str) -> Plan:
+    ranks, sms = node.number("ranks"), node.target.sms
+    rows, k = node.shape("tokens", "H")
     threads, vectors = norm_quant_cuda.threads_of(k)
-    args: tuple[Arg, ...] = (
-        Pointer("input", X),
-        Pointer("input", WEIGHT),
-        Pointer("input", RESIDUAL),
-        Pointer("input", SCALES) if rq.takes_scales(attrs) else NULL,
-        Pointer("output", keep),
-        *rq.outputs(attrs, keep + 1),
-        Scalar("i32", rows),
-        *collectives.where(ranks),
-    )
     numbers = {"THREADS": threads, "VECS": vectors, "RANKS": ranks}
     numbers |= {"WAY": collectives.WAYS.index(way)}
-    defines = rq.defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
-    blocks = min(rows, target.sms, collectives.MOST_BLOCKS)
-    launch = Launch(
-        "reduce_norm", (blocks, 1, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True,
-        resident=ranks > 1, early=Early(begins=True, lets=True),
-    )  # fmt: skip
-    return Plan((launch,), symmetric=collectives.symmetric(way, ranks, specs[X].nbytes))
+    macros = rq.macros(node, k, **numbers, EPS=node.real("eps"))
+    blocks = min(rows, sms, collectives.MOST_BLOCKS)
+    launch = KERNEL.launch(
+        collectives.meeting(node, ranks), blocks, threads, macros, resident=ranks > 1, rows=rows
+    )
+    return node.plan(launch, symmetric=collectives.symmetric(way, ranks, node["x"].nbytes))
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target, way: str) -> float:
+def _cost(node: Node, way: str) -> float:
     """The exchange, and what the norm's launch moves and takes."""
-    ranks, nbytes = int(attrs["ranks"]), specs[X].nbytes
-    alone = NORM.cost(_norm(attrs), specs, target)
-    waves = -(-specs[X].dims[0] // target.sms)  # rows of a block, one after the other
+    ranks, nbytes = node.number("ranks"), node["x"].nbytes
+    alone = NORM.cost(_norm(node))
+    waves = -(-node.dim("tokens") // node.target.sms)  # rows of a block, one after the other
     slower = (waves - 1) * rq.LAUNCH_SECONDS / 2
     return collectives.exchange_seconds(way, ranks, nbytes) + alone + slower
 
 
-def _refuse_apart(attrs: Attrs, specs: Specs, target: Target, total: Tactic) -> str | None:
-    reason = total.refuse(attrs, specs[:1], target)
-    return reason or NORM.refuse(_norm(attrs), specs, target)
+def _refuse_apart(node: Node, total: Candidate) -> str | None:
+    return total.refuse(_total(node)) or NORM.refuse(_norm(node))
 
 
-def _plan_apart(attrs: Attrs, specs: Specs, target: Target, total: Tactic) -> Plan:
-    y = Pointer("scratch", 0)
-    first = total.plan(attrs, specs[:1], target)
-    last = NORM.plan(_norm(attrs), specs, target)
-    launches = [_moved(launch, Pointer("output", 0), y, total) for launch in first.launches]
-    launches += [_moved(launch, Pointer("input", X), y, NORM) for launch in last.launches]
-    return Plan(tuple(launches), (Scratch(specs[X].nbytes),), first.symmetric)
+def _plan_apart(node: Node, total: Candidate) -> Plan:
+    node = node.with_scratch(total=node["x"])
+    first, last = total.plan(_total(node, "total")), NORM.plan(_norm(node, "total"))
+    launches = (*first.launches_of(total.source), *last.launches_of(NORM.source))
+    return node.plan(*launches, symmetric=first.symmetric)
 
 
-def _moved(launch: Launch, at: Pointer, to: Pointer, tactic: Tactic) -> Launch:
-    """With what lay at `at` at `to`."""
-    args = tuple(to if arg == at else arg for arg in launch.args)
-    return replace(launch, args=args, source=launch.source or tactic.source)
+def _cost_apart(node: Node, total: Candidate) -> float:
+    return total.cost(_total(node)) + rq.LAUNCH_SECONDS + NORM.cost(_norm(node))
 
 
-def _cost_apart(attrs: Attrs, specs: Specs, target: Target, total: Tactic) -> float:
-    norm = NORM.cost(_norm(attrs), specs, target)
-    return total.cost(attrs, specs[:1], target) + rq.LAUNCH_SECONDS + norm
-
-
-def _order(attrs: Attrs, specs: Specs, target: Target) -> str:
-    return collectives.ORDER
-
-
-def _joined(way: str) -> Tactic:
-    return Tactic(
+def _joined(way: str) -> Candidate:
+    return Candidate(
         way,
         "ranks/reduce_norm.cu",
-        partial(_refuse, way=way),
         partial(_plan, way=way),
         partial(_cost, way=way),
-        _order,
+        partial(_refuse, way=way),
+        collectives.one_order,
     )
 
 
-def _apart(total: Tactic) -> Tactic:
-    return Tactic(
+def _apart(total: Candidate) -> Candidate:
+    return Candidate(
         f"{total.name}_apart",
         total.source,
-        partial(_refuse_apart, total=total),
         partial(_plan_apart, total=total),
         partial(_cost_apart, total=total),
-        _order,
+        partial(_refuse_apart, total=total),
+        collectives.one_order,
     )
 
 
-CUDA = Cuda((*(_joined(way) for way in JOINED), *(_apart(t) for t in collectives.SUMS)))
+CANDIDATES = (*(_joined(way) for way in JOINED), *(_apart(t) for t in collectives.SUMS))

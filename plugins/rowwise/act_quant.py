@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import (
     act_quant_cuda,
     sigmoid_gate,
@@ -24,33 +24,12 @@ from spark_engine.plugins.rowwise import (
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def _activation(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, int]:
-    """The spec of y and how many operands the activation takes."""
-    act = attrs["act"]
-    if act not in ("silu_mul", "sigmoid_gate"):
-        raise GraphError(f"act_quant: act is {act!r}, expected silu_mul or sigmoid_gate")
-    used = 1 if act == "silu_mul" else 2
-    count("act_quant", specs, used + quantised.takes_scales(attrs))
-    infer_act = silu_mul.infer if act == "silu_mul" else sigmoid_gate.infer
-    return infer_act(attrs, specs[:used])[0], used
-
-
 def parts(attrs: Attrs) -> Chain:
     """The activation, the quantisers."""
     if attrs["act"] == "silu_mul":
         return quantised.chain(attrs, (Part("silu_mul", ("x",), ("y",)),))
     sizes = {name: attrs[name] for name in ("heads", "head_dim")}
     return quantised.chain(attrs, (Part("sigmoid_gate", ("x", "qkv"), ("y",), sizes),))
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x, [qkv], [scales f32[n]]) -> [y A[tokens,K]], quantised…"""
-    quantised.check("act_quant", attrs)
-    y, used = _activation(attrs, specs)
-    for spec in specs[used:]:
-        quantised.check_scales("act_quant", attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer("act_quant", attrs, y)
-    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -65,16 +44,14 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The activation's body, then the quantisers'."""
     f = Text()
-    spec, _ = _activation(attrs, specs)
-    inputs = OP.names(attrs, len(specs))
-    outs = [s.name for s in infer(attrs, specs)]
+    node, inputs = OP.named(attrs, specs), OP.names(attrs, len(specs))
+    outs, k = [s.name for s in OP.infer(attrs, specs)], node.dim("K")
     free = iter(outs)
     if attrs["act"] == "silu_mul":
-        y = silu_mul.fragment(f, fr.widen(f, "x"), width("act_quant", spec))
+        y = silu_mul.fragment(f, fr.widen(f, "x"), k)
     else:
         y = sigmoid_gate.fragment(f, attrs, fr.widen(f, "x"), fr.widen(f, "qkv"))
-    rounded = f.cast(y, spec.dtype, next(free) if attrs["keep"] else "")
-    k = width("act_quant", spec)
+    rounded = f.cast(y, node["x"].dtype, next(free) if attrs["keep"] else "")
     quantised.body(f, attrs, fr.widen(f, rounded), k, inputs[-1], list(free))
     return f.function("act_quant", inputs, outs)
 
@@ -123,16 +100,32 @@ CASES = (
     _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
 )
 
+
+def _columns(node: Named) -> int:
+    return node.dim("Y/2" if node.text("act") == "silu_mul" else "Y")
+
+
+def _check(node: Named) -> str | None:
+    if "qkv" in node and node.dim("Y") != node.dim("nq·D"):
+        return f"operand {node['x'].name} has {node.dim('Y')} columns, not {node.dim('nq·D')}"
+    return quantised.check(node) or (sigmoid_gate.gates_fit(node) if "qkv" in node else None)
+
+
+Y = Result("y", "A[tokens,K]", When("keep"))
 QKV = replace(sigmoid_gate.QKV, when=When("act", ("sigmoid_gate",)))
-OP = Op(
-    name="act_quant",
-    operands=(operands.x("A[tokens,Y]"), QKV, operands.SCALES),
-    results=(Result("result*", "[y if keep], quantised…"),),
-    attrs={"act": None, "heads": 0, "head_dim": 0, "keep": None, "quant": None, "n": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    cuda=act_quant_cuda.ACT_QUANT,
+OP = serve(
+    Op(
+        name="act_quant",
+        operands=(operands.x("A[tokens,Y]"), QKV, operands.SCALES),
+        results=(quantised.several("[y if keep], quantised…", "K", Y),),
+        attrs={"act": None, "heads": 0, "head_dim": 0, "keep": None, "quant": None, "n": None},
+        dims={"K": _columns, **sigmoid_gate.DIMS},
+        legal={"act": ("silu_mul", "sigmoid_gate"), **quantised.LEGAL},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+    ),
+    act_quant_cuda.CANDIDATES,
 )

@@ -12,8 +12,7 @@ from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import tokens_of
-from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import rows_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -23,18 +22,6 @@ OPERANDS = (
     operands.SLOTS,
     operands.weight("weight", "W[V,H]"),
 )
-FLOATS = (DType.F32, DType.F16, DType.BF16)
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(token_ids, last_tokens, slots, weight[V,H]) -> x [tokens,H] of the dtype `dtype`."""
-    count("embed", specs, len(OPERANDS))
-    tokens, last, slots, weight = specs
-    expect("embed", slots, (DType.I32,), (None,))
-    expect("embed", tokens, (DType.I32,), (tokens_of("embed", slots.shape[0], tile_of(attrs)),))
-    expect("embed", last, (DType.I32,), (None,))
-    expect("embed", weight, FLOATS, (None, None))
-    return (TensorSpec("x", DType(str(attrs["dtype"])), (tokens.shape[0], width("embed", weight))),)
 
 
 def tile_of(attrs: Attrs) -> int:
@@ -68,7 +55,7 @@ def resolved_ids(f: Text, attrs: Attrs, vocab: int) -> str:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One gather of ids, one of rows."""
     f = Text()
-    rows = f("Gather", "weight", resolved_ids(f, attrs, specs[3].dims[0]))
+    rows = f("Gather", "weight", resolved_ids(f, attrs, OP.named(attrs, specs).dim("V")))
     f.cast(rows, DType(str(attrs["dtype"])), out="x")
     return f.function("embed", OP.inputs, ("x",))
 
@@ -104,14 +91,15 @@ CASES = (
     _case("bf16 throughout", 2, 64, DType.BF16, DType.BF16),
 )
 
-OP = Op(
-    name="embed",
-    operands=OPERANDS,
-    results=(Result("x", "A[tokens,H]"),),
-    attrs={"tile": None, "dtype": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=rows_cuda.EMBED,
+OP = serve(
+    Op(
+        name="embed",
+        operands=OPERANDS,
+        results=(Result("x", "A[tokens,H]"),),
+        attrs={"tile": None, "dtype": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    rows_cuda.EMBED,
 )

@@ -14,17 +14,9 @@ from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_block_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.quantised import fp8_block_specs
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import act_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K]) -> codes f8[tokens,K], scale f32[tokens,⌈K/128⌉]."""
-    count("fp8_block_quant", specs, 1)
-    expect("fp8_block_quant", specs[0], ACTIVATIONS, (None, None))
-    return fp8_block_specs("fp8_block_quant", specs[0])
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -35,7 +27,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Pad, block maxima, divide, clamp, cast."""
     f = Text()
-    k = width("fp8_block_quant", specs[0])
+    k = OP.named(attrs, specs).dim("K")
     fp8_block_quantise(f, widen(f, "x"), k, ("codes", "scale"))
     return f.function("fp8_block_quant", ("x",), ("codes", "scale"))
 
@@ -58,15 +50,18 @@ CASES = (
     Case("bf16", {}, _inputs(6, 384, DType.BF16), ignore=NAN_ROW),
 )
 
-OP = Op(
-    name="fp8_block_quant",
-    operands=(operands.x(),),
-    results=(Result("codes", "f8[tokens,K]"), Result("scale", "f32[tokens,⌈K/128⌉]")),
-    attrs={},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    quantises="fp8_block",
-    cuda=act_quant_cuda.FP8_BLOCK_QUANT,
+OP = serve(
+    Op(
+        name="fp8_block_quant",
+        operands=(operands.x(),),
+        results=(Result("codes", "f8[tokens,K]"), Result("scale", "f32[tokens,⌈K/128⌉]")),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+        quantises="fp8_block",
+    ),
+    act_quant_cuda.CANDIDATES,
+    whole=act_quant_cuda.alone("none", "fp8_block"),
+    called={"codes": "q0", "scale": "s0"},
 )

@@ -13,18 +13,9 @@ from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import act_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], scale f32[]) -> codes f8[tokens,K]."""
-    count("fp8_quant", specs, 2)
-    x, scale = specs
-    expect("fp8_quant", x, ACTIVATIONS, (None, None))
-    expect("fp8_quant", scale, (DType.F32,), ())
-    return (TensorSpec("codes", DType.F8E4M3, x.shape),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -56,15 +47,18 @@ CASES = (
     Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
 )
 
-OP = Op(
-    name="fp8_quant",
-    operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]")),
-    results=(Result("codes", "f8[tokens,K]"),),
-    attrs={},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    quantises="fp8",
-    cuda=act_quant_cuda.FP8_QUANT,
+OP = serve(
+    Op(
+        name="fp8_quant",
+        operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]")),
+        results=(Result("codes", "f8[tokens,K]"),),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+        quantises="fp8",
+    ),
+    act_quant_cuda.CANDIDATES,
+    whole=act_quant_cuda.alone("none", "fp8"),
+    called={"scale": "scales", "codes": "q0"},
 )

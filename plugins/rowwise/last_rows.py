@@ -11,22 +11,9 @@ from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import tokens_of
-from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import rows_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-FLOATS = (DType.F32, DType.F16, DType.BF16)
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,H], counts i32[rows]) -> y A[rows,H]."""
-    count("last_rows", specs, 2)
-    x, counts = specs
-    expect("last_rows", counts, (DType.I32,), (None,))
-    tokens = tokens_of("last_rows", counts.shape[0], int(attrs["tile"]))
-    expect("last_rows", x, FLOATS, (tokens, None))
-    return (TensorSpec("y", x.dtype, (counts.shape[0], width("last_rows", x))),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -40,7 +27,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One gather."""
     f = Text()
-    tile, rows = int(attrs["tile"]), specs[1].dims[0]
+    tile, rows = int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     inside = f("Clip", f("Sub", f.long("counts"), 1), 0, tile - 1)
     f("Gather", "x", f("Add", inside, np.arange(rows) * tile), out="y")
     return f.function("last_rows", ("x", "counts"), ("y",))
@@ -66,14 +53,15 @@ CASES = (
     Case("bf16", {"tile": 64}, _inputs((2, 64), 64, DType.BF16)),
 )
 
-OP = Op(
-    name="last_rows",
-    operands=(operands.x("A[tokens,H]"), operands.COUNTS),
-    results=(Result("y", "A[rows,H]"),),
-    attrs={"tile": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=rows_cuda.LAST_ROWS,
+OP = serve(
+    Op(
+        name="last_rows",
+        operands=(operands.x("A[tokens,H]"), operands.COUNTS),
+        results=(Result("y", "A[rows,H]"),),
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    rows_cuda.LAST_ROWS,
 )

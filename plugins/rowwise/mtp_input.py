@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
 from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import WEIGHTS, activation, count, expect, width
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import mtp_input_cuda
 from spark_engine.plugins.rowwise.rms_norm import normalise
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -33,17 +35,11 @@ OPERANDS = (
 )
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(ids i32, hidden A[tokens,H], weight W[V,H], norms f32[H]) -> y A[tokens,2H]."""
-    count("mtp_input", specs, len(OPERANDS))
-    ids, hidden, weight, *norms = specs
-    expect("mtp_input", ids, (DType.I32,), (None,))
-    expect("mtp_input", hidden, (activation("mtp_input", attrs),), (ids.shape[0], None))
-    h = width("mtp_input", hidden)
-    expect("mtp_input", weight, WEIGHTS, (None, h))
-    for norm in norms:
-        expect("mtp_input", norm, (DType.F32,), (h,))
-    return (TensorSpec("y", hidden.dtype, (ids.shape[0], 2 * h)),)
+def _check(node: Named) -> str | None:
+    hidden = node["hidden"]
+    if hidden.dtype != activation(node.attrs):
+        return f"operand {hidden.name} is {hidden.dtype}, expected {node.attrs['dtype']}"
+    return None
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -59,8 +55,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One gather, two norms, side by side."""
-    f, h, dtype = Text(), width("mtp_input", specs[1]), specs[1].dtype
-    ids, vocab = f.long("ids"), specs[2].dims[0]
+    f, node = Text(), OP.named(attrs, specs)
+    h, vocab, dtype = node.dim("H"), node.dim("V"), node["hidden"].dtype
+    ids = f.long("ids")
     legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, vocab))
     rows = f("Gather", "weight", f("Where", legal, ids, 0))
     embedded = widen(f, f.cast(rows, dtype))
@@ -113,14 +110,17 @@ CASES = (
     _case(65, 128, DType.BF16, DType.BF16),
 )
 
-OP = Op(
-    name="mtp_input",
-    operands=OPERANDS,
-    results=(Result("y", "A[tokens,2H]"),),
-    attrs={"eps": None, "dtype": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=mtp_input_cuda.CUDA,
+OP = serve(
+    Op(
+        name="mtp_input",
+        operands=OPERANDS,
+        results=(Result("y", "A[tokens,2H]"),),
+        attrs={"eps": None, "dtype": None},
+        legal=LEGAL,
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    mtp_input_cuda.CANDIDATES,
 )

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 MOST_THREADS = 512
 VECTORS = 4  # most 16-byte loads of a thread
+KERNEL = Kernel("mtp_input", "ids hidden weight norm_e norm_h y")
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    h = specs[1].dims[1]
+def _refuse(node: Node) -> str | None:
+    h = node.dim("H")
     if h > rq.VECTOR * VECTORS * MOST_THREADS:
         return f"rows of {h} columns; up to {rq.VECTOR * VECTORS * MOST_THREADS} fit a block"
-    return rq.refuse_rows(specs[1:3], h)
+    return rq.refuse_rows((node["hidden"], node["weight"]), h)
 
 
-def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    (tokens, h), vocab = specs[1].dims, specs[2].dims[0]
+def _plan(node: Node) -> Plan:
+    tokens, h, vocab = node.shape("tokens", "H", "V")
     vectors = h // rq.VECTOR
     per = next(n for n in range(1, VECTORS + 1) if vectors <= n * MOST_THREADS)
     threads = rq.whole_warps(-(-vectors // per))
-    macros = {"H": h, "VOCAB": vocab, "THREADS": threads, "VECS": per}
-    defines = [(name, str(value)) for name, value in macros.items()]
-    defines.append(("EPS", repr(float(attrs["eps"]))))
-    args = (*(Pointer("input", i) for i in range(5)), Pointer("output", 0))
-    grid, block = (2, tokens, 1), (threads, 1, 1)
-    launch = Launch("mtp_input", grid, block, args, defines=tuple(defines), pdl=True)
-    return Plan((launch,))
+    macros = {"H": h, "VOCAB": vocab, "THREADS": threads, "VECS": per, "EPS": node.real("eps")}
+    return node.plan(KERNEL.launch(node, (2, tokens), threads, macros))
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    return rq.seconds(specs[:2], specs[1].nbytes * 3, target)
+def _cost(node: Node) -> float:
+    read = node["ids"], node["hidden"]
+    return rq.seconds(read, node["hidden"].nbytes * 3, node.target)
 
 
-CUDA = Cuda((Tactic("halves", "rowwise/mtp_input.cu", _refuse, _plan, _cost),))
+CANDIDATES = (Candidate("halves", "rowwise/mtp_input.cu", _plan, _cost, _refuse),)

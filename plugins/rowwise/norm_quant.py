@@ -15,7 +15,7 @@ from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import norm_quant_cuda, rms_norm
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -31,24 +31,6 @@ def parts(attrs: Attrs) -> Chain:
     add = (Part("Add", ("x", "residual"), ("sum",)),) if attrs["add"] else ()
     norm = Part("rms_norm", ("sum" if add else "x", "weight"), ("y",), {"eps": attrs["eps"]})
     return quantised.chain(attrs, (*add, norm), after=("sum",) if add else ())
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], weight f32[K], …) -> [y A], [sum A], quantised…"""
-    quantised.check("norm_quant", attrs)
-    extra = _operands(attrs)
-    count("norm_quant", specs, 2 + len(extra))
-    x, weight = specs[:2]
-    expect("norm_quant", x, ACTIVATIONS, (None, None))
-    expect("norm_quant", weight, (DType.F32,), (width("norm_quant", x),))
-    for kind, spec in zip(extra, specs[2:], strict=True):
-        if kind == "residual":
-            expect("norm_quant", spec, (x.dtype,), x.shape)
-        else:
-            quantised.check_scales("norm_quant", attrs, spec)
-    kept = [x] * (bool(attrs["keep"]) + bool(attrs["add"]))
-    outs = kept + quantised.infer("norm_quant", attrs, x)
-    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -67,9 +49,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Add, then rms_norm's body, then the quantisers'."""
     f = Text()
     inputs = ["x", "weight", *_operands(attrs)]
-    outs = [s.name for s in infer(attrs, specs)]
+    outs = [s.name for s in OP.infer(attrs, specs)]
     total = f("Add", fr.widen(f, "x"), fr.widen(f, "residual")) if attrs["add"] else "x"
-    fragment(f, attrs, specs[0], (total, "weight", inputs[-1]), outs)
+    fragment(f, attrs, OP.named(attrs, specs)["x"], (total, "weight", inputs[-1]), outs)
     return f.function("norm_quant", inputs, outs)
 
 
@@ -85,7 +67,7 @@ def fragment(
     y_out = next(free) if attrs["keep"] else ""
     if attrs["add"]:
         total = f.cast(total, x.dtype, next(free))
-    k = width("norm_quant", x)
+    k = int(x.shape[-1])
     scaled = fr.rms_norm(f, fr.widen(f, total), weight, k, float(attrs["eps"]))
     y = fr.widen(f, f.cast(scaled, x.dtype, y_out))
     quantised.body(f, attrs, y, k, scales, list(free))
@@ -134,16 +116,20 @@ CASES = (
     _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
 )
 
+KEPT = (Result("y", "A[tokens,K]", When("keep")), Result("sum", "A[tokens,K]", When("add")))
 RESIDUAL = Operand("residual", Role.ACTIVATION, "A[tokens,K]", When("add"))
-OP = Op(
-    name="norm_quant",
-    operands=(operands.x(), operands.weight("weight", "f32[K]"), RESIDUAL, operands.SCALES),
-    results=(Result("result*", "[y if keep], [sum if add], quantised…"),),
-    attrs={"eps": None, "add": None, "keep": None, "quant": None, "n": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    fuses=parts,
-    cuda=norm_quant_cuda.NORM_QUANT,
+OP = serve(
+    Op(
+        name="norm_quant",
+        operands=(operands.x(), operands.weight("weight", "f32[K]"), RESIDUAL, operands.SCALES),
+        results=(quantised.several("[y if keep], [sum if add], quantised…", "K", *KEPT),),
+        attrs={"eps": None, "add": None, "keep": None, "quant": None, "n": None},
+        legal=quantised.LEGAL,
+        check=quantised.check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+    ),
+    norm_quant_cuda.CANDIDATES,
 )

@@ -14,18 +14,9 @@ from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import nvfp4_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.quantised import nvfp4_specs
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import act_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], input_scale f32[]) -> packed u8[tokens,K/2], scale f8[tokens,K/16]."""
-    count("nvfp4_quant", specs, 2)
-    expect("nvfp4_quant", specs[0], ACTIVATIONS, (None, None))
-    expect("nvfp4_quant", specs[1], (DType.F32,), ())
-    return nvfp4_specs("nvfp4_quant", specs[0])
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -37,7 +28,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Block maxima, scales, codes, nibbles packed."""
     f = Text()
-    k = width("nvfp4_quant", specs[0])
+    k = OP.named(attrs, specs).dim("K")
     nvfp4_quantise(f, widen(f, "x"), "input_scale", k, ("packed", "scale"))
     return f.function("nvfp4_quant", ("x", "input_scale"), ("packed", "scale"))
 
@@ -60,15 +51,18 @@ CASES = (
     Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
 )
 
-OP = Op(
-    name="nvfp4_quant",
-    operands=(operands.x(), Operand("input_scale", Role.SCALE, "f32[]")),
-    results=(Result("packed", "u8[tokens,K/2]"), Result("scale", "f8[tokens,K/16]")),
-    attrs={},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    quantises="nvfp4",
-    cuda=act_quant_cuda.NVFP4_QUANT,
+OP = serve(
+    Op(
+        name="nvfp4_quant",
+        operands=(operands.x(), Operand("input_scale", Role.SCALE, "f32[]")),
+        results=(Result("packed", "u8[tokens,K/2]"), Result("scale", "f8[tokens,K/16]")),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+        quantises="nvfp4",
+    ),
+    act_quant_cuda.CANDIDATES,
+    whole=act_quant_cuda.alone("none", "nvfp4"),
+    called={"input_scale": "scales", "packed": "q0", "scale": "s0"},
 )

@@ -13,18 +13,9 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import norm_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(x A[tokens,K], weight f32[K]) -> y A[tokens,K]."""
-    count("rms_norm", specs, 2)
-    x, weight = specs
-    expect("rms_norm", x, ACTIVATIONS, (None, None))
-    expect("rms_norm", weight, (DType.F32,), (width("rms_norm", x),))
-    return (TensorSpec("y", x.dtype, x.shape),)
 
 
 def normalise(x: Array, weight: Array, eps: float) -> Array:
@@ -44,9 +35,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Cast, normalise, scale, cast."""
     f = Text()
-    k = width("rms_norm", specs[0])
-    y = rms_norm(f, widen(f, "x"), "weight", k, float(attrs["eps"]))
-    f.cast(y, specs[0].dtype, out="y")
+    node = OP.named(attrs, specs)
+    y = rms_norm(f, widen(f, "x"), "weight", node.dim("K"), float(attrs["eps"]))
+    f.cast(y, node["x"].dtype, out="y")
     return f.function("rms_norm", ("x", "weight"), ("y",))
 
 
@@ -69,14 +60,16 @@ CASES = (
     Case("bf16", {"eps": 1e-6}, _inputs(5, 128, DType.BF16), rtol=1e-2),
 )
 
-OP = Op(
-    name="rms_norm",
-    operands=(operands.x(), operands.weight("weight", "f32[K]")),
-    results=(Result("y", "A[tokens,K]"),),
-    attrs={"eps": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=norm_quant_cuda.RMS_NORM,
+OP = serve(
+    Op(
+        name="rms_norm",
+        operands=(operands.x(), operands.weight("weight", "f32[K]")),
+        results=(Result("y", "A[tokens,K]"),),
+        attrs={"eps": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    norm_quant_cuda.CANDIDATES,
+    whole=norm_quant_cuda.alone,
 )

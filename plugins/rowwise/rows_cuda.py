@@ -2,71 +2,68 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Arg, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node, standard
 from spark_engine.tensors import DType
 
 SOURCE = "rowwise/rows.cu"
 THREADS = 256
+EMBED_ROWS = Kernel("embed", "token_ids last_tokens slots weight x")
+LAST = Kernel("last_rows", "x counts y")
+SUM = Kernel("add", "a b y")
 
 
-def _launch(symbol: str, rows: int, h: int, args: tuple[Arg, ...], **macros: int) -> Plan:
+def _plan(kernel: Kernel, node: Node, rows: int, h: int, **macros: int) -> Plan:
     vectors = h // rq.VECTOR
     threads = min(THREADS, rq.whole_warps(vectors))
-    defines = tuple((k, str(v)) for k, v in {"THREADS": threads, "H": h, **macros}.items())
-    grid, block = (-(-vectors // threads), rows, 1), (threads, 1, 1)
-    return Plan((Launch(symbol, grid, block, args, 0, (1, 1, 1), defines, True),))
+    grid, macros = (-(-vectors // threads), rows), {"THREADS": threads, "H": h, **macros}
+    return node.plan(kernel.launch(node, grid, threads, macros))
 
 
-def _inputs(count: int) -> tuple[Arg, ...]:
-    return (*(Pointer("input", i) for i in range(count)), Pointer("output", 0))
+def _refuse_embed(node: Node) -> str | None:
+    if node.text("dtype") != DType.BF16:
+        return f"dtype is {node.text('dtype')}; the kernels make bf16 activations"
+    return rq.refuse_rows((node["weight"],), node.dim("H"))
 
 
-def _refuse_embed(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    if attrs["dtype"] != DType.BF16:
-        return f"dtype is {attrs['dtype']}; the kernels make bf16 activations"
-    return rq.refuse_rows(specs[3:4], specs[3].dims[1])
+def _plan_embed(node: Node) -> Plan:
+    macros = {"TILE": node.number("tile"), "VOCAB": node.dim("V"), "SLOTS": node.dim("S+1")}
+    return _plan(EMBED_ROWS, node, *node.shape("tokens", "H"), **macros)
 
 
-def _plan_embed(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    tokens, last, _, weight = (s.dims for s in specs)
-    macros = {"TILE": int(attrs["tile"]), "VOCAB": weight[0], "SLOTS": last[0]}
-    return _launch("embed", tokens[0], weight[1], _inputs(4), **macros)
+def _cost_embed(node: Node) -> float:
+    return rq.seconds((), node.dim("tokens") * node.dim("H") * 4, node.target)
 
 
-def _cost_embed(attrs: Attrs, specs: Specs, target: Target) -> float:
-    return rq.seconds((), specs[0].dims[0] * specs[3].dims[1] * 4, target)
+def _refuse_last(node: Node) -> str | None:
+    return rq.refuse_rows((node["x"],), node.dim("H"))
 
 
-def _refuse_last(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    return rq.refuse_rows(specs[:1], specs[0].dims[1])
+def _plan_last(node: Node) -> Plan:
+    return _plan(LAST, node, *node.shape("rows", "H"), TILE=node.number("tile"))
 
 
-def _plan_last(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    h, rows = specs[0].dims[1], specs[1].dims[0]
-    return _launch("last_rows", rows, h, _inputs(2), TILE=int(attrs["tile"]))
+def _cost_last(node: Node) -> float:
+    return rq.seconds((), node.dim("rows") * node.dim("H") * 4, node.target)
 
 
-def _cost_last(attrs: Attrs, specs: Specs, target: Target) -> float:
-    return rq.seconds((), specs[1].dims[0] * specs[0].dims[1] * 4, target)
-
-
-def _refuse_add(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    a, b = specs
+def _refuse_add(node: Node) -> str | None:
+    a, b = node["a"], node["b"]
     if a.shape != b.shape:
         return f"{a.name} is {list(a.shape)} and {b.name} {list(b.shape)}; one shape is added"
-    return rq.refuse_rows(specs, a.dims[1])
+    return rq.refuse_rows((a, b), a.dims[1])
 
 
-def _plan_add(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    rows, h = specs[0].dims
-    return _launch("add", rows, h, _inputs(2))
+def _plan_add(node: Node) -> Plan:
+    return _plan(SUM, node, *node["a"].dims)
 
 
-def _cost_add(attrs: Attrs, specs: Specs, target: Target) -> float:
-    return rq.seconds(specs, specs[0].nbytes, target)
+def _cost_add(node: Node) -> float:
+    return rq.seconds(node.specs, node["a"].nbytes, node.target)
 
 
-EMBED = Cuda((Tactic("rows", SOURCE, _refuse_embed, _plan_embed, _cost_embed),))
-LAST_ROWS = Cuda((Tactic("rows", SOURCE, _refuse_last, _plan_last, _cost_last),))
-ADD = Cuda((Tactic("rows", SOURCE, _refuse_add, _plan_add, _cost_add),))
+EMBED = (Candidate("rows", SOURCE, _plan_embed, _cost_embed, _refuse_embed),)
+LAST_ROWS = (Candidate("rows", SOURCE, _plan_last, _cost_last, _refuse_last),)
+ADDED = (Candidate("rows", SOURCE, _plan_add, _cost_add, _refuse_add),)
+ADD = standard("Add", ADDED, lambda count: ("a", "b"), "y")

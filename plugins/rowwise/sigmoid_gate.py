@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Case, Op, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import act_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(o A[tokens,heads·D], qkv A[tokens,X]) -> y A[tokens,heads·D]."""
-    count("sigmoid_gate", specs, 2)
-    o, qkv = specs
-    columns = int(attrs["heads"]) * int(attrs["head_dim"])
-    expect("sigmoid_gate", o, ACTIVATIONS, (None, columns))
-    expect("sigmoid_gate", qkv, (o.dtype,), (o.shape[0], None))
-    at_least("sigmoid_gate", qkv, 2 * columns)
-    return (TensorSpec("y", o.dtype, o.shape),)
+def gates_fit(node: Named) -> str | None:
+    """Why `qkv` cannot hold the gates."""
+    gates = 2 * node.dim("nq·D")
+    if node.dim("X") < gates:
+        return f"operand {node['qkv'].name} has {node.dim('X')} columns, expected {gates}"
+    return None
 
 
 def evaluate(attrs: Attrs, o: Array, qkv: Array) -> Array:
@@ -55,7 +53,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Slice the gates, sigmoid, multiply."""
     f = Text()
     y = fragment(f, attrs, fr.widen(f, "o"), fr.widen(f, "qkv"))
-    f.cast(y, specs[0].dtype, "y")
+    f.cast(y, OP.named(attrs, specs)["o"].dtype, "y")
     return f.function("sigmoid_gate", ("o", "qkv"), ("y",))
 
 
@@ -85,15 +83,21 @@ CASES = (
     _case(3, 2, 32, DType.BF16),
 )
 
+DIMS = {"nq": "heads", "D": "head_dim"}
 QKV = operands.x("A[tokens,X]", "gates inside", "qkv")
-OP = Op(
-    name="sigmoid_gate",
-    operands=(operands.x("A[tokens,nq·D]", name="o"), QKV),
-    results=(Result("y", "A[tokens,nq·D]"),),
-    attrs={"heads": None, "head_dim": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=act_quant_cuda.SIGMOID_GATE,
+OP = serve(
+    Op(
+        name="sigmoid_gate",
+        operands=(operands.x("A[tokens,nq·D]", name="o"), QKV),
+        results=(Result("y", "A[tokens,nq·D]"),),
+        attrs={"heads": None, "head_dim": None},
+        dims=DIMS,
+        check=gates_fit,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    act_quant_cuda.CANDIDATES,
+    whole=act_quant_cuda.alone("sigmoid_gate", "none"),
+    called={"o": "x"},
 )

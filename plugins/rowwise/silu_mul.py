@@ -9,17 +9,9 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise import act_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """(gate_up A[tokens,2I]) -> y A[tokens,I]."""
-    count("silu_mul", specs, 1)
-    expect("silu_mul", specs[0], ACTIVATIONS, (None, None))
-    half = width("silu_mul", specs[0], 2) // 2
-    return (TensorSpec("y", specs[0].dtype, (specs[0].shape[0], half)),)
 
 
 def evaluate(gate_up: Array) -> Array:
@@ -44,9 +36,9 @@ def fragment(f: Text, gate_up: str, half: int) -> str:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Split, silu, multiply."""
     f = Text()
-    half = width("silu_mul", specs[0], 2) // 2
-    y = fragment(f, fr.widen(f, "gate_up"), half)
-    f.cast(y, specs[0].dtype, "y")
+    node = OP.named(attrs, specs)
+    y = fragment(f, fr.widen(f, "gate_up"), node.dim("I"))
+    f.cast(y, node["gate_up"].dtype, "y")
     return f.function("silu_mul", ("gate_up",), ("y",))
 
 
@@ -66,14 +58,17 @@ CASES = (
     _case(3, 64, DType.BF16),
 )
 
-OP = Op(
-    name="silu_mul",
-    operands=(operands.x("A[tokens,2I]", "gate first", "gate_up"),),
-    results=(Result("y", "A[tokens,I]"),),
-    attrs={},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=act_quant_cuda.SILU_MUL,
+OP = serve(
+    Op(
+        name="silu_mul",
+        operands=(operands.x("A[tokens,2I]", "gate first", "gate_up"),),
+        results=(Result("y", "A[tokens,I]"),),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    act_quant_cuda.CANDIDATES,
+    whole=act_quant_cuda.alone("silu_mul", "none"),
+    called={"gate_up": "x"},
 )

@@ -17,17 +17,15 @@ from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     Rows,
-    expect_rows,
     final_slots,
     positions,
     read_rows,
-    tokens_of,
     valid_tokens,
 )
-from spark_engine.plugins.common.shapes import count, expect
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.rowwise.embed import resolved_ids, tile_of
 from spark_engine.plugins.sampling import mark_tokens_cuda
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, TensorSpec
 
 OPERANDS = (
     Operand("token_counts", Role.STATE, "i32[S+1,V]"),
@@ -36,18 +34,6 @@ OPERANDS = (
     *operands.ROWS,
     Operand("prompt_lens", Role.TABLE, "i32[S+1]"),
 )
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, all i32 -> token_counts_out i32 [S+1,V]."""
-    count("mark_tokens", specs, len(OPERANDS))
-    token_counts, tokens, last, *steps, lens = specs
-    rows = expect_rows("mark_tokens", *steps)
-    expect("mark_tokens", token_counts, (DType.I32,), (None, None))
-    expect("mark_tokens", tokens, (DType.I32,), (tokens_of("mark_tokens", rows, tile_of(attrs)),))
-    for spec in (last, lens):
-        expect("mark_tokens", spec, (DType.I32,), (token_counts.shape[0],))
-    return (TensorSpec("token_counts_out", DType.I32, token_counts.shape),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -72,7 +58,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Gathers each sequence's row, adds its tokens, scatters the rows back."""
     f = Text()
-    tile, n, vocab = tile_of(attrs), specs[3].dims[0], specs[0].dims[1]
+    tile, (n, vocab) = tile_of(attrs), OP.named(attrs, specs).shape("rows", "V")
     rows = read_rows(f, "slots", "starts", "counts")
     home = _home_rows(f, rows, n) if tile > 1 else np.arange(n)
     clears = f("Equal", rows.starts, 0)
@@ -172,14 +158,15 @@ CASES = (
     _case("prompt and generated", 64, (3, 3, 4), (10, 74, 90), (64, 64, 30)),
 )
 
-OP = Op(
-    name="mark_tokens",
-    operands=OPERANDS,
-    results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
-    attrs={"tile": None},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    cuda=mark_tokens_cuda.CUDA,
+OP = serve(
+    Op(
+        name="mark_tokens",
+        operands=OPERANDS,
+        results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    mark_tokens_cuda.CANDIDATES,
 )

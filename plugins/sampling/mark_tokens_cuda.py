@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from spark_engine.interface import PREFILL_TILE
-from spark_engine.kernel import (
-    Arg,
-    Attrs,
-    Cuda,
-    Launch,
-    Plan,
-    Pointer,
-    Scalar,
-    Specs,
-    Tactic,
-    Target,
-)
+from spark_engine.kernel import Plan
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 BLOCK = 256
 DECODE_PARTS, PREFILL_PARTS = 4, 64
+MARK = Kernel("mark", "token_counts_out token_ids last_tokens slots starts counts prompt_lens rows")
 
 
-def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    return None
-
-
-def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    vocab, rows, tile = specs[0].dims[1], specs[3].dims[0], int(attrs["tile"])
+def _plan(node: Node) -> Plan:
+    vocab, rows, tile = node.dim("V"), node.dim("rows"), node.number("tile")
     parts = PREFILL_PARTS if tile == PREFILL_TILE else DECODE_PARTS
     macros = {"VOCAB": vocab, "TILE": tile, "THREADS": BLOCK, "PARTS": parts}
-    args: tuple[Arg, ...] = (
-        Pointer("output", 0),
-        *(Pointer("input", i) for i in range(1, 7)),
-        Scalar("i32", rows),
-    )
-    defines = tuple((name, str(value)) for name, value in macros.items())
-    grid, block = (parts, rows, 1), (BLOCK, 1, 1)
-    return Plan((Launch("mark", grid, block, args, 0, (1, 1, 1), defines, True),))
+    return node.plan(MARK.launch(node, (parts, rows), BLOCK, macros, rows=rows))
 
 
-def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+def _cost(node: Node) -> float:
     return rq.LAUNCH_SECONDS
 
 
-CUDA = Cuda((Tactic("pieces", "sampling/mark_tokens.cu", _refuse, _plan, _cost),))
+CANDIDATES = (Candidate("pieces", "sampling/mark_tokens.cu", _plan, _cost),)

@@ -32,13 +32,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.interface import MASK_BITS
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, over, tokens_of
-from spark_engine.plugins.common.shapes import count, expect
+from spark_engine.plugins.common.sequence_tiles import over
+from spark_engine.plugins.launch import serve
 from spark_engine.plugins.sampling import philox, sample_cuda
 from spark_engine.plugins.sampling import sample_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
@@ -108,49 +107,8 @@ RESULTS = (
     Result("last_tokens_out", "i32[S+1]", ONE, updates="last_tokens"),
     *_made("tokens", ALL),
 )
+DIMS = {"ranks": lambda node: max(1, node.number("ranks"))}
 Wide = NDArray[np.float64]
-
-
-def operand_count(attrs: Attrs) -> int:
-    """Operands of a node with these attributes."""
-    return sum(o.when is None or o.when.holds(attrs) for o in OPERANDS)
-
-
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands -> the results, as declared."""
-    drafted, ranks = bool(attrs.get("drafts", 0)), int(attrs.get("ranks", 0))
-    count("sample", specs, operand_count(attrs))
-    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow, *steps = specs[
-        :11
-    ]
-    rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
-    drawn = tokens_of("sample", rows, _tile(attrs)) if drafted else rows
-    expect("sample", token_counts, (DType.I32,), (None, None))
-    share = vocab // (ranks or 1) if isinstance(vocab, int) else None
-    expect("sample", logits, (DType.F32,), (drawn, share))
-    if ranks:
-        expect("sample", specs[-1], (DType.I32,), (1,))
-    expect("sample", sampling_f, (DType.F32,), (units, 8))
-    expect("sample", sampling_i, (DType.I32,), (units, 4))
-    expect("sample", bias_ids, (DType.I32,), (units, None))
-    expect("sample", values, (DType.F32,), bias_ids.shape)
-    expect("sample", until, (DType.I32,), bias_ids.shape)
-    words = -(-vocab // MASK_BITS) if isinstance(vocab, int) else None
-    expect("sample", allow, (DType.U32,), (units, words))
-    if drafted:
-        expect("sample", specs[11], (DType.I32,), (drawn,))
-    else:
-        expect("sample", specs[11], (DType.I32,), (rows,))
-        expect("sample", specs[12], (DType.I32,), (units,))
-    n, top = logits.shape[0], int(attrs["top"])
-    made = (
-        TensorSpec("next_tokens", DType.I32, (n,)),
-        TensorSpec("logprobs", DType.F32, (n,)),
-        TensorSpec("top_ids", DType.I32, (n, top)),
-        TensorSpec("top_logprobs", DType.F32, (n, top)),
-        TensorSpec("ok", DType.I32, (n,)),
-    )
-    return made if drafted else (*made, TensorSpec("last_tokens_out", DType.I32, specs[12].shape))
 
 
 def _tile(attrs: Attrs) -> int:
@@ -249,7 +207,7 @@ def choose(z: Wide, f: Array, top_k: int, u: float) -> int:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The draw stands in an If: a launch without sampled rows costs no sort and no random bits."""
-    f, vocab, (n, width) = Text(), int(attrs["vocab"]), specs[0].dims
+    f, vocab, (n, width) = Text(), int(attrs["vocab"]), OP.named(attrs, specs)["logits"].dims
     rows = sampled_rows(f, attrs, n)
     p = parameters(f, rows)
     finite = f("Equal", f("Sub", "logits", "logits"), 0.0)
@@ -290,14 +248,16 @@ def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int
     return f("If", anyone, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
 
 
-OP = Op(
-    name="sample",
-    operands=OPERANDS,
-    results=RESULTS,
-    attrs={"vocab": None, "top": None, "drafts": 0, "tile": 1, "ranks": 0},
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=cases.CASES,
-    cuda=sample_cuda.CUDA,
+OP = serve(
+    Op(
+        name="sample",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"vocab": None, "top": None, "drafts": 0, "tile": 1, "ranks": 0},
+        dims=DIMS,
+        reference=reference,
+        body=body,
+        cases=cases.CASES,
+    ),
+    sample_cuda.CANDIDATES,
 )

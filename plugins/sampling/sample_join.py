@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
-from spark_engine.plugins.common.shapes import count, expect, width
 from spark_engine.plugins.sampling import philox, sample
 from spark_engine.plugins.sampling import sample_part as parts
 from spark_engine.plugins.sampling import sample_part_cases as cases
@@ -39,16 +39,9 @@ OPERANDS = (
 )
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """parts, wanted, and the operands of `sample` -> its results."""
-    count("sample_join", specs, 2 + sample.operand_count({**attrs, "ranks": 0}))
-    joined, wanted, *rest = specs
-    made = sample.infer({**attrs, "ranks": 0}, tuple(rest))
-    ranks = int(attrs["ranks"])
-    share = width("sample_join", rest[0]) // ranks
-    expect("sample_join", joined, (DType.F32,), (None, ranks * parts.columns(attrs, share)))
-    expect("sample_join", wanted, (DType.I32,), (rest[0].shape[0],))
-    return made
+def _columns(node: Named) -> int:
+    """Of one rank's `part`."""
+    return parts.columns(node.attrs, node.dim("V") // node.number("ranks"))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -95,7 +88,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Whole rows stand in an If: a launch that wants none costs nothing but its candidates."""
-    f, ranks, top, (n, whole) = Text(), int(attrs["ranks"]), int(attrs["top"]), specs[2].dims
+    f, ranks, top = Text(), int(attrs["ranks"]), int(attrs["top"])
+    n, whole = OP.named(attrs, specs)["logits"].dims
     size = parts.few(whole // ranks)
     rows = sampled_rows(f, attrs, n)
     p = parameters(f, rows)
@@ -164,7 +158,7 @@ OP = Op(
     operands=OPERANDS,
     results=sample.RESULTS,
     attrs={"vocab": None, "top": None, "ranks": None, "drafts": 0, "tile": 1},
-    infer=infer,
+    dims={"N": "ranks", "ranks": "1", "C": _columns},  # `logits` are of all ranks
     reference=reference,
     body=body,
     cases=tuple(cases.join_case(shared, parts.reference) for shared in cases.SHARED),

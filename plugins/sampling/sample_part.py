@@ -17,11 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from spark_engine.errors import GraphError
+from spark_engine.named import Named
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.sampling import sample
 from spark_engine.plugins.sampling import sample_part_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
@@ -51,21 +50,12 @@ def columns(attrs: Attrs, share: int) -> int:
     return 2 * int(attrs["top"]) + 3 * few(share) + 4
 
 
-def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands of `sample` over the share's logits -> part, wanted i32[rows]."""
-    count("sample_part", specs, sample.operand_count(attrs))
-    sample.infer(attrs, specs)
-    logits = specs[0]
-    share, ranks = width("sample_part", logits), int(attrs["ranks"])
-    if share * ranks > MOST_IDS:
-        raise GraphError(f"sample_part: {share * ranks} ids; f32 counts up to {MOST_IDS}")
-    if int(attrs["top"]) > share:
-        raise GraphError(f"sample_part: top is {attrs['top']}; a rank has {share} ids")
-    rows = logits.shape[0]
-    return (
-        TensorSpec("part", DType.F32, (rows, columns(attrs, share))),
-        TensorSpec("wanted", DType.I32, (rows,)),
-    )
+def _check(node: Named) -> str | None:
+    share, ids = node.shape("V/ranks", "V")
+    if ids > MOST_IDS:
+        return f"{ids} ids; f32 counts up to {MOST_IDS}"
+    top = node.number("top")
+    return f"top is {top}; a rank has {share} ids" if top > share else None
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -106,7 +96,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Two sorts of a few entries: by size, then by id."""
-    f, vocab, (n, share) = Text(), int(attrs["vocab"]), specs[0].dims
+    f, vocab, (n, share) = Text(), int(attrs["vocab"]), OP.named(attrs, specs)["logits"].dims
     whole, size = share * int(attrs["ranks"]), few(share)
     start = f.long("first")
     span = Span(share, start)
@@ -143,7 +133,8 @@ OP = Op(
     operands=sample.OPERANDS,
     results=RESULTS,
     attrs={"vocab": None, "top": None, "ranks": None, "drafts": 0, "tile": 1},
-    infer=infer,
+    dims={"C": lambda node: columns(node.attrs, node.dim("V/ranks"))},
+    check=_check,
     reference=reference,
     body=body,
     cases=cases.PARTS,

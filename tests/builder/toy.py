@@ -27,7 +27,7 @@ def _op(name: str, inputs: tuple[str, ...], text: str, **rest: Any) -> Op:
     state = "state" if "state" in inputs else ""
     operands = tuple(Operand(n, Role.STATE if n == state else Role.ACTIVATION, "A") for n in inputs)
     results = (Result("y", updates=state),)
-    return Op(name, operands, results, {}, _first, reference, body, (), **rest)
+    return Op(name, operands, results, {}, reference, body, (), infer_by=_first, **rest)
 
 
 OPS = {

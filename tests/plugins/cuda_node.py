@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
-from spark_engine.op import Attrs, Case, Op, Tolerance
+from spark_engine.op import Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.packed_node import packed_arrays as packed_arrays
+from tests.plugins.packed_node import packed_specs as packed_specs
+from tests.plugins.packed_node import specs_of as specs_of
 
 GUARD = 512  # bytes before and after each buffer
 GUARD_BYTE, POISON_BYTE = 0xA5, 0xFF
@@ -59,34 +62,6 @@ def cases_of(op: Op) -> list[Case]:
 
 
 # ---- packing and planning ------------------------------------------------------------------------
-
-
-def specs_of(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
-    """The operands' specs as docs/graph.md has them."""
-    names = op.names(attrs, len(arrays))
-    pairs = zip(names, arrays, strict=True)
-    return tuple(TensorSpec(n, DType.of(a.dtype), a.shape) for n, a in pairs)
-
-
-def packed_specs(op: Op, attrs: Attrs, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The operands' specs as the tactics see them."""
-    packs = op.cuda.packs
-    return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(specs))
-
-
-def packed_arrays(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """The operands as the tactics see them. Checks that a pack gives what it promises."""
-    specs = specs_of(op, attrs, arrays)
-    found = []
-    for i, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
-        if i in op.cuda.packs:
-            want = op.cuda.packs[i].infer(attrs, spec)
-            array = np.ascontiguousarray(op.cuda.packs[i].apply(attrs, array))
-            assert (array.dtype, array.shape) == (want.dtype.numpy, want.dims), (
-                f"{op.name}: pack {i} gives {array.dtype}{array.shape}, promised {want}"
-            )
-        found.append(array)
-    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -49,5 +49,5 @@ def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Arr
 
     given = tuple(Operand(n, Role.ACTIVATION, "A") for n in inputs)
     made = tuple(Result(n) for n in outputs)
-    op = Op("probe", given, made, {}, infer, reference, body, ())
+    op = Op("probe", given, made, {}, reference, body, (), infer_by=infer)
     return run(op, {}, inputs)

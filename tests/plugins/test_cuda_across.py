@@ -45,7 +45,7 @@ def test_each_place_has_its_tactics(target: Target) -> None:
 def test_every_tactic_has_one_order_of_sums() -> None:
     """So that an invariant build may take another in each bucket."""
     spec = (TensorSpec("x", BF16, (4, 512)),)
-    for tactic in nccl_cuda.SUMS:
+    for tactic in (t for t in all_reduce.OP.cuda.tactics if t.name.startswith("nccl")):
         for ranks in (2, 4):
             attrs = {"ranks": ranks, "across": 1}
             assert tactic.reduction_key(attrs, spec, H200) == "ranks"

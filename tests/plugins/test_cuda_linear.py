@@ -29,6 +29,7 @@ from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.packed_node import linear_node
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FORMS = {
@@ -72,11 +73,12 @@ def test_packs_are_undone_exactly(n: int, k: int) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
     arrays = operands(op, 3, n, 80)
-    for i, pack in OPS[op].cuda.packs.items():
-        spec = TensorSpec("w", DType.of(arrays[i].dtype), arrays[i].shape)
-        packed = pack.apply({}, arrays[i])
+    given = dict(zip(OPS[op].names({}, len(arrays)), arrays, strict=True))
+    for name, pack in OPS[op].cuda.packs.items():
+        spec = TensorSpec(name, DType.of(given[name].dtype), given[name].shape)
+        packed = pack.apply({}, given[name])
         assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
-        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * arrays[i].nbytes // n
+        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * given[name].nbytes // n
 
 
 def test_a_lane_finds_its_fragment() -> None:
@@ -136,7 +138,7 @@ def test_tiles_fit(layer: tuple[str, int, int], target: Target) -> None:
     for m in BUCKETS:
         problem, form = sg.Problem(m, n, k), FORMS[op]
         tile = sg.choose(problem, form, target)
-        launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
+        launch = sg.plan(linear_node(OPS[op], m, n, k, target), tile, problem, form).launches[0]
         assert launch.shared + 1024 <= target.shared_bytes
         assert tile.stages >= (3 if tile.wgmma else 2)
         assert launch.grid[0] <= target.sms
@@ -149,7 +151,7 @@ def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> No
     for m in BUCKETS[:-1]:
         problem, form = sg.Problem(m, n, k), FORMS[op]
         tile = sg.choose(problem, form, H200)
-        launch = sg.plan(tile, problem, form, H200, (0,), "bf16").launches[0]
+        launch = sg.plan(linear_node(OPS[op], m, n, k, H200), tile, problem, form).launches[0]
         cuts.add((tile.block_n, dict(launch.defines)["CUT"], launch.grid))
     assert len(cuts) == 1
 
@@ -164,7 +166,8 @@ def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], targ
         if skinny_gemm.refuse(problem, form, target) is not None:
             continue
         share = skinny_gemm.choose(problem, form, target)
-        (launch,) = skinny_gemm.plan(share, problem, form, target, (0,), "bf16").launches
+        node = linear_node(OPS[op], m, n, k, target)
+        (launch,) = skinny_gemm.plan(node, share, problem, form).launches
         assert launch.shared + share.static_bytes(problem) <= target.shared_bytes
         blocks = launch.grid[1]
         assert (blocks - 1) * share.each < -(-n // wt.M16) <= blocks * share.each
@@ -193,7 +196,7 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
     op, n, k = layer
     for m in (128, 1024, 8192):
         problem, form = sg.Problem(m, n, k), FORMS[op]
-        plan = sg.plan_large(problem, form, H200, (0,), "bf16")
+        plan = sg.plan_large(linear_node(OPS[op], m, n, k, H200), problem, form)
         if plan is None:
             assert m == 128 or n < 6000
             continue
@@ -226,13 +229,14 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
         for m in BUCKETS if name == op else ():
             problem = sg.Problem(m, n, k)
             tile = sg.choose(problem, form, target)
-            launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
+            node = linear_node(OPS[op], m, n, k, target)
+            (launch,) = sg.plan(node, tile, problem, form).launches
             jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,))] = m
             if skinny_gemm.refuse(problem, form, target) is None:
                 share = skinny_gemm.choose(problem, form, target)
-                launch = skinny_gemm.plan(share, problem, form, target, (0,), "bf16").launches[0]
+                (launch,) = skinny_gemm.plan(node, share, problem, form).launches
                 jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (launch.symbol,))] = m
-        many = sg.plan_large(sg.Problem(8192, n, k), form, target, (0,), "bf16")
+        many = sg.plan_large(linear_node(OPS[op], 8192, n, k, target), sg.Problem(8192, n, k), form)
         if name == op and many is not None:
             jobs[nvrtc.Job(f"linear/{op}.cu", many.launches[0].defines, (op,))] = 8192
     for job, m in jobs.items():

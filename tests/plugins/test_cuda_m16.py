@@ -16,13 +16,14 @@ from spark_engine.plugins.common import formats
 from spark_engine.plugins.linear import fp8_block_linear, nvfp4_linear_a4
 from spark_engine.plugins.linear.m16_gemm import plan, refuse
 from spark_engine.tensors import Array
+from tests.plugins.packed_node import linear_node
 
 OPS = {"fp8_block_linear": fp8_block_linear.OP, "nvfp4_linear_a4": nvfp4_linear_a4.OP}
 BUCKETS = (1, 8, 16, 32, 64, 128)
 
 
-def packed(op: str, index: int, array: Array) -> Array:
-    result = OPS[op].cuda.packs[index].apply({}, array)
+def packed(op: str, name: str, array: Array) -> Array:
+    result = OPS[op].cuda.packs[name].apply({}, array)
     assert result.dtype == array.dtype
     return result.view(np.uint8)
 
@@ -31,7 +32,7 @@ def test_a_lane_finds_its_fp8_fragment() -> None:
     """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a k-slab."""
     raw = np.random.default_rng(0).integers(0, 127, (32, 208), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 48)))
-    found = packed("fp8_block_linear", 2, raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)
+    found = packed("fp8_block_linear", "w", raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)
     for m16, slab, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
         at = 128 * slab + 32 * t + 8 * step + 4 * h
         np.testing.assert_array_equal(
@@ -44,7 +45,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 256, (32, 104), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 24)))
-    found = packed("nvfp4_linear_a4", 2, raw).reshape(2, 4, 8, 4, 2, 2, 4)
+    found = packed("nvfp4_linear_a4", "w", raw).reshape(2, 4, 8, 4, 2, 2, 4)
     for m16, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
         at = 32 * step + 16 * h + 4 * t
         np.testing.assert_array_equal(
@@ -52,7 +53,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
         )
     raw = rng.integers(0, 127, (32, 13), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 3)))
-    found = packed("nvfp4_linear_a4", 3, raw).reshape(2, 8, 2, 2, 2, 4)
+    found = packed("nvfp4_linear_a4", "w_scale", raw).reshape(2, 8, 2, 2, 2, 4)
     for m16, g, p, r, high in np.ndindex(*found.shape[:-1]):
         row, step = 16 * m16 + g + 8 * r, 2 * high + p
         np.testing.assert_array_equal(found[m16, g, p, r, high], wide[row, 4 * step : 4 * step + 4])
@@ -61,7 +62,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
 def test_few_rows_find_an_m16_tile_in_its_panel() -> None:
     """As A4::weights counts: panels of 16 m16 tiles, in a panel k-slab by k-slab."""
     raw = np.random.default_rng(0).integers(0, 127, (304, 48), dtype=np.uint8)
-    flat, tiles, slabs = packed("nvfp4_linear_a4", 3, raw).reshape(-1, 8, 2, 2, 2, 4), 19, 3
+    flat, tiles, slabs = packed("nvfp4_linear_a4", "w_scale", raw).reshape(-1, 8, 2, 2, 2, 4), 19, 3
     for m16, slab in np.ndindex(tiles, slabs):
         panel = m16 // 16 * 16
         at = panel * slabs + slab * min(16, tiles - panel) + m16 - panel
@@ -73,7 +74,7 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
     assert "130x48" in (refuse(130, 48) or "")
     assert refuse(144, 1232) is None
     raw = np.zeros((130, 48), np.uint8)
-    assert packed("fp8_block_linear", 2, raw).shape == (130, 48)
+    assert packed("fp8_block_linear", "w", raw).shape == (130, 48)
 
 
 @pytest.mark.kernels
@@ -87,7 +88,7 @@ def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
     forms = {"fp8_block_linear": fp8_block_linear_cuda.FORM}
     form = forms.get(op, nvfp4_linear_a4_cuda.FEW)
     for m in form.tiles:
-        (launch,) = plan(form, m, 5120, 6144, 4, "bf16").launches
+        (launch,) = plan(linear_node(OPS[op], m, 5120, 6144, target), form).launches
         job = nvrtc.Job(f"linear/{op}.cu", launch.defines, (form.symbol,))
         usage = nvrtc.compile(job, target, cache).usage[form.symbol]
         assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)

@@ -27,7 +27,7 @@ from spark_engine.plugins.linear import (
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import stream_k_schedule as order
 from spark_engine.tensors import Array, DType, TensorSpec
-from tests.plugins import test_cuda_linear
+from tests.plugins import packed_node, test_cuda_linear
 
 A4 = "nvfp4_linear_a4"
 BF16: Attrs = {"dtype": "bf16"}
@@ -44,12 +44,13 @@ DECODE, MORE = (1, 8, 16, 32, 64, 128), (256, 512, 4096)
 def made(op: str, m: int, n: int, k: int, target: Target) -> Plan:
     """Stream-K's plan; k counts bytes where activations are NVFP4."""
     problem = sg.Problem(m, n, k // 2 if op == A4 else k)
-    return sg.plan(sg.choose(problem, FORMS[op], target), problem, FORMS[op], target, (0,), "bf16")
+    node = packed_node.linear_node(OPS[op], m, n, k, target)
+    return sg.plan(node, sg.choose(problem, FORMS[op], target), problem, FORMS[op])
 
 
 def banded(op: str, m: int, n: int, k: int, target: Target) -> Plan | None:
     problem = sg.Problem(m, n, k // 2 if op == A4 else k)
-    return sg.plan_large(problem, FORMS[op], target, (0,), "bf16")
+    return sg.plan_large(packed_node.linear_node(OPS[op], m, n, k, target), problem, FORMS[op])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -110,12 +111,11 @@ def specs(m: int, n: int, k: int) -> tuple[TensorSpec, ...]:
         TensorSpec("w_scale", f8, (n, k // 16)),
         TensorSpec("alpha", DType.F32, (n,)),
     )
-    packs = nvfp4_linear_a4_cuda.CUDA.packs
-    return tuple(packs[i].infer(BF16, s) if i in packs else s for i, s in enumerate(given))
+    return packed_node.packed_specs(OPS[A4], BF16, given)
 
 
 def cheapest(given: tuple[TensorSpec, ...], target: Target) -> str:
-    able = [t for t in nvfp4_linear_a4_cuda.CUDA.tactics if t.refuse(BF16, given, target) is None]
+    able = [t for t in OPS[A4].cuda.tactics if t.refuse(BF16, given, target) is None]
     return min(able, key=lambda t: t.cost(BF16, given, target)).name
 
 
@@ -128,7 +128,7 @@ def test_few_rows_have_their_kernel_and_many_do_not() -> None:
 
 def test_k_that_is_no_whole_slabs_is_left_to_m16_tiles() -> None:
     given = specs(128, 144, 624)
-    m16, stream, whole = nvfp4_linear_a4_cuda.CUDA.tactics
+    m16, stream, whole = OPS[A4].cuda.tactics
     assert m16.refuse(BF16, given, GB10) is None
     for tactic in (stream, whole):
         assert "k is 624; scales are copied for 256" in (tactic.refuse(BF16, given, GB10) or "")

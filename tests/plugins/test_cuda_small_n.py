@@ -6,10 +6,10 @@ import pytest
 
 from spark_engine.kernel import GB10, H200, TARGETS, Target
 from spark_engine.plugins.linear import linear, linear_small_n_cuda
-from spark_engine.plugins.linear.linear_small_n_cuda import SMALL_N
 from spark_engine.tensors import DType, TensorSpec
 
 BF16 = {"dtype": "bf16"}
+(SMALL_N,) = (t for t in linear.OP.cuda.tactics if t.name == "small n")
 
 
 def specs(m: int, n: int, k: int, dtype: DType = DType.BF16) -> tuple[TensorSpec, ...]:

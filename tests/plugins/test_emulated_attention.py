@@ -10,9 +10,10 @@ import pytest
 from spark_engine.kernel import GB10
 from spark_engine.plugins.attention.paged_attention import OP
 from spark_engine.plugins.attention.paged_attention_cases import Launch
-from spark_engine.plugins.attention.paged_attention_cuda import TILES_PAIR
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
+
+(TILES_PAIR,) = (t for t in OP.cuda.tactics if t.name == "tiles_pair")
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 STORED = pytest.mark.parametrize("kv", [DType.F8E4M3, DType.BF16], ids=str)

@@ -11,14 +11,12 @@ import pytest
 from spark_engine.kernel import GB10, Tactic
 from spark_engine.op import Attrs
 from spark_engine.plugins.moe import grouped_moe
-from spark_engine.plugins.moe.moe_grouped_cuda import GROUPED
-from spark_engine.plugins.moe.moe_tiles_cuda import TILES, TILES_128
-from spark_engine.plugins.moe.moe_tiles_fp4_cuda import TILES_FP4
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP = grouped_moe.OP
+TACTICS = {t.name: t for t in OP.cuda.tactics}
 SMALL = replace(GB10, card=replace(GB10.card, sms=3))  # a block has several tiles
 SIZES = (5, 3, 112, 80)  # experts, chosen, H, I: no whole k-slabs, no whole panels
 LONG = (5, 3, 272, 208)  # more k-slabs than are copied ahead
@@ -53,10 +51,10 @@ def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path, la
 @pytest.mark.parametrize(
     ("tactic", "kind"),
     [
-        (TILES, "nvfp4"),
-        (TILES_128, "fp8"),
-        (TILES_128, "dense"),
-        (TILES_FP4, "nvfp4_a4"),
+        (TACTICS["tiles"], "nvfp4"),
+        (TACTICS["tiles_128"], "fp8"),
+        (TACTICS["tiles_128"], "dense"),
+        (TACTICS["tiles_fp4"], "nvfp4_a4"),
     ],
     ids=lambda v: getattr(v, "name", v),
 )
@@ -76,7 +74,7 @@ def test_tiles_equal_the_reference(tactic: Tactic, kind: str, late: bool, cache:
 def test_tiles_of_many_slabs_equal_the_reference(late: bool, cache: Path) -> None:
     attrs: Attrs = {"format": "nvfp4", "dtype": "bf16"}
     arrays = drawn("nvfp4", 89, LONG)
-    got = run(TILES_128, attrs, arrays, cache, late).astype(np.float64)
+    got = run(TACTICS["tiles_128"], attrs, arrays, cache, late).astype(np.float64)
     true = OP.reference(attrs, arrays)[0].astype(np.float64)
     assert np.isnan(got[BROKEN]).all()
     got, true = np.delete(got, BROKEN, 0), np.delete(true, BROKEN, 0)
@@ -87,5 +85,7 @@ def test_tiles_of_many_slabs_equal_the_reference(late: bool, cache: Path) -> Non
 def test_tiles_have_the_bits_of_grouped(kind: str, cache: Path) -> None:
     attrs: Attrs = {"format": kind, "dtype": "bf16"}
     arrays = drawn(kind, FEW["tiles"])
-    tiles, grouped = (run(t, attrs, arrays, cache, True) for t in (TILES, GROUPED))
+    tiles, grouped = (
+        run(t, attrs, arrays, cache, True) for t in (TACTICS["tiles"], TACTICS["grouped"])
+    )
     assert tiles.tobytes() == grouped.tobytes()

@@ -15,8 +15,6 @@ from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.attention import attention_decode
 from spark_engine.plugins.attention.paged_attention_cases import Launch
-from spark_engine.plugins.attention.paged_decode_cuda import DECODE
-from spark_engine.plugins.attention.paged_round_cuda import ROUNDS
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node, emulated
 
@@ -79,8 +77,8 @@ def test_a_team_has_the_bits_of_single_tokens(
     target: Target, kv: DType, dim: int, name: str, one: str, cache: Path
 ) -> None:
     attrs, arrays = given(kv, dim)
-    (team,) = [t for t in ROUNDS if t.name == name]
-    (alone,) = [t for t in DECODE if t.name == one]
+    (team,) = [t for t in OP.cuda.tactics if t.name == name]
+    (alone,) = [t for t in OP.cuda.tactics if t.name == one]
     keys, values, *got = run(team, attrs, arrays, target, cache, late=True)
     pages, parts = list(arrays[5:7]), []
     for token in tokens(arrays):
@@ -103,7 +101,7 @@ def test_a_team_has_the_bits_of_single_tokens(
 @pytest.mark.parametrize("kv", [DType.F8E4M3], ids=str)
 def test_copies_that_arrive_at_once_overwrite_nothing(kv: DType, cache: Path) -> None:
     attrs, arrays = given(kv, FORMS[0][2])
-    (team,) = [t for t in ROUNDS if t.name == FORMS[0][3]]
+    (team,) = [t for t in OP.cuda.tactics if t.name == FORMS[0][3]]
     early, late = (run(team, attrs, arrays, H200, cache, late=x) for x in (False, True))
     assert [x.tobytes() for x in early[2:]] == [x.tobytes() for x in late[2:]]
 
@@ -114,6 +112,6 @@ def test_in_the_form_for_racecheck_all_warps_pass_as_many_barriers(
 ) -> None:
     target, kv, dim, name, _ = form
     attrs, arrays = given(kv, dim)
-    (team,) = [t for t in ROUNDS if t.name == name]
+    (team,) = [t for t in OP.cuda.tactics if t.name == name]
     served, followed = (run(team, attrs, arrays, target, cache, True, m) for m in ((), FOLLOWED))
     assert [x.tobytes() for x in served] == [x.tobytes() for x in followed]

@@ -22,6 +22,7 @@ from spark_engine.kernel import (
     Specs,
     Target,
 )
+from spark_engine.plugins.launch import node_of
 from spark_engine.plugins.moe import (
     expert_layout,
     grouped_moe,
@@ -29,9 +30,11 @@ from spark_engine.plugins.moe import (
     moe_packs,
     moe_problem,
 )
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array
+from tests.plugins import packed_node
 
 OP = grouped_moe.OP
+(GROUPED,) = (t for t in OP.cuda.tactics if t.name == "grouped")
 KINDS = tuple(moe_packs.OPERANDS)
 TOKENS = (1, 128, 129, 284, 285, 512, 1024, 1309, 2048, 4096, 8192)
 SIZES = (257, 9, 2048, 512)  # experts and the shared one, chosen and it, H, I: the 35B's
@@ -42,16 +45,12 @@ def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Att
     """A node's attributes and packed operands."""
     experts, chosen, hidden, inner = sizes
     attrs: Attrs = {"format": kind, "dtype": "bf16"}
-    found = [
-        TensorSpec("x", DType.BF16, (tokens, hidden)),
-        TensorSpec("ids", DType.I32, (tokens, chosen)),
-        TensorSpec("weights", DType.F32, (tokens, chosen)),
-    ]
-    for name, want in grouped_moe.param_specs(kind, experts, hidden, inner).items():
-        dtype = DType.BF16 if kind == "dense" else want[0][0]
-        found.append(TensorSpec(name, dtype, want[1]))
-    packs = OP.cuda.packs
-    return attrs, tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
+    found = packed_node.declared(OP, attrs, tokens=tokens, k=chosen, E=experts, H=hidden, I=inner)
+    return attrs, packed_node.packed_specs(OP, attrs, found)
+
+
+def problem(attrs: Attrs, packed: Specs) -> moe_problem.Problem:
+    return moe_problem.Problem.of(node_of(OP, attrs, packed, GB10))
 
 
 def with_shared(target: Target, nbytes: int) -> Target:
@@ -61,7 +60,7 @@ def with_shared(target: Target, nbytes: int) -> Target:
 
 def squeezed(attrs: Attrs, packed: Specs, target: Target, tokens: int) -> Target:
     """The target with shared memory for the ids of so many tokens."""
-    p = moe_problem.problem(attrs, packed)
+    p = problem(attrs, packed)
     w = moe_grouped_cuda.config_of(p, target)
     fixed = moe_grouped_cuda.fixed_bytes(p, w.columns, min(w.depth, moe_grouped_cuda.SHALLOW))
     ids = expert_layout.padded(2 * tokens * p.chosen, 16)
@@ -77,8 +76,8 @@ def scalars(launch: Launch) -> list[int]:
 def test_any_number_of_tokens_is_served(kind: str, target: Target) -> None:
     for tokens in TOKENS:
         attrs, packed = specs(kind, tokens, SIZES)
-        assert moe_grouped_cuda.refuse_grouped(attrs, packed, target) is None
-        plan = moe_grouped_cuda.plan_grouped(attrs, packed, target)
+        assert GROUPED.refuse(attrs, packed, target) is None
+        plan = GROUPED.plan(attrs, packed, target)
         for launch in plan.launches:
             assert launch.shared + moe_grouped_cuda.STATIC <= target.shared_bytes
         rows = [scalars(n) for n in plan.launches if n.symbol == "moe_up"]
@@ -107,13 +106,13 @@ def test_chunks_are_as_few_as_the_ids_allow(
     kind: str, target: Target, chunks: dict[int, int]
 ) -> None:
     for tokens, count in chunks.items():
-        plan = moe_grouped_cuda.plan_grouped(*specs(kind, tokens, SIZES), target)
+        plan = GROUPED.plan(*specs(kind, tokens, SIZES), target)
         assert [n.symbol for n in plan.launches].count("moe_up") == count, tokens
 
 
 def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
     def depth(tokens: int) -> str:
-        plan = moe_grouped_cuda.plan_grouped(*specs("nvfp4", tokens, SIZES), GB10)
+        plan = GROUPED.plan(*specs("nvfp4", tokens, SIZES), GB10)
         return dict(plan.launches[0].defines)["DEPTH"]
 
     assert [depth(n) for n in (1, 284, 285, 4096)] == ["3", "3", "2", "2"]
@@ -122,14 +121,14 @@ def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_share_the_scratch_memory_of_one(kind: str) -> None:
     attrs, packed = specs(kind, 8192, SIZES)
-    w = moe_grouped_cuda.config_of(moe_problem.problem(attrs, packed), GB10)
-    one = moe_grouped_cuda.plan_grouped(*specs(kind, w.tokens, SIZES), GB10)
-    assert moe_grouped_cuda.plan_grouped(attrs, packed, GB10).scratch == one.scratch
+    w = moe_grouped_cuda.config_of(problem(attrs, packed), GB10)
+    one = GROUPED.plan(*specs(kind, w.tokens, SIZES), GB10)
+    assert GROUPED.plan(attrs, packed, GB10).scratch == one.scratch
 
 
 def test_a_chunk_costs_what_it_costs_alone() -> None:
     def cost(tokens: int) -> float:
-        return moe_grouped_cuda.cost_grouped(*specs("nvfp4", tokens, SIZES), GB10)
+        return GROUPED.cost(*specs("nvfp4", tokens, SIZES), GB10)
 
     assert cost(4096) == pytest.approx(4 * cost(1024))
     assert cost(1309) > cost(1308)
@@ -138,9 +137,7 @@ def test_a_chunk_costs_what_it_costs_alone() -> None:
 def test_a_target_without_room_for_a_token_is_refused() -> None:
     attrs, packed = specs("nvfp4", 4, SIZES)
     small = with_shared(GB10, 40_000)
-    assert "40000 bytes of shared memory" in (
-        moe_grouped_cuda.refuse_grouped(attrs, packed, small) or ""
-    )
+    assert "40000 bytes of shared memory" in (GROUPED.refuse(attrs, packed, small) or "")
 
 
 def test_tactics_of_one_order_say_so() -> None:
@@ -257,11 +254,11 @@ def test_chunks_give_each_token_what_one_launch_gives_it(kind: str) -> None:
     x, weights = rng.normal(size=tokens), rng.normal(size=(tokens, chosen))
     ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen]
     attrs, packed = specs(kind, tokens, TINY)
-    quant = moe_problem.problem(attrs, packed).quant
+    quant = problem(attrs, packed).quant
     found = []
     for room in (tokens, 17, 16, 5, 1):
         target = squeezed(attrs, packed, GB10, room)
-        plan = moe_grouped_cuda.plan_grouped(attrs, packed, target)
+        plan = GROUPED.plan(attrs, packed, target)
         most = max(scalars(n)[0] for n in plan.launches if n.symbol == "moe_up")
         assert (most == tokens) == (room == tokens)
         found.append(Rows(plan, x, ids, weights, quant).run(most * chosen))

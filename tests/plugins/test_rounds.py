@@ -277,4 +277,4 @@ def test_what_no_round_can_be_is_refused(change: Attrs, message: str) -> None:
     if not attrs["ring"]:
         specs.pop(names.index("gdn_ring"))
     with pytest.raises(GraphError, match=message):
-        gated_delta.infer(attrs, tuple(specs))
+        gated_delta.STEP.infer(attrs, tuple(specs))

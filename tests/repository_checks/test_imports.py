@@ -30,15 +30,16 @@ ALLOWED = {
 _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
-        "common": set(),
-        "rowwise": {"common"},
-        "ranks": {"common", "rowwise"},
-        "linear": {"common", "ranks"},
-        "gdn": {"common"},
-        "attention": {"common", "rowwise"},
-        "moe": {"common", "linear", "rowwise", "ranks"},
-        "sampling": {"common", "rowwise", "ranks"},
-        "drafts": {"common"},
+        "launch": set(),  # a file
+        "common": {"launch"},
+        "rowwise": {"launch", "common"},
+        "ranks": {"launch", "common", "rowwise"},
+        "linear": {"launch", "common", "ranks"},
+        "gdn": {"launch", "common"},
+        "attention": {"launch", "common", "rowwise"},
+        "moe": {"launch", "common", "linear", "rowwise", "ranks"},
+        "sampling": {"launch", "common", "rowwise", "ranks"},
+        "drafts": {"launch", "common"},
         "": _OPS,
     },
     "models": {
@@ -162,9 +163,11 @@ def _package(name: str) -> str:
 
 
 def _folder(parts: tuple[str, ...], inside: str) -> str:
-    """The folder within `inside` of a file or a module, given as the names from the package on."""
+    """The folder or file within `inside`, of a file or a module given as the names from the package
+    on; "" for what FOLDERS does not name."""
     depth = inside.count("/") + 1
-    return parts[depth] if len(parts) > depth and parts[depth] in FOLDERS[inside] else ""
+    name = parts[depth].removesuffix(".py") if len(parts) > depth else ""
+    return name if name in FOLDERS[inside] else ""
 
 
 def _shared(here: tuple[str, ...], there: tuple[str, ...]) -> Iterator[str]:

@@ -32,7 +32,9 @@ def _scaled(attrs: Attrs, array: Array) -> Array:
 def packing_op(name: str) -> Op:
     """An op of x, w and perhaps a bias; w and bias are packed by an attribute."""
     same = Pack(lambda attrs, spec: spec, _scaled)
-    made = toy._op(name, ("x", "w", "bias"), "y = Add(x, w)", cuda=Cuda(packs={1: same, 2: same}))
+    made = toy._op(
+        name, ("x", "w", "bias"), "y = Add(x, w)", cuda=Cuda(packs={"w": same, "bias": same})
+    )
     return replace(made, attrs={"by": 2})
 
 
@@ -40,7 +42,7 @@ OPS = {name: packing_op(name) for name in ("one", "two")}
 _WIDER = Pack(
     lambda attrs, spec: replace(spec, shape=(spec.shape[0] + 2, *spec.shape[1:])), _scaled
 )
-OPS["wide"] = replace(packing_op("wide"), cuda=Cuda(packs={1: _WIDER}))
+OPS["wide"] = replace(packing_op("wide"), cuda=Cuda(packs={"w": _WIDER}))
 
 
 def lowered(*calls: tuple[str, int], plain: bool = False) -> FamilyGraph:
@@ -82,11 +84,11 @@ def test_every_op_has_its_own_and_a_plain_reader_keeps_the_original() -> None:
 
 
 def test_packings_are_equal_by_op_operand_and_attributes() -> None:
-    same = [Packing(OPS["one"], 1, (("by", 3),)) for _ in range(2)]
+    same = [Packing(OPS["one"], "w", (("by", 3),)) for _ in range(2)]
     others = [
-        Packing(OPS["one"], 1, (("by", 4),)),
-        Packing(OPS["one"], 2, (("by", 3),)),
-        Packing(OPS["two"], 1, (("by", 3),)),
+        Packing(OPS["one"], "w", (("by", 4),)),
+        Packing(OPS["one"], "bias", (("by", 3),)),
+        Packing(OPS["two"], "w", (("by", 3),)),
     ]
     assert same[0] == same[1] and hash(same[0]) == hash(same[1])
     assert all(other != same[0] for other in others) and same[0] != "one"

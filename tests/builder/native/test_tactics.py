@@ -14,13 +14,9 @@ from spark_engine.builder.native.tactics import OTHER_BITS, Chooser, Timer, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
 from spark_engine.plugins import registry
-from spark_engine.plugins.linear import (
-    fp8_linear_cuda,
-    linear_cuda,
-    nvfp4_linear_cuda,
-)
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder import toy
+from tests.plugins.packed_node import linear_node
 
 SIZES = [Size("decode", rows) for rows in (1, 8)]
 Cost = Callable[[int], float]
@@ -281,20 +277,13 @@ def test_rivals_are_those_that_compete() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", [linear_cuda, fp8_linear_cuda, nvfp4_linear_cuda])
-def test_linear_rows_have_one_order_up_to_128_and_whole_tiles_beyond(module) -> None:
+@pytest.mark.parametrize("op", ["linear", "fp8_linear", "nvfp4_linear"])
+def test_linear_rows_have_one_order_up_to_128_and_whole_tiles_beyond(op: str) -> None:
     def orders(m: int) -> set[str | None]:
-        attrs, k, n = {"dtype": "bf16"}, 5120, 5120
-        shapes = {
-            linear_cuda: [(m, k), (n, k)],
-            fp8_linear_cuda: [(m, k), (n, k), (), (n,)],
-            nvfp4_linear_cuda: [(m, k), (n, k // 2), (n, k // 16), (n,)],
-        }[module]
-        dtypes = [DType.BF16] * 2 if module is linear_cuda else [DType.BF16] + [DType.U8] * 3
-        specs = tuple(TensorSpec("a", d, s) for d, s in zip(dtypes, shapes, strict=False))
-        specs += tuple(TensorSpec("a", DType.F32, s) for s in shapes[len(specs) :])
-        takers = [t for t in module.CUDA.tactics if t.refuse(attrs, specs, H200) is None]
-        return {t.reduction_key(attrs, specs, H200) for t in takers}
+        node = linear_node(registry.get(op), m, 5120, 5120, H200)
+        given = dict(node.attrs), node.specs, H200
+        takers = [t for t in registry.get(op).cuda.tactics if t.refuse(*given) is None]
+        return {t.reduction_key(*given) for t in takers}
 
     assert all(("skinny" in orders(m)) == (m <= 16) for m in (1, 8, 9, 16, 17, 128))
     streamed = orders(1) - {"ascending k", "skinny"}

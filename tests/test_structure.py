@@ -1,0 +1,46 @@
+"""What may be in which file: a kernel's operands have names everywhere but in plugins/launch.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.repository import ROOT, files
+
+LAUNCH = Path("plugins/launch.py")
+PLANNERS = [path for path in files("plugins/*.py") if path != LAUNCH]
+
+
+def _is_index(node: ast.expr) -> bool:
+    """An integer, or one with a sign."""
+    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
+
+
+def positional(text: str) -> list[int]:
+    """Lines that take an operand by its position: `specs[0]`, `specs[1:3]`, a `Pointer(...)`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] == "specs":
+            bounds = (node.slice,)
+            if isinstance(node.slice, ast.Slice):
+                bounds = (node.slice.lower, node.slice.upper)
+            if any(bound is not None and _is_index(bound) for bound in bounds):
+                found.append(node.lineno)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Pointer":
+            found.append(node.lineno)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", PLANNERS, ids=str)
+def test_operands_are_taken_by_name(path: Path) -> None:
+    lines = positional((ROOT / path).read_text())
+    assert not lines, f"{path}:{lines}: ask the node by name; {LAUNCH} alone knows positions"
+
+
+def test_positions_are_seen() -> None:
+    text = "a = specs[0]\nb = node.specs[-1]\nc = specs[:2]\nd = Pointer('input', i)\n"
+    assert positional(text + "e = specs['x']\nf = dims[0]\ng = specs[i:]\n") == [1, 2, 3, 4]
+    assert positional((ROOT / LAUNCH).read_text())
