@@ -27,7 +27,18 @@ ALLOWED = {
 }
 # Folders of a package or of a folder, bottom up: each may use those named, and "" is the files next
 # to them.
-_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
+_OPS = {
+    "launch",
+    "common",
+    "linear",
+    "rowwise",
+    "gdn",
+    "attention",
+    "moe",
+    "sampling",
+    "drafts",
+    "ranks",
+}
 FOLDERS = {
     "plugins": {
         "launch": set(),  # a file
