@@ -1,5 +1,5 @@
 # Two commands, each from nothing: `make run` and `make test`. Neither needs a GPU. `make mutants`
-# breaks the sources by hand-made bugs and holds the tests to seeing them (docs/extend/testing.md).
+# applies hand-made bugs to the sources and checks that tests fail with each (docs/extend/testing.md).
 # Set-up happens once and again whenever pyproject.toml changes.
 #   PYTHON=python3.12       another interpreter, 3.11 or later
 #   ORACLE_PIP_ARGS=...     arguments for installing torch, for instance, where the package index
@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
+.PHONY: lock ranks run test kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -52,9 +52,24 @@ types: $(VENV)/.test
 	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
 
-# Hand-made bugs, one at a time, against the tests that should see them: about ten minutes.
+# Hand-made bugs, one at a time, against the tests that must fail with them: about half an hour.
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
+
+# Changes every operator and number of MODULE, one at a time, in place, and prints the changes with
+# which TESTS still pass. MODULE must be committed; git restores it at the end.
+MODULE ?= runtime/engine/pool.py
+TESTS ?= tests/runtime/engine/test_pool.py
+mutation: $(VENV)/.test
+	git diff --exit-code --stat HEAD -- $(MODULE)
+	$(PIP) install -e '.[mutation]'
+	sed 's|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|' tests/mutation.toml > $(VENV)/mutation.toml
+	rm -f $(VENV)/mutation.sqlite
+	$(BIN)/cosmic-ray init $(VENV)/mutation.toml $(VENV)/mutation.sqlite
+	$(BIN)/cr-filter-operators $(VENV)/mutation.sqlite $(VENV)/mutation.toml
+	$(BIN)/cosmic-ray baseline $(VENV)/mutation.toml
+	trap 'git checkout -q -- $(MODULE)' EXIT; $(BIN)/cosmic-ray exec $(VENV)/mutation.toml $(VENV)/mutation.sqlite
+	$(BIN)/cr-report --surviving-only --show-diff $(VENV)/mutation.sqlite
 
 # Attacks on real servers, a row for each: bodies, grammars, stored responses, connections, the front,
 # processes that are stopped and killed, full disks, hostile engine folders. Next to each an honest client's

@@ -1,12 +1,10 @@
-"""Breaks the sources by hand-made bugs, one at a time, and sees whether the tests notice.
+"""Applies hand-made bugs to the sources, one at a time, and checks that a test fails with each.
 
     python -m tests.mutants.run                     all of tests/mutants/*.toml
     python -m tests.mutants.run --only scheduler    label, file or reason has the pattern
-    python -m tests.mutants.run --sample 10         as many, drawn by --seed from those that set no
-                                                    timeout of their own
 
-Works in copies of the tree, one for each core; the tree itself is never changed. Exits with 1
-unless 95 % of the mutants that are not argued equivalent are killed and none is broken.
+Works in copies of the tree, one per worker; the tree itself is never changed. Exits with 1 unless
+all are killed; those whose tests all skip on this machine are not counted.
 """
 
 from __future__ import annotations
@@ -14,28 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import venv
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
-from tests.mutants.listing import TIMEOUT, Mutant, faults, mutated, read
+from tests.mutants.listing import Mutant, edited, faults, read
 from tests.repository import PACKAGES, ROOT, files
 
-WANTED = 0.95
 BASELINE = 600.0  # seconds for the unmutated tests of one file
 Answer = dict[str, Any]
 
@@ -49,12 +43,12 @@ class Copy:
             target = self.tree / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, target)
-        # Laid out as installed, whatever a process has first on its path: the tree, its folder, ...
+        # The layout of the installed package, whichever folder a process has first on its path.
         for package in PACKAGES[1:]:
             (self.tree / "spark_engine" / package).symlink_to(self.tree / package)
         self._commit()
         python = self._interpreter(folder / "venv")
-        # Compiled once and held against the source's hash: no mutant is taken for its original.
+        # Compiled once; the source's hash is checked, so that no mutant runs its original's code.
         mode = ["--invalidation-mode", "checked-hash", "-q", "."]
         subprocess.run([python, "-m", "compileall", *mode], cwd=self.tree, check=True)
         (folder / "tmp").mkdir()
@@ -80,11 +74,6 @@ class Copy:
         if not line:
             raise RuntimeError("the worker died")
         return {**json.loads(line), "log": Path(self._log).read_text(errors="replace")}
-
-    def run_mutant(self, mutant: Mutant) -> Answer:
-        """`run` of its tests with the mutant in place."""
-        with self.changed(mutated(self.tree, mutant)):
-            return self.run(mutant.tests, mutant.timeout, first_only=True)
 
     @contextmanager
     def changed(self, texts: Mapping[str, str]) -> Iterator[None]:
@@ -117,7 +106,7 @@ class Copy:
         venv.EnvBuilder(symlinks=True).create(folder)
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "mutants.pth").write_text(f"{self.tree}\n")
-        # Linked one by one: some look for their shared libraries beside themselves only.
+        # Linked one by one: some look for their shared libraries in their parent folder only.
         for path in (
             p for folder in sys.path if folder.endswith("-packages") for p in _items(folder)
         ):
@@ -136,176 +125,86 @@ def _items(folder: str) -> list[Path]:
     return sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
 
 
-@dataclass
-class Found:
-    """What became of the mutants, by verdict."""
-
-    seconds: float = 0.0
-    verdicts: list[tuple[Mutant, str, str]] = field(default_factory=list)  # and a word on it
-
-    def of(self, *names: str) -> list[tuple[Mutant, str, str]]:
-        """Those of these verdicts."""
-        return [row for row in self.verdicts if row[1] in names]
-
-    @property
-    def rate(self) -> float:
-        """Killed of those that were to be killed and could be tried."""
-        killed, survived = len(self.of("killed")), len(self.of("survived"))
-        return killed / max(1, killed + survived)
-
-    @property
-    def good(self) -> bool:
-        """Enough were killed, and nothing is to be mended in the lists."""
-        return self.rate >= WANTED and not self.of("broken")
-
-
-def judge(mutant: Mutant, answer: Answer) -> tuple[str, str]:
-    """The verdict on a mutant, and a word on it.
-
-    killed: a test failed. broken: the tests did not run to a verdict (the mutant does not import,
-    say, or hangs), or the mutant is argued equivalent and was seen.
-    """
+def judge(mutant: Mutant, answer: Answer) -> str:
+    """killed: a test failed. survived: none did. broken: pytest ended in another form (the mutant
+    does not import, or hangs without `may_crash`)."""
     code = answer["code"]
-    if code is None and not mutant.may_hang:
-        return "broken", f"ran into {mutant.timeout:.0f} s; say may_hang where that is its nature"
-    aborted = code == -signal.SIGABRT and mutant.may_abort
-    if code not in (None, 0, 1) and not aborted:
-        return "broken", f"pytest ended with {code}: {answer['log'][-600:]}"
-    seen = code != 0
-    if mutant.equivalent:
-        return ("broken", "argued equivalent, and killed") if seen else ("equivalent", "")
-    return ("killed" if seen else "survived"), f"{answer['seconds']:.1f} s"
+    if code == 1 or (mutant.may_crash and code in (None, -signal.SIGABRT)):
+        return "killed"
+    return "survived" if code == 0 else "broken"
 
 
-def run(mutants: Sequence[Mutant], workers: int, say: Callable[[str], None]) -> Found:
-    """Tries them all. Raises SystemExit when a test fails without any mutant."""
-    start, found = time.monotonic(), Found()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies: list[Copy] = []
-        try:
-            for i in range(workers):
-                (Path(folder) / str(i)).mkdir()
-                copies.append(Copy(Path(folder) / str(i)))
-            passed = _baseline(copies, mutants, say)
-            _try_all(copies, mutants, passed, found, say)
-        finally:
-            for copy in copies:
-                copy.close()
-    order = {mutant.label: i for i, mutant in enumerate(mutants)}
-    found.verdicts.sort(key=lambda row: order[row[0].label])
-    found.seconds = time.monotonic() - start
-    return found
+def run(mutants: Sequence[Mutant], workers: int) -> list[str]:
+    """Tries them all: a line for each, which begins with its verdict and is printed at once.
+
+    Raises SystemExit where a test fails without a mutant.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
+        free: SimpleQueue[Copy] = SimpleQueue()
+        for i in range(workers):
+            free.put(copy := Copy(folder / str(i)))
+            stack.callback(copy.close)
+        pool = ThreadPoolExecutor(workers)
+        stack.callback(pool.shutdown, cancel_futures=True)
+
+        def on_a_copy(work: Callable[[Copy, Any], Any], jobs: Iterable[Any]) -> Iterator[Any]:
+            def one(job: Any) -> Any:
+                copy = free.get()
+                try:
+                    return work(copy, job)
+                finally:
+                    free.put(copy)
+
+            return pool.map(one, jobs)
+
+        by_file: dict[str, set[str]] = defaultdict(set)
+        for test in {test for mutant in mutants for test in mutant.tests}:
+            by_file[test.partition("::")[0]].add(test)
+        print(f"unmutated tests of {len(by_file)} files", flush=True)
+        passed = set[str]().union(*on_a_copy(_passed, by_file.values()))
+        return list(on_a_copy(lambda copy, mutant: _try(copy, mutant, passed), mutants))
 
 
-def _baseline(
-    copies: Sequence[Copy], mutants: Iterable[Mutant], say: Callable[[str], None]
-) -> set[str]:
-    """The node ids that pass unmutated; what is skipped here cannot see a mutant."""
-    by_file: dict[str, set[str]] = defaultdict(set)
-    for test in {test for mutant in mutants for test in mutant.tests}:
-        by_file[test.partition("::")[0]].add(test)
-    say(f"{sum(map(len, by_file.values()))} tests in {len(by_file)} files, unmutated")
-    passed: set[str] = set()
-    failed: list[str] = []
-
-    def one(copy: Copy, tests: set[str]) -> None:
-        answer = copy.run(sorted(tests), BASELINE, first_only=False)
-        passed.update(t for t, outcome in answer["outcomes"].items() if outcome == "passed")
-        if answer["code"] != 0:
-            failed.append(answer["log"][-3000:])
-
-    _share(copies, list(by_file.values()), one)
-    if failed:
-        raise SystemExit("\n".join(["these fail without any mutant:", *failed]))
-    return passed
+def _passed(copy: Copy, tests: Iterable[str]) -> set[str]:
+    """The node ids that pass unmutated; a test that skips here cannot see a mutant."""
+    answer = copy.run(sorted(tests), BASELINE, first_only=False)
+    if answer["code"] != 0:
+        raise SystemExit(f"these fail without a mutant:\n{answer['log'][-3000:]}")
+    return {test for test, outcome in answer["outcomes"].items() if outcome == "passed"}
 
 
-def _try_all(
-    copies: Sequence[Copy],
-    mutants: Sequence[Mutant],
-    passed: set[str],
-    found: Found,
-    say: Callable[[str], None],
-) -> None:
-    def one(copy: Copy, mutant: Mutant) -> None:
-        if any(_runs(test, passed) for test in mutant.tests):
-            verdict, word = judge(mutant, copy.run_mutant(mutant))
-        else:
-            verdict, word = "skipped", "none of its tests runs on this machine"
-        found.verdicts.append((mutant, verdict, word))
-        say(f"{len(found.verdicts)}/{len(mutants)} {mutant.label} {mutant.file}: {verdict} {word}")
-
-    _share(copies, mutants, one)
-
-
-def _runs(test: str, passed: Iterable[str]) -> bool:
-    return any(p == test or p.startswith((f"{test}[", f"{test}::")) for p in passed)
-
-
-def _share(copies: Sequence[Copy], jobs: Iterable[Any], one: Callable[[Copy, Any], None]) -> None:
-    """Does every job on some copy; an error in any of them is raised here."""
-    queue: SimpleQueue[Any] = SimpleQueue()
-    for job in jobs:
-        queue.put(job)
-    errors: list[BaseException] = []
-
-    def work(copy: Copy) -> None:
-        try:
-            while not errors:
-                one(copy, queue.get_nowait())
-        except Empty:
-            pass
-        except BaseException as error:  # noqa: B036 - raised below, in the caller's thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(copy,), daemon=True) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def table(found: Found) -> str:
-    """Verdicts by file, then what is to be looked at, then the rate."""
-    names = ("killed", "survived", "equivalent", "skipped", "broken")
-    lines = [f"{'file':40}" + "".join(f"{name:>11}" for name in names)]
-    for file in sorted({mutant.file for mutant, _, _ in found.verdicts}):
-        counts = [sum(m.file == file for m, _, _ in found.of(name)) for name in names]
-        lines.append(f"{file:40}" + "".join(f"{count:>11}" for count in counts))
-    lines.append(f"{'all':40}" + "".join(f"{len(found.of(name)):>11}" for name in names))
-    for mutant, verdict, word in found.of("survived", "broken", "skipped"):
-        lines.append(f"{verdict}: {mutant.label} {mutant.file}: {mutant.why} ({word})")
-    for mutant, _, _ in found.of("equivalent"):
-        lines.append(f"equivalent: {mutant.label} {mutant.file}: {mutant.equivalent}")
-    lines.append(f"{found.rate:.1%} killed in {found.seconds:.0f} s; {WANTED:.0%} are wanted")
-    return "\n".join(lines)
+def _try(copy: Copy, mutant: Mutant, passed: Iterable[str]) -> str:
+    """Its line."""
+    if not any(p == t or p.startswith((f"{t}[", f"{t}::")) for t in mutant.tests for p in passed):
+        verdict, words = "skipped", "none of its tests runs on this machine"
+    else:
+        with copy.changed(edited(copy.tree, mutant.label, mutant.edits)):
+            answer = copy.run(mutant.tests, mutant.timeout, first_only=True)
+        verdict, words = judge(mutant, answer), f"{answer['seconds']:.1f} s"
+        if verdict == "broken":
+            words += f", pytest ended with {answer['code']}: {answer['log'][-600:]}"
+    line = f"{verdict}: {mutant.label} {mutant.file}: {mutant.why} ({words})"
+    print(line, flush=True)
+    return line
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="tests.mutants.run")
     parser.add_argument("--only", default="", help="a pattern in label, file or reason")
-    parser.add_argument("--sample", type=int, help="how many, drawn at random")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(words)
     mutants = [m for m in read() if re.search(options.only, f"{m.label} {m.file} {m.why}")]
-    if options.sample is not None:
-        quick = [m for m in mutants if m.timeout == TIMEOUT and not m.equivalent]
-        some = random.Random(options.seed).sample(quick, min(options.sample, len(quick)))
-        mutants = [m for m in mutants if m in some]
     if wrong := [fault for mutant in mutants for fault in faults(ROOT, mutant)]:
-        print("\n".join(wrong))
-        return 1
+        raise SystemExit("\n".join(wrong))
     if not mutants:
-        print("no mutant has that pattern")
-        return 1
-    workers = min(options.workers, len(mutants))
-    found = run(mutants, workers, lambda text: print(text, flush=True))
-    print(table(found))
-    return 0 if found.good else 1
+        raise SystemExit("no mutant matches the pattern")
+    lines = run(mutants, min(options.workers, len(mutants)))
+    print("\n".join(["", *(line for line in lines if not line.startswith("killed"))]))
+    counts = Counter(line.partition(":")[0] for line in lines)
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    return int(bool(counts["survived"] or counts["broken"]))
 
 
 if __name__ == "__main__":

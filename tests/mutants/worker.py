@@ -1,8 +1,8 @@
-"""Runs pytest again and again in one tree, each time in a fork that has the heavy libraries.
+"""Runs pytest repeatedly in one tree, each time in a fork that has imported the large libraries.
 
-Started by `run.py` in a copy of the tree, with that copy's interpreter; one JSON line asks, one
-answers. Nothing of the project is imported before the fork, so every run sees the files as they
-are then.
+`run.py` starts it in a copy of the tree with that copy's interpreter; it reads a JSON line for each
+run and answers with one. It imports nothing of the project before the fork, so that every run sees
+the current files.
 """
 
 from __future__ import annotations

@@ -53,3 +53,32 @@ def test_check_finds_leaks_and_double_holders() -> None:
     pool.give([b])
     with pytest.raises(InternalError, match="held twice, or held and free"):
         pool.check([a, b])
+
+
+def test_a_kept_unit_is_spare_until_it_is_dropped_as_often() -> None:
+    pool = Pool("page", 3)
+    a, b = pool.take(2)
+    pool.keep(a)
+    pool.keep(a)
+    assert (pool.kept, pool.spare, pool.free, pool.keeps(a)) == (1, 0, 1, 2)
+    pool.give([a])
+    assert (pool.kept, pool.spare, pool.free, pool.unused([a, b])) == (1, 1, 1, 1)
+    pool.check([b], [a, a])
+    with pytest.raises(InternalError, match="a leak"):
+        pool.check([b], [a])
+    pool.drop(a)
+    assert (pool.kept, pool.spare, pool.free) == (1, 1, 1)
+    pool.drop(a)
+    assert (pool.kept, pool.spare, pool.free) == (0, 0, 2)
+    pool.check([b])
+
+
+@pytest.mark.parametrize("unit", [-1, 3, 0])
+def test_a_unit_that_is_not_there_is_neither_kept_nor_dropped(unit: int) -> None:
+    pool = Pool("page", 3)
+    with pytest.raises(InternalError, match=f"page {unit} kept, but it is free"):
+        pool.keep(unit)
+    with pytest.raises(InternalError, match=f"page {unit} dropped, but it was not kept"):
+        pool.drop(unit)
+    with pytest.raises(InternalError, match=f"page {unit} is held"):
+        pool.check([unit])
