@@ -1,1 +1,1 @@
-"""Hand-made bugs that the tests must see, and what runs them (docs/testing.md)."""
+"""Hand-made bugs that the tests must see, and what runs them (docs/extend/testing.md)."""

@@ -1,6 +1,6 @@
 """The list of mutants: reads `tests/mutants/*.toml` and checks it against the working tree.
 
-Knows the form of an entry (docs/testing.md) and Python's syntax tree; runs nothing.
+Knows the form of an entry (docs/extend/testing.md) and Python's syntax tree; runs nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _mutant(label: str, row: dict[str, Any]) -> Mutant:
         tests = tuple(row.pop("tests"))
         mutant = Mutant(label, tuple(Edit(**edit) for edit in edits), tests, **row)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{label}: {error}: docs/testing.md has the form") from error
+        raise ValueError(f"{label}: {error}: docs/extend/testing.md has the form") from error
     if not tests:
         raise ValueError(f"{label}: names no test")
     return mutant
