@@ -6,17 +6,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 from tests.runtime.server.operation.promql import Panels, Scrape
 from tests.runtime.server.process.test_server import _server
 
-BOARD = json.loads((Path(__file__).parents[3] / "docs" / "deploy" / "grafana.json").read_text())
+BOARD = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())
 KEYS = '[[key]]\nname = "ann"\nkey = "a"\nrequests_per_minute = 5\n'
 SPAN = 2.0  # seconds that the two scrapes are taken to be apart
 
@@ -120,7 +120,7 @@ def test_the_first_scrape_has_the_labels_of_later_ones(panels: Panels) -> None:
 
 
 def test_every_series_stands_on_a_page(panels: Panels) -> None:
-    pages = (Path(__file__).parents[3] / "docs" / "operate" / "monitoring.md").read_text()
+    pages = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
     for name, kind in panels.after.kinds.items():
         plain = re.sub(r"^(spark|vllm):|_(total|bucket|sum|count|created|info)$", "", name)
         plain = re.sub(r"_(bucket|sum|count|created|total)$", "", plain)
