@@ -128,7 +128,7 @@ def test_every_launch_that_waits_is_planned_as_such(name: str, target: Target) -
     seen = Counter[tuple[str, bool, bool]]()
     for (n, k), m in product(SERVED, (1, 8, 33, 128, 300, 2048)):
         shapes = OPERANDS[name](m, n, k)
-        specs = tuple(TensorSpec(f"s{i}", d, dims) for i, (d, *dims) in enumerate(shapes))
+        specs = tuple(TensorSpec(f"s{i}", d, tuple(dims)) for i, (d, *dims) in enumerate(shapes))
         for tactic in registry.get(name).cuda.tactics:
             if tactic.refuse({"dtype": "bf16"}, specs, target) is not None:
                 continue
@@ -150,7 +150,7 @@ def test_every_launch_that_waits_is_planned_as_such(name: str, target: Target) -
 def test_the_largest_products_have_a_tactic_of_one_order(name: str, target: Target) -> None:
     """Tiles in bands number none of a line's k-slabs, so a long line does not refuse them."""
     shapes = OPERANDS[name](8192, 34816, 5120)
-    specs = tuple(TensorSpec(f"s{i}", d, dims) for i, (d, *dims) in enumerate(shapes))
+    specs = tuple(TensorSpec(f"s{i}", d, tuple(dims)) for i, (d, *dims) in enumerate(shapes))
     takes = {
         tactic.name: tactic.reduction_key({"dtype": "bf16"}, specs, target)
         for tactic in registry.get(name).cuda.tactics

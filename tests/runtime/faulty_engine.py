@@ -116,12 +116,12 @@ def open_faulty(folder: Path, step_s: float) -> worker.Opened:
         time.sleep(step_s)
         return step()
 
-    def poisoned(collected: Any, events: Any) -> Any:
+    def poisoned(collected: Any) -> Any:
         for one in collected:
             for row, seq in enumerate(one.batch.seqs):
                 if seq.request.prompt[0] == NAN:
                     one.outputs["ok"][row] = 0
-        return sampled(collected, events)
+        return sampled(collected)
 
     engine.step, loop._postprocess = slow_step, poisoned  # type: ignore[method-assign]
     return EngineInfo("faulty", LIMITS, fake_executor.EOS), engine

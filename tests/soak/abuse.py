@@ -128,13 +128,13 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
         found = opened(stack, folder)
         if not last:
             warm(found)
-        begin, fds, roles = found.memory_mb(), found.descriptors(), found.memory_by_role()
+        begin, fds, roles = found.held_mb(), found.descriptors(), found.memory_by_role()
         for attack in attacks:
             yield trial(found, attack, last)
         if last:
             return
         total = Row(f"= {opened.__name__}: from start to end", {}, 0, [], [], [])
-        total.kept, now_roles = found.memory_mb() - begin, found.memory_by_role()
+        total.kept, now_roles = found.held_mb() - begin, found.memory_by_role()
         total.statuses = {name: f"{roles[name]}-{mb}" for name, mb in now_roles.items()}
         now, code = found.descriptors(), found.stop()
         total.wrong += [f"{total.kept:.0f} MiB kept"] if total.kept >= KEPT_MB else []

@@ -52,10 +52,11 @@ class Life:
     memory: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
 
-    def look(self, pid: int) -> None:
+    def look(self, pid: int, cached_mb: float) -> None:
+        """The prefix cache fills within its budget: only memory beyond it can leak."""
         rows = Path(f"/proc/{pid}/status").read_text().splitlines()
         kb = next(int(row.split()[1]) for row in rows if row.startswith("VmRSS"))
-        self.memory.append(kb * 1024 / 1e6)
+        self.memory.append(kb * 1024 / 1e6 - cached_mb)
         self.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
 
     def growth(self) -> float:
@@ -79,15 +80,15 @@ class Books:
         if engine is not None:
             self.lives.setdefault(engine, Life("engine"))
 
-    def enter(self, server: int, engine: int | None) -> list[str]:
-        """A quiet point; what is wrong at once."""
+    def enter(self, server: int, engine: int | None, cached_mb: float) -> list[str]:
+        """A quiet point; what is wrong at once. `cached_mb`: held by the engine's prefix cache."""
         wrong = []
         for pid in (server, engine):
             if pid is None or pid not in self.lives:
                 wrong.append(f"process {pid} is not one that was started")
                 continue
             life = self.lives[pid]
-            life.look(pid)
+            life.look(pid, cached_mb if pid == engine else 0.0)
             first, now = life.descriptors[0], life.descriptors[-1]
             if now > first + DESCRIPTORS:
                 wrong.append(f"the {life.name} has {now} descriptors open, and had {first}")

@@ -125,17 +125,19 @@ class Soak:
         except TimeoutError:
             self.note([f"after {QUIET_S} s requests still run: {self.clients.busy()}"])
         await asyncio.sleep(1.0)
-        known = set(self.folder.glob("spark-dump-*"))
+        known, cached_mb = set(self.folder.glob("spark-dump-*")), 0.0
         os.kill(self.server, signal.SIGUSR1)
         for _ in range(100):
             await asyncio.sleep(0.1)
             if new := set(self.folder.glob("spark-dump-*")) - known:
                 await asyncio.sleep(0.5)
-                self.note(check_state(*read_dump(new.pop())))
+                engine, http = read_dump(new.pop())
+                self.note(check_state(engine, http))
+                cached_mb = engine["stats"]["cache_bytes"] / 1e6
                 break
         else:
             self.note(["no dump came at SIGUSR1"])
-        self.note(self.books.enter(self.server, self.engine))
+        self.note(self.books.enter(self.server, self.engine, cached_mb))
         self.say(self.books.line())
         self.clients.go_on()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -19,11 +20,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 START_S = 300.0  # the first start builds the embedded engine
 END_S = 60.0
 PAUSE = "ABUSE_LONGEST_PAUSE_S"  # as launch.py reads it
 HERE = Path(__file__).parent
+_CACHED = re.compile(r"^spark:prefix_cache_bytes(?:\{[^}]*\})? ([\d.e+]+)$", re.M)
 SERVER = "spark_engine.runtime.cli.spark_run"
 FRONT = "spark_engine.runtime.cli.spark_replicas"
 ENGINE, TEXT = (
@@ -145,6 +148,19 @@ class Server:
         """Of all of its processes, in MiB."""
         return sum(map(rss_mb, family(self.pid)))
 
+    def held_mb(self) -> float:
+        """The same, without what the engine's prefix cache holds within its budget."""
+        return self.memory_mb() - (0.0 if self.how.module == FRONT else self.cached_mb())
+
+    def cached_mb(self) -> float:
+        """Of the prefix cache, in MiB; 0 while the server does not answer."""
+        headers = {"Authorization": f"Bearer {self.how.key}"} if self.how.key else {}
+        with contextlib.suppress(OSError, ValueError):
+            with self._open("/metrics", headers) as answer:
+                found = _CACHED.search(answer.read().decode())
+                return float(found[1]) / (1 << 20) if found else 0.0
+        return 0.0
+
     def memory_by_role(self) -> dict[str, int]:
         """The same of the HTTP process, the engine process, and those that read prompts."""
         engine, text = self.engine or 0, [self.forker or 0, *self.text_workers]
@@ -169,12 +185,16 @@ class Server:
 
     def is_healthy(self) -> bool:
         """Whether GET /health gives 200."""
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with contextlib.suppress(OSError, ValueError):
-            with urllib.request.urlopen(self.url + "/health", timeout=5, context=context) as found:
+            with self._open("/health", {}) as found:
                 return bool(found.status == 200)
         return False
+
+    def _open(self, path: str, headers: dict[str, str]) -> Any:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        asked = urllib.request.Request(self.url + path, headers=headers)
+        return urllib.request.urlopen(asked, timeout=5, context=context)
 
     def wait(self, seconds: float = START_S) -> None:
         """Until it is healthy."""

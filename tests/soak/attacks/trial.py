@@ -124,7 +124,7 @@ def trial(server: Server, attack: Attack, last: bool = False) -> Row:
     """Makes the attack. `last`: the server has ended after it."""
     honest, at = Honest(server), Attacker.of(server, attack.key)
     honest.wait(CALM, CALM_S)
-    before, log, since = server.memory_mb(), server.log.stat().st_size, time.time()
+    before, log, since = server.held_mb(), server.log.stat().st_size, time.time()
     begin = time.monotonic()
     with Memory(server) as memory:
         try:
@@ -159,7 +159,7 @@ def _times(rows: Sequence[dict[str, Any]]) -> list[float]:
 def _kept(server: Server, before: float) -> float:
     """What stays in memory once only ordinary requests go on."""
     end = time.monotonic() + SETTLE_S
-    while (kept := server.memory_mb() - before) >= KEPT_MB and time.monotonic() < end:
+    while (kept := server.held_mb() - before) >= KEPT_MB and time.monotonic() < end:
         server.is_healthy()
         time.sleep(0.5)
     return kept
