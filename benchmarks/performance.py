@@ -1,29 +1,31 @@
-"""The tables of docs/performance.md and of the README, made from results/ and baselines/.
+"""The tables of docs/performance.md, docs/performance/ and the README, from results and baselines.
 
 `python -m benchmarks.performance` writes each table between its markers (`<!-- NAME -->` and
 `<!-- end NAME -->`); nothing else of the pages is touched, and no figure is written by hand.
-Knows the rows that `bench_decode` saves; measures nothing.
+Knows the rows that `time_step` saves; measures nothing.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import predicted_tables
-from benchmarks.checklist_rows import checklist_rows
-from benchmarks.predicted_tables import table
-from benchmarks.rehearsal_tables import rehearsed
+from benchmarks.rehearsal.gb10 import tables as predicted_tables
+from benchmarks.rehearsal.gb10.tables import table
+from benchmarks.rehearsal.tables import rehearsed
+from benchmarks.result_files import RESULTS, ROOT, read
 
-HERE = Path(__file__).parent
-PAGES = (HERE.parent / "docs" / "performance.md", HERE.parent / "README.md")
-DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
-DRAFTS = HERE / "results" / "drafts_h200.json"  # rounds of drafts of chosen acceptances
-FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
+OF_DOCS = ("performance", "performance/drafts", "performance/gb10_predicted",
+           "performance/gb10_rehearsed")  # fmt: skip
+PAGES = (*(ROOT / "docs" / f"{name}.md" for name in OF_DOCS), ROOT / "README.md")
+DECODE = RESULTS / "decode"
+DEFAULT = DECODE / "default_h200.json"  # engines as `spark-build` without options makes them
+DRAFTS = DECODE / "drafts_h200.json.xz"  # rounds of drafts of chosen acceptances
+FITTED = DECODE / "decode_h200.json"  # buckets and context fitted to the benchmark
+RENAMED = {"bench_decode": "time_step", "--npl": "--rows", "--default-build": "--build ''"}
 STATE, THEIR_STATE = "f32", "fp32"
 AUTO = "auto"  # k as the engine chooses
 TYPICAL = (0.8, 0.75, 0.7)  # acceptance of three drafts, each where those before it were kept
@@ -38,13 +40,13 @@ Row = Mapping[str, Any]
 
 def rows_of(path: Path, state: str = STATE) -> dict[tuple[str, int], Row]:
     """The rows of a file with that recurrent state, by (model, sequences), ascending."""
-    rows = [r for r in json.loads(path.read_text())["rows"] if r["gdn_state"] == state]
+    rows = [r for r in read(path)["rows"] if r["gdn_state"] == state]
     return {(r["model"], r["npl"]): r for r in sorted(rows, key=lambda r: (r["model"], r["npl"]))}
 
 
 def baselines() -> dict[str, dict[tuple[str, int], Row]]:
     """vLLM's rows by its version, oldest first."""
-    files = sorted((HERE / "baselines").glob("vllm_*_h200.json"))
+    files = sorted((ROOT / "benchmarks" / "baselines").glob("vllm_*_h200.json"))
     return {path.name.split("_")[1]: rows_of(path, THEIR_STATE) for path in files}
 
 
@@ -86,9 +88,17 @@ def _origins(rows: Sequence[Row]) -> set[str]:
     return {
         f"{row['card']}, driver {row['driver']}, commit {row['commit']}, {row['date']}; replay "
         f"ring of {row['gdn_ring']}, KV {row['kv']}, state {row['gdn_state']}:\n"
-        f"`{row['command']}`"
+        f"`{command_of(row)}`"
         for row in rows
     }
+
+
+def command_of(row: Row) -> str:
+    """The command that measures a row today: rows keep that of their day."""
+    command = str(row["command"])
+    for old, new in RENAMED.items():
+        command = command.replace(old, new)
+    return command
 
 
 def drafts() -> str:
@@ -100,7 +110,7 @@ def drafts() -> str:
 
 
 def _draft_rows() -> list[Row]:
-    rows: list[Row] = json.loads(DRAFTS.read_text())["rows"] if DRAFTS.is_file() else []
+    rows: list[Row] = read(DRAFTS)["rows"] if DRAFTS.is_file() else []
     return rows
 
 
@@ -133,7 +143,7 @@ def _round_cell(rows: _Drafted, npl: int, k: int | str, sets: Iterable[tuple[flo
     if not found:
         return "–"
     row = min(found, key=lambda row: float(row["round_ms"]))
-    return f"{row['round_ms']:.2f} ({row['floor_ms']:.2f})"
+    return f"{row['round_ms']:.2f} ({floor_of(row):.2f})"
 
 
 def _kept_cell(rows: _Drafted, npl: int, k: int | str, asked: tuple[float, ...]) -> str:
@@ -251,11 +261,6 @@ def _join(batches: Iterable[int]) -> str:
     return " / ".join(map(str, batches))
 
 
-def seeds() -> str:
-    """The checklist's rows on serving."""
-    return table(["row", "asked for", "H200", "command"], checklist_rows())
-
-
 def predicted() -> str:
     """What a GB10 should do, where nothing was run."""
     return predicted_tables.predicted(NAMES)
@@ -267,7 +272,6 @@ TABLES = {
     "other": other,
     "split": split,
     "short": short,
-    "seeds": seeds,
     "predicted": predicted,
     "rehearsed": rehearsed,
 }

@@ -17,12 +17,12 @@ from tests.repository import ROOT
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
 from spark_engine import device  # noqa: E402
 from spark_engine.op import Attrs  # noqa: E402
 from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
 from spark_engine.plugins.ranks.collectives_cuda import SUMS, symmetric_bytes  # noqa: E402
 from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
+from tests.plugins.rank_cards import RankCards, specs_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 MOST = 300 * 5120 * 2  # bytes of the largest part
