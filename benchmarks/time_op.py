@@ -6,8 +6,8 @@ weights and states, replayed graphs), in `--rounds` that take turns: microsecond
 rounds, and next to them the floor: bytes at the card's bandwidth or products at its rate, whichever
 is longer (`node_work`). A line per shape, with the node's name and how many equal nodes there are.
 `all` names every op. `--behind N`: of each prompt N tokens were prefilled before; `--context N`:
-decode rows have N tokens behind them; `--tp N`: the nodes of one of N ranks, whose sums are timed
-on N GPUs at once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`).
+decode rows have N tokens behind them; `--tp N`: the nodes of one of N ranks; sums are timed on N
+GPUs at once. `--cases` takes the ops' declared benchmark cases instead (`Case.bench`).
 
 `--predict` needs no GPU: the floors, and the costs by which a build without timing would choose,
 for `--card`. With SPARK_REHEARSE=sm_121a kernels of a GB10 run on 48 multiprocessors of a Hopper

@@ -1,4 +1,4 @@
-"""An open engine whose sequences decode in lockstep: what a step, a round and a prefill take.
+"""Sequences of an open engine in lockstep: what a step, a round of drafts and a prefill take.
 
 Knows the engine and the waits of its executors; knows no file of results and no floor.
 """

@@ -24,7 +24,7 @@ PASSES = 5
 
 
 def time_launches(executor: NativeExecutor, payload: bytes, passes: int = PASSES) -> list[Timed]:
-    """Every launch of an open executor, whose payload it is."""
+    """Every launch of an open executor; `payload` is its bucket's."""
     queue = executor.launches(payload)
     medians = time_queue(executor.gpu, queue, passes)
     return [Timed(x.node, x.symbol, us) for x, us in zip(queue, medians, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 import pytest
 
@@ -22,9 +23,14 @@ COUNTED = {
 }
 
 
+@cache
+def floor_of(model: str) -> Floor:
+    return Floor(open_model(CONFIGS / model))
+
+
 @pytest.mark.parametrize("model", COUNTED)
 def test_floors_of_the_published_models(model: str) -> None:
-    floor = Floor(open_model(CONFIGS / model))
+    floor = floor_of(model)
     found = [floor.seconds(Work(n, 1024), H200_BANDWIDTH) * 1e3 for n in BATCHES]
     assert found == pytest.approx(COUNTED[model], rel=0.01)
     wide, narrow = floor.parts(Work(8, 1024)), floor.parts(Work(8, 1024, 2, 2))
@@ -36,7 +42,7 @@ def test_floors_of_the_published_models(model: str) -> None:
 
 
 def test_a_round_reads_the_experts_of_all_its_tokens_and_drafts_k_times() -> None:
-    floor = Floor(open_model(CONFIGS / "qwen36-35b-a3b"))
+    floor = floor_of("qwen36-35b-a3b")
     step, found = floor.parts(Work(8, 1024)), floor.round_parts(Work(8, 1024), 3, 1000)
     wide = floor.parts(Work(32, 1024))
     assert (found["moe"], found["sample"]) == (wide["moe"], wide["sample"])
