@@ -22,7 +22,6 @@ from tests.repository import ROOT
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
 from spark_engine.builder.native import rank_gpus  # noqa: E402
 from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.kernel import H200, Tactic  # noqa: E402
@@ -32,6 +31,7 @@ from spark_engine.plugins.sampling import sample  # noqa: E402
 from spark_engine.plugins.sampling.sample_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
+from tests.plugins.rank_cards import RankCards, specs_of  # noqa: E402
 
 ALWAYS = 48 << 10  # bytes of dynamic shared memory that need no leave
 # While a launch waits for another rank's, these may wait for it, or for the whole device.
@@ -100,7 +100,7 @@ def cards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ra
     driver = Rules(request.param)
     for module in (cuda_driver, rank_gpus):
         monkeypatch.setattr(module, "driver", driver)
-    monkeypatch.setattr("benchmarks.rank_cards.driver", driver)
+    monkeypatch.setattr("tests.plugins.rank_cards.driver", driver)
     monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: SimpleNamespace(code=b""))
     few = replace(H200, card=replace(H200.card, sms=16))
     return RankCards([0] * request.param, few, Path(), 1 << 10)
