@@ -20,9 +20,9 @@ from spark_engine.builder import cli as builder
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check
 from spark_engine.foreign_options import FOREIGN
-from spark_engine.runtime import cli as runtime
-from spark_engine.runtime import replicas_command
-from spark_engine.runtime.doctor_command import doctor
+from spark_engine.runtime.cli import spark_replicas
+from spark_engine.runtime.cli import spark_run as runtime
+from spark_engine.runtime.cli.doctor import doctor
 from tests.repository import PACKAGES, ROOT, files
 
 WORDS, LINES, FILES = 900, 200, 20  # of README, of performance.md, of a folder of docs/
@@ -36,7 +36,7 @@ COMMANDS: dict[str, click.Command] = {
     "spark-build": builder.main,
     "spark-check": check.main,
     "spark-inspect": inspect.main,
-    "spark-replicas": replicas_command.main,
+    "spark-replicas": spark_replicas.main,
     "spark-run": runtime.main,
 }
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -187,7 +187,7 @@ def test_every_command_exists(page: Path) -> None:
 def test_every_option_in_the_text_exists(page: Path) -> None:
     """Spans such as `--max-context`: of one of the commands, or of a server that is explained."""
     commands = [*COMMANDS.values(), doctor, *bench.main.commands.values()]
-    commands += replicas_command.main.commands.values()
+    commands += spark_replicas.main.commands.values()
     known = {"--help", "--version", *FOREIGN, *(o for c in commands for o in _options(c))}
     known |= {"--gpus", "--only", "--sample", "--write-fixtures", "--url"}  # docker, tests
     spans = [span.split()[0].partition("=")[0] for span in _SPAN.findall(_text(page))]

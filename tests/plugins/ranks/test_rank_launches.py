@@ -31,7 +31,7 @@ from spark_engine.plugins.sampling import sample  # noqa: E402
 from spark_engine.plugins.sampling.sample_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
-from tests.plugins.rank_cards import RankCards, specs_of  # noqa: E402
+from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 
 ALWAYS = 48 << 10  # bytes of dynamic shared memory that need no leave
 # While a launch waits for another rank's, these may wait for it, or for the whole device.
@@ -100,7 +100,7 @@ def cards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ra
     driver = Rules(request.param)
     for module in (cuda_driver, rank_gpus):
         monkeypatch.setattr(module, "driver", driver)
-    monkeypatch.setattr("tests.plugins.rank_cards.driver", driver)
+    monkeypatch.setattr("tests.plugins.ranks.rank_cards.driver", driver)
     monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: SimpleNamespace(code=b""))
     few = replace(H200, card=replace(H200.card, sms=16))
     return RankCards([0] * request.param, few, Path(), 1 << 10)

@@ -23,7 +23,7 @@ from spark_engine.kernel import Target  # noqa: E402
 from spark_engine.plugins.sampling import sample  # noqa: E402
 from spark_engine.plugins.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
-from tests.plugins.rank_cards import RankCards, specs_of  # noqa: E402
+from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 (TACTIC,) = sample.OP.cuda.tactics

@@ -22,7 +22,7 @@ from spark_engine.op import Attrs  # noqa: E402
 from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
 from spark_engine.plugins.ranks.collectives_cuda import symmetric_bytes  # noqa: E402
 from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
-from tests.plugins.rank_cards import RankCards, specs_of  # noqa: E402
+from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 
 SUMS = tuple(t for t in all_reduce.OP.cuda.tactics if not t.name.startswith("nccl"))
 
