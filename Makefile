@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run test kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
+.PHONY: lock ranks run figures test kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -33,6 +33,13 @@ test: $(VENV)/.test lint types
 # memory. Five minutes; `make test` compiles every form once, whichever op launches it.
 kernels: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
+
+# Every figure of docs/performance.md and every test that needs a GPU, into OUT: hours on an H200. The
+# same command continues with what did not succeed; STAGES='decode_*,ops' runs some.
+OUT ?= figures
+STAGES ?= *
+figures: $(VENV)/.test
+	$(BIN)/python -m benchmarks.run_table --out '$(OUT)' --stages '$(STAGES)'
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test
@@ -96,7 +103,7 @@ soak: $(VENV)/.test
 # them with forms of answers, drafts and swap, and what spark-check says of them: some minutes.
 ranks: $(VENV)/.test
 	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/oracles/test_parity_ranks.py tests/runtime/ranks \
-		tests/check/engines/test_ranks.py tests/test_draft_rounds.py tests/plugins/test_emulated_sampling.py
+		tests/check/engines/test_ranks.py tests/plugins/test_emulated_sampling.py
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test

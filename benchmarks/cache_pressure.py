@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from tests.runtime.engine.test_prefix_pressure import AGENTS, Pressed
+from tests.runtime.engine.policy.test_prefix_pressure import AGENTS, Pressed
 
 SHARES = (4.0, 1.0, 0.5, 0.3, 0.2, 0.1)
 

@@ -27,7 +27,6 @@ from pathlib import Path
 
 import click
 
-from benchmarks.prepared import CACHE
 from spark_engine.builder.native import nvrtc
 from spark_engine.kernel import TARGETS, Target
 
@@ -35,6 +34,7 @@ Code = dict[str, object]  # of a kernel: "sass" (hash), "instructions", and its 
 Snapshot = dict[str, dict[str, Code]]  # compilation -> kernel -> what it is
 HEADER, SECTION = struct.Struct("<40xQ10xHHH"), struct.Struct("<IIQQQQ24x")
 INSTRUCTION = 16  # bytes
+CACHE = Path("/tmp/spark_cubins")
 
 
 def sections(image: bytes) -> Iterator[tuple[str, bytes]]:

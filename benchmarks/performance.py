@@ -1,33 +1,33 @@
-"""The tables of docs/performance.md, docs/results/ and the README, from results/ and baselines/.
+"""The tables of docs/performance.md, docs/results/ and the README, from results and baselines.
 
 `python -m benchmarks.performance` writes each table between its markers (`<!-- NAME -->` and
 `<!-- end NAME -->`); nothing else of the pages is touched, and no figure is written by hand.
-Knows the rows that `bench_decode` saves; measures nothing.
+Knows the rows that `time_step` saves; measures nothing.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import predicted_tables
-from benchmarks.checklist_rows import checklist_rows
-from benchmarks.predicted_tables import table
-from benchmarks.rehearsal_tables import rehearsed
+from benchmarks.rehearsal.gb10 import tables as predicted_tables
+from benchmarks.rehearsal.gb10.tables import table
+from benchmarks.rehearsal.tables import rehearsed
+from benchmarks.result_files import RESULTS, ROOT, read
 
-HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+DOCS = ROOT / "docs"
 PAGES = (
-    HERE.parent / "README.md",
+    ROOT / "README.md",
     DOCS / "performance.md",
     *sorted((DOCS / "results").glob("*.md")),
 )
-DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
-DRAFTS = HERE / "results" / "drafts_h200.json"  # rounds of drafts of chosen acceptances
-FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
+DECODE = RESULTS / "decode"
+DEFAULT = DECODE / "default_h200.json"  # engines as `spark-build` without options makes
+DRAFTS = DECODE / "drafts_h200.json.xz"  # rounds of drafts of chosen acceptances
+FITTED = DECODE / "decode_h200.json"  # buckets and context fitted to the benchmark
+RENAMED = {"bench_decode": "time_step", "--npl": "--rows", "--default-build": "--build ''"}
 STATE, THEIR_STATE = "f32", "fp32"
 AUTO = "auto"  # k as the engine chooses
 TYPICAL = (0.8, 0.75, 0.7)  # acceptance of three drafts, each where those before it were kept
@@ -42,13 +42,13 @@ Row = Mapping[str, Any]
 
 def rows_of(path: Path, state: str = STATE) -> dict[tuple[str, int], Row]:
     """The rows of a file with that recurrent state, by (model, sequences), ascending."""
-    rows = [r for r in json.loads(path.read_text())["rows"] if r["gdn_state"] == state]
+    rows = [r for r in read(path)["rows"] if r["gdn_state"] == state]
     return {(r["model"], r["npl"]): r for r in sorted(rows, key=lambda r: (r["model"], r["npl"]))}
 
 
 def baselines() -> dict[str, dict[tuple[str, int], Row]]:
     """vLLM's rows by its version, oldest first."""
-    files = sorted((HERE / "baselines").glob("vllm_*_h200.json"))
+    files = sorted((ROOT / "benchmarks" / "baselines").glob("vllm_*_h200.json"))
     return {path.name.split("_")[1]: rows_of(path, THEIR_STATE) for path in files}
 
 
@@ -90,9 +90,17 @@ def _origins(rows: Sequence[Row]) -> set[str]:
     return {
         f"{row['card']}, driver {row['driver']}, commit {row['commit']}, {row['date']}; replay "
         f"ring of {row['gdn_ring']}, KV {row['kv']}, state {row['gdn_state']}:\n"
-        f"`{row['command']}`"
+        f"`{command_of(row)}`"
         for row in rows
     }
+
+
+def command_of(row: Row) -> str:
+    """The command that measures a row today: rows keep that of their day."""
+    command = str(row["command"])
+    for old, new in RENAMED.items():
+        command = command.replace(old, new)
+    return command
 
 
 def drafts() -> str:
@@ -104,7 +112,7 @@ def drafts() -> str:
 
 
 def _draft_rows() -> list[Row]:
-    rows: list[Row] = json.loads(DRAFTS.read_text())["rows"] if DRAFTS.is_file() else []
+    rows: list[Row] = read(DRAFTS)["rows"] if DRAFTS.is_file() else []
     return rows
 
 
@@ -137,7 +145,7 @@ def _round_cell(rows: _Drafted, npl: int, k: int | str, sets: Iterable[tuple[flo
     if not found:
         return "–"
     row = min(found, key=lambda row: float(row["round_ms"]))
-    return f"{row['round_ms']:.2f} ({row['floor_ms']:.2f})"
+    return f"{row['round_ms']:.2f} ({floor_of(row):.2f})"
 
 
 def _kept_cell(rows: _Drafted, npl: int, k: int | str, asked: tuple[float, ...]) -> str:
@@ -242,11 +250,6 @@ def _cell(row: Row | None, key: str, form: str) -> str:
     return form.format(row[key]) if row and key in row else "–"
 
 
-def seeds() -> str:
-    """The checklist's rows on serving."""
-    return table(["row", "asked for", "H200", "command"], checklist_rows())
-
-
 def predicted() -> str:
     """What a GB10 should do, where nothing was run."""
     return predicted_tables.predicted(NAMES)
@@ -293,7 +296,6 @@ TABLES = {
     "other": other,
     "split": split,
     "short": short,
-    "seeds": seeds,
     "predicted": predicted,
     "gb10": gb10,
     "kept": kept,

@@ -19,36 +19,31 @@ Exit code 1 where a tactic is wrong.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.graphs import target_here
-from benchmarks.predict_gb10 import CONFIGS, MODELS, RESULTS, options
-from benchmarks.rehearsals.ops import compared, truth, works
-from benchmarks.weightless_plan import decided_of, work_of
-from spark_engine.builder.native import nvrtc
-from spark_engine.builder.native.gpu_timer import GpuTimer, this_machine
-from spark_engine.builder.native.tactics import Work
+from benchmarks.rehearsal.ops import compared, truth, works
+from benchmarks.result_files import MODELS, RESULTS, read, write
+from benchmarks.time_op import Times, shapes, sizes_of, takers, time_at
+from spark_engine.builder.native.gpu_timer import this_machine
 from spark_engine.device.gpu import Gpu
-from spark_engine.interface import PREFILL, PREFILL_TILE, drafts_of
 from spark_engine.kernel import Target
 from spark_engine.plugins.registry import REGISTRY
 from tests.plugins import cuda_node
 
 AT = "decode:1,decode:8,decode:32,decode:128,verify_k3:8,verify_k3:128,prefill:1024,prefill:8192"
 # Files whose rows name tactics; those of `tactics_run.json` ran, and no times of them were kept.
-KNOWN = ("tactics_h200.json", "rehearsal_ops.json", "tactics_run.json", "tactics.json")
+KNOWN = ("kernels/tactics_h200.json", "rehearsal/ops.json.xz", "kernels/tactics_run.json",
+         "kernels/tactics.json")  # fmt: skip
 MARGIN = 0.02  # of a time, which a faster tactic must save
 BEFORE = "before"  # behind the name of a tactic of another tree
 Row = dict[str, Any]
-Times = Mapping[str, Sequence[float]]  # microseconds of each round, by tactic
 
 
 @dataclass
@@ -100,7 +95,7 @@ def named(files: Sequence[str] = KNOWN, results: Path = RESULTS) -> set[tuple[st
     """The (op, tactic) that result files have a time of."""
     found: set[tuple[str, str]] = set()
     for path in (results / name for name in files):
-        for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
+        for row in read(path)["rows"] if path.is_file() else ():
             if "tactic" in row:
                 found.add((row["op"], row["tactic"]))
             elif "microseconds" in row:
@@ -117,44 +112,6 @@ def waiting(target: Target, known: set[tuple[str, str]]) -> list[tuple[str, str]
     return [pair for pair in found if pair not in known]
 
 
-def sizes_of(text: str) -> dict[str, tuple[int, ...]]:
-    """`decode:1,prefill:2048` as numbers by family."""
-    found: dict[str, tuple[int, ...]] = {}
-    for word in text.split(","):
-        family, given, number = word.partition(":")
-        if not given or not number.isdigit():
-            raise SystemExit(f"--at {word} is to be FAMILY:ROWS or prefill:TOKENS")
-        found[family] = (*found.get(family, ()), int(number))
-    return found
-
-
-def shapes(
-    models: Sequence[str], sizes: Mapping[str, Sequence[int]], target: Target, ops: set[str],
-    behind: int = 0,
-) -> Iterator[tuple[str, Work]]:  # fmt: skip
-    """The different nodes of these ops in the models' buckets, and what they are called."""
-    rounds = tuple((n, drafts_of(f)) for f, ns in sizes.items() for n in ns if drafts_of(f))
-    decode, prefill = (tuple(sizes.get(f, (n,))) for f, n in (("decode", 1), (PREFILL, 1024)))
-    drafts = max((k for _, k in rounds), default=0)
-    rows = max((*decode, *(n for n, _ in rounds)))
-    given = {"decode": decode, "prefill": prefill, "verify": rounds or None, "drafts": drafts}
-    seen: set[tuple[object, ...]] = set()
-    for model in models:
-        asked = options(target.name, gpu=target, max_seqs=rows, **given)
-        for decided in decided_of(CONFIGS / model, asked):
-            size = decided.size
-            number = size.rows * (PREFILL_TILE if size.family == PREFILL else 1)
-            if number not in sizes.get(size.family, ()):
-                continue
-            context = behind + number if size.family == PREFILL else 1024
-            for node, _ in decided.nodes:
-                if node.op in ops:
-                    work = work_of(node, size, context)
-                    if work.key not in seen:
-                        seen.add(work.key)
-                        yield f"{model} {size.family}:{number} {node.name}", work
-
-
 def hold(bench: cuda_node.Bench, judged: Judged) -> None:
     """The tactic over all cases of its op, to the first that is wrong."""
     for op, case, plans in works(bench.target, {judged.op}):
@@ -168,30 +125,11 @@ def hold(bench: cuda_node.Bench, judged: Judged) -> None:
             judged.cases += 1
 
 
-def time_at(work: Work, names: Sequence[str], target: Target, rounds: int, folder: Path) -> Times:
-    """Microseconds of the tactics that take the node, round by round in turns."""
-    assert work.op is not None
-    tactics = [t for t in work.op.cuda.tactics if t.name in names]
-    able = [t for t in tactics if t.refuse(work.attrs, work.ins, target) is None]
-    plans = [(t, t.plan(work.attrs, work.ins, target)) for t in able]
-    found: dict[str, list[float]] = {t.name: [] for t in able}
-    jobs = nvrtc.jobs_of([(t.source, plan) for t, plan in plans])
-    nvrtc.compile_all(jobs, target, folder, os.cpu_count() or 1)
-    for turn in range(rounds):
-        known = folder / f"times_{turn}.json"
-        known.unlink(missing_ok=True)  # of this round alone: a time that is known is not taken
-        with GpuTimer(target, folder, known) as timer:
-            for tactic, plan in plans[::-1] if turn % 2 else plans:
-                if (seconds := timer(work, tactic, plan)) is not None:
-                    found[tactic.name].append(round(seconds * 1e6, 2))
-    return {name: us for name, us in found.items() if us}
-
-
 def against(path: Path | None) -> Mapping[str, Mapping[str, Times]]:
     """Times of another tree on this machine, by op and shape; SystemExit for another machine's."""
     if path is None:
         return {}
-    kept = json.loads(path.read_text())
+    kept = read(path)
     if kept["machine"] != this_machine().label:
         raise SystemExit(f"{path} is of {kept['machine']}, and this is {this_machine().label}")
     found: dict[str, dict[str, Times]] = {}
@@ -215,7 +153,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--new", help="tactics to judge, a list")
     parser.add_argument("--old", help="their rivals, a list; default: all others of the op")
     parser.add_argument("--models", default=",".join(MODELS), help="folders of benchmarks/configs")
-    parser.add_argument("--at", type=sizes_of, default=AT, help="buckets whose shapes are timed")
+    parser.add_argument(
+        "--at", type=sizes_of, default=sizes_of(AT), help="buckets whose shapes are timed"
+    )
     parser.add_argument("--behind", type=int, default=0, help="tokens before those of a prefill")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="an --out of another tree on this machine")
@@ -251,16 +191,15 @@ def main(words: Sequence[str] | None = None) -> int:
         gpu.close()
         right = [j for j in found if j.cases and not j.wrong]
         ops = {j.op for j in right}
-        for shape, work in shapes(args.models.split(","), args.at, target, ops, args.behind):
+        for at in shapes(args.models.split(","), args.at, target, ops, args.behind):
+            shape, work = at.label, at.work
             mine = [j for j in right if j.op == work.name]
             old = args.old.split(",") if args.old else None
-            every = [t.name for t in work.op.cuda.tactics] if work.op is not None else []
-            names = every if old is None else [*old, *(j.tactic for j in mine)]
-            takers = {t.name for t in work.op.cuda.tactics
-                      if t.refuse(work.attrs, work.ins, target) is None}  # fmt: skip
-            if not takers & {j.tactic for j in mine}:
+            names = None if old is None else [*old, *(j.tactic for j in mine)]
+            plans = takers(work, target, names)
+            if not {t.name for t, _ in plans} & {j.tactic for j in mine}:
                 continue
-            times = time_at(work, names, target, args.rounds, Path(cubins))
+            times = time_at(work, plans, target, args.rounds, Path(cubins))
             print(f"{shape}: {', '.join(f'{n} {min(us):.2f}' for n, us in times.items())} us",
                   flush=True)  # fmt: skip
             for judged in (j for j in mine if j.tactic in times):
@@ -282,8 +221,7 @@ def keep(path: Path | None, found: Sequence[Judged]) -> None:
         for j in found
     ]
     head = {"machine": this_machine().label, "date": str(date.today())}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    write(path, {**head, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
@@ -30,6 +31,7 @@ from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 
+ROWS, PROMPTS, DRAFTS = (1, 8, 32, 64, 128), (4096, 8192), (1, 3)  # of the engines that are planned
 LAYER = re.compile(r"(?<![a-z])(layers|draft)\.\d+\.")
 
 
@@ -70,6 +72,21 @@ class Bucket:
 def label_of(name: str) -> str:
     """A node's name without numbers of layers: equal names are nodes of equal shapes."""
     return LAYER.sub(r"\1.*.", name)
+
+
+def options(target: str, **given: Any) -> Options:
+    """Options of a build of the published buckets that times nothing; `given` ones replace them."""
+    wanted = {
+        "decode": ROWS,
+        "prefill": PROMPTS,
+        "verify": tuple((r, k) for r in ROWS for k in DRAFTS),
+        "drafts": max(DRAFTS),
+        "max_seqs": max(ROWS),
+        "max_context": max(PROMPTS) + 1024,
+        "kv_tokens": 163_840,
+        "timing": False,
+    }
+    return Options(target, **wanted | given)
 
 
 def plan_of(

@@ -14,7 +14,7 @@ from spark_engine.errors import InternalError
 
 SOURCES = Path(next(iter(plugins.__path__)))
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
-_LOG = re.compile(r"\b(log/\w+\.md)")
+_LOG = re.compile(r"\b(log/(?:\w+/)?\w+\.md)")
 _ENTRY = r'^extern "C" __global__[^;{]*?\b%s\('
 
 

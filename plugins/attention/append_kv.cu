@@ -3,7 +3,7 @@
 // paged_kv.cuh, so the bits are those of the attention kernels' own append.
 //
 // What follows may fetch from pages before it waits (paged_decode.cu), so this launch lets nothing
-// begin before its end. Figures: benchmarks/log/draft_rounds.md.
+// begin before its end. Figures: benchmarks/log/sampling/draft_rounds.md.
 // Macros besides paged_kv.cuh's (HEADS is 0): TOKENS (of a row), WARPS.
 #include "attention/paged_kv.cuh"
 

@@ -9,7 +9,7 @@
 // Merge: a block's warps through shared memory, the blocks of a (row, kv head) by the last to
 // arrive, by eights in the order of the chunks: a row's result depends on its own length alone.
 // Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
-// log/paged_decode.md).
+// log/attention/paged_decode.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
 // has about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
 #include "common/early.cuh"

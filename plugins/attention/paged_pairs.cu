@@ -6,7 +6,7 @@
 // them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
 // its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
 // bits do not depend on where its tile of queries begins.
-// Figures: log/paged_pairs.md.
+// Figures: log/attention/paged_pairs.md.
 // Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
 // last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
 // Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,

@@ -4,7 +4,7 @@
 //
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
 // tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
-// that none of its queries sees (benchmarks/log/paged_prefill.md).
+// that none of its queries sees (benchmarks/log/attention/paged_prefill.md).
 // Macros: those of paged_kv.cuh.
 #include "attention/paged_kv.cuh"
 

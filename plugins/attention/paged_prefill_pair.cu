@@ -7,7 +7,7 @@
 // One tile of keys and one of values are there: keys come while values are read, values while keys
 // are. Tiles begin at multiples of KEYS: a query's bits do not depend on where its tile of queries
 // begins.
-// Figures: log/paged_prefill_pair.md.
+// Figures: log/attention/paged_prefill_pair.md.
 // Macros: those of paged_kv.cuh.
 #include "attention/paged_pair_warp.cuh"
 

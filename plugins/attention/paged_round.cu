@@ -9,7 +9,7 @@
 // Append: positions from the round's start on are never read from pages: every item that covers
 // some makes them from the activations; those of a row's last run store them.
 // Figures: 27B, e4m3 pages, 1k, T = 4, H200, one query a walker: 10 us at 1 row
-// (log/paged_round.md).
+// (log/attention/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
 // (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, MOST_CHUNKS, BLOCKS (of a
 // multiprocessor), SHARED (bytes).

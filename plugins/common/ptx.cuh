@@ -154,7 +154,7 @@ template <class Address>
 DEVICE void barrier_arrive(Address bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-// FOLLOWED: for compute-sanitizer's racecheck (benchmarks/rehearsals/sanitized.py), which does not
+// FOLLOWED: for compute-sanitizer's racecheck (benchmarks/rehearsal/sanitized.py), which does not
 // follow what __syncwarp() orders to an arrival of another lane, nor barriers named at run time.
 #ifndef FOLLOWED
 #define FOLLOWED 0

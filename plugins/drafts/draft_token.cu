@@ -4,7 +4,8 @@
 // greatest (logit, ~id) by an atomic maximum, which is the same in any order. The block that comes
 // last to the row writes the token and leaves both words zero for the next launch. Ids, where they
 // come from a shortlist, are read beside the logits. A row without a token reads nothing.
-// 248,320 logits, H200: 2 / 13 / 45 us at 1 / 32 / 128 rows (log/draft_rounds.md; a read takes 30).
+// 248,320 logits, H200: 2 / 13 / 45 us at 1 / 32 / 128 rows (a read takes 30;
+// log/sampling/draft_rounds.md).
 // Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which
 // of them this is), LOADS, THREADS; PAIRS: a row holds (logit, id, 0, 0) of each rank; BEST: the
 // kernel is draft_best, which makes those of a rank's logits.

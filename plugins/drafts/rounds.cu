@@ -1,7 +1,7 @@
 // Where a round begins and ends: round_rows and shift_ids, a thread a token; accept_drafts, a
 // thread a row. All loads of a thread but those of states are on their way at once; what these
 // kernels take is a launch and two trips to memory, so one form serves all sizes
-// (benchmarks/log/draft_rounds.md).
+// (benchmarks/log/sampling/draft_rounds.md).
 // Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts).
 #include "common/ptx.cuh"
 

@@ -9,7 +9,7 @@
 // Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns),
 // WORDS (bf16 is widened once and rounded by pairs; the same bits, a seventh less time).
 // 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
-// benchmarks/log/causal_conv.md.
+// benchmarks/log/delta_rule/causal_conv.md.
 #include "gdn/gdn.cuh"
 
 // Four neighbouring columns of x, whose rows start anywhere unless ALIGNED.

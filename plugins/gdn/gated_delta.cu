@@ -12,7 +12,7 @@
 // there says that nothing is pending.
 // Precision: f32 accumulators; f32 operands are split into two bf16, high + low (S, R, T, P, V'),
 // and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
-// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (benchmarks/log/gated_delta.md).
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (log/delta_rule/gated_delta.md).
 constexpr int THREADS = 256, RESIDENT = 2;
 #include "gdn/gated_delta_state.cuh"
 

@@ -18,8 +18,8 @@ SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
 TRIANGLE = 2 * 10 * 256 * 2  # bytes of T or P, packed: two parts of ten blocks of 16 x 16
 WGMMA_COLUMNS = 64  # value columns of a block of gated_delta_wgmma.cu
-WARPS_SHARE = 0.45  # of the time, on 48 multiprocessors (benchmarks/log/gated_delta.md)
-WGMMA_SHARE = 0.6  # of the time: 0.58 to 0.62 (benchmarks/log/gated_delta.md)
+WARPS_SHARE = 0.45  # of the time, on 48 multiprocessors (benchmarks/log/delta_rule/gated_delta.md)
+WGMMA_SHARE = 0.6  # of the time: 0.58 to 0.62 (benchmarks/log/delta_rule/gated_delta.md)
 # `Tiles` of gated_delta_fetch.cuh: two tiles of nine panels, outputs, factors, barriers, bounds.
 WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
 

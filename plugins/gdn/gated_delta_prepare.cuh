@@ -4,7 +4,7 @@
 // Grid (key heads, tiles): decays summed in f64, norms, Q K^T and K K^T by mma.sync, then for each
 // value head P, the factors of the scan and T (gated_delta_inverse.cuh) to memory.
 // Not run yet; the form before took 187 (143) us for 128 tiles of the 27B's (35B's) heads on an
-// H200: benchmarks/log/gated_delta.md.
+// H200: benchmarks/log/delta_rule/gated_delta.md.
 #pragma once
 #include "gdn/replay_ring.cuh"
 #include "gdn/gated_delta_inverse.cuh"

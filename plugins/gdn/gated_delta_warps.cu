@@ -9,7 +9,7 @@
 // before. Only what was fetched is in shared memory; T and P without the blocks that are zeros, as
 // fragments (PACKED of gated_delta_prepare.cuh). The block meets twice a tile, for the copies.
 // Precision: S, R, T, P, V' and tail V' in two bf16 parts each. 4,096 tokens of the 35B on 48
-// multiprocessors of an H200: 467 us with prepare (benchmarks/log/gated_delta.md).
+// multiprocessors of an H200: 467 us with prepare (benchmarks/log/delta_rule/gated_delta.md).
 // Macros besides those of gated_delta.cu: PACKED (1).
 constexpr int THREADS = DS * 2, RESIDENT = 1;
 #include "gdn/gated_delta_state.cuh"

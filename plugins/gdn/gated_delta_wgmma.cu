@@ -10,7 +10,7 @@
 // of single lanes: S Q^T in two halves, P V' behind the state's product. A warpgroup of producers
 // fetches (gated_delta_fetch.cuh). One block a multiprocessor.
 // Precision: the parts of gated_delta.cu. 8,192 tokens of the 27B, H200: 532 us with prepare
-// (benchmarks/log/gated_delta.md).
+// (benchmarks/log/delta_rule/gated_delta.md).
 // Macros besides those of gated_delta.cu: SWIZZLED (1).
 constexpr int THREADS = 256, RESIDENT = 1;
 #include "gdn/gated_delta_fetch.cuh"

@@ -6,7 +6,7 @@
 // memory in the order of its columns.
 // Z_ALIGNED: z's rows start on 16-byte boundaries, so that one load reads eight.
 // 1 / 32 / 128 / 1024 rows of 48 x 128, H200: fp8 1.1 / 1.5 / 2.5 / 11.1 us, nvfp4 1.3 / 2.0 / 3.0
-// / 14.2. Measured variants: benchmarks/log/gated_norm_quant.md.
+// / 14.2. Measured variants: benchmarks/log/delta_rule/gated_norm_quant.md.
 #include "common/row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -11,7 +11,7 @@
 // RING: S lags behind (replay_ring.py): a and b add the records' part, a chunk is written only when
 // its rows fold.
 // Winner: the builder times the variants by rows. 128 rows of the 27B, f32 state, H200: 209.5 us
-// (floor 187), ring of 8: 122.1 (floor 110.6). Measured variants: benchmarks/log/gdn_decode.md.
+// (floor 187), ring of 8: 122.1 (floor 110.6). Measured variants: log/delta_rule/gdn_decode.md.
 #include "common/early.cuh"
 #include "gdn/gdn_decode_replay.cuh"
 #include "common/quad_quant.cuh"

@@ -8,7 +8,7 @@
 // their order: its lag is the same, since the chunk folds on the chip when it would have been
 // stored. A chunk is written if something up to the round's first token made it fold.
 // Winner: the builder times the variants by rows. 4 tokens, 27B, H200: 6.4 / 53 / 210 us at
-// 1 / 32 / 128 rows (benchmarks/log/gdn_round.md).
+// 1 / 32 / 128 rows (benchmarks/log/delta_rule/gdn_round.md).
 #include "gdn/gdn_round.cuh"
 #include "common/quad_quant.cuh"
 

@@ -3,7 +3,7 @@
 //
 // The 16 bytes that a lane loads are the four registers of its fragment: nothing is dequantised.
 // H200, 16384 x 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile
-// (benchmarks/log/stream_k_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
+// (log/linear/stream_k_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
 // mma.sync exactly.
 constexpr int ELEMENT_BITS = 8;
 constexpr int SCALE_BYTES = 0;

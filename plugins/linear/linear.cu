@@ -2,7 +2,7 @@
 // are stream-K (stream_k_gemm.cuh) or, with SKINNY, the skinny GEMM (skinny_gemm.cuh).
 //
 // The 16 bytes that a lane loads are the four registers of its fragment. H200, 96 x 5120: 6 us at 1
-// row, 8 at 128, all of it start, fix-up and end (benchmarks/log/stream_k_gemm.md).
+// row, 8 at 128, all of it start, fix-up and end (benchmarks/log/linear/stream_k_gemm.md).
 constexpr int ELEMENT_BITS = 16;
 constexpr int SCALE_BYTES = 0;
 constexpr int X_BYTES = 2;

@@ -7,7 +7,7 @@
 // reduction order is ascending k in a warp, then warps, then blocks, whatever m is. The weights are
 // written to be loaded before the wait for the previous launch (PDL), but ptxas 13.0 moves the wait
 // in front of the loads (seen in the machine code of sm_90a). 96 x 5120, H200: 3.3 / 3.5 / 4.3 /
-// 6.9 us at 1 / 8 / 32 / 128 rows (benchmarks/log/linear_small_n.md). Packed weights are those of
+// 6.9 us at 1 / 8 / 32 / 128 rows (log/linear/linear_small_n.md). Packed weights are those of
 // linear.cu (weight_layout.py), one panel. Macros: STEPS (steps of 16 k that a warp does),
 // OUT_BF16; EARLY (early.cuh); LATE: x is older than the previous launch, so that all is computed
 // while that runs.

@@ -10,7 +10,7 @@
 // The including file defines a format F: F::Weights (a lane's part of an m16 tile's k-slab),
 // F::Inputs (8 tokens), weights(m16, slab), inputs(row, slab, there) with zeros where not there,
 // multiply.
-// Figures: benchmarks/log/fp8_block_linear.md. Macros: BLOCK_M (8, 16, 32, 64), BLOCK_TILES, DEPTH,
+// Figures: log/linear/fp8_block_linear.md. Macros: BLOCK_M (8, 16, 32, 64), BLOCK_TILES, DEPTH,
 // WHOLE (k is whole k-slabs), OUT_BF16.
 #pragma once
 #include "common/numeric.cuh"

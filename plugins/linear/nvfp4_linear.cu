@@ -1,6 +1,7 @@
 // NVFP4 linear layer, bf16 activations (W4A16): y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code ·
 // w_scale)[n, k]. This file is the format alone; the kernels are stream-K (stream_k_gemm.cuh) or,
-// with SKINNY, the skinny GEMM (skinny_gemm.cuh). Figures: log/stream_k_gemm.md, skinny_gemm.md.
+// with SKINNY, the skinny GEMM (skinny_gemm.cuh). Figures: log/linear/stream_k_gemm.md and
+// skinny_gemm.md.
 //
 // code · w_scale has at most six significant bits, so it is exact in bf16: a bf16 GEMM of exact
 // weights. A word holds eight codes (one row, two steps of k) with their bits placed so that a

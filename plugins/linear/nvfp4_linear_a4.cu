@@ -8,7 +8,7 @@
 // scales serve several steps: of weights lanes 4g + 2p + r hold row g + 8r's for steps p and 2 + p,
 // of activations lane 4g + t column g's for step t, and the instruction is told which lanes to ask.
 // On sm_121a a product is one OMMA; on sm_90a it is emulated with the same operands (fp4_mma.cuh):
-// correct, not fast. It has not run yet where the instruction exists (log/nvfp4_linear_a4.md).
+// correct, not fast. Not run yet where the instruction exists (log/linear/nvfp4_linear_a4.md).
 #include "common/fp4_mma.cuh"
 
 constexpr int M16_SLAB = 2048;  // bytes of codes of an m16 tile's k-slab

@@ -8,7 +8,7 @@
 // wait for the previous launch (PDL), since no launch writes weights.
 // Epilogue: a block adds its warps in order of wk, then the cluster's first block adds all blocks:
 // the reduction order depends on WK and SPLITS alone. Layout of weights: weight_layout.py.
-// NVFP4 34816 x 5120 at 1 row, H200: 26.7 us, floor 23.3 (variants: benchmarks/log/skinny_gemm.md).
+// NVFP4 34816 x 5120 at 1 row, H200: 26.7 us, floor 23.3 (variants: log/linear/skinny_gemm.md).
 // Macros: BLOCK_M (8 or 16), WK, WN (warps along k, n), WARP_TILES, CHUNK (m16 tiles a stage),
 // STAGES, SPLITS, OUT_BF16, RAGGED (n % 16). The including file is the format, as for
 // stream_k_gemm.cuh.

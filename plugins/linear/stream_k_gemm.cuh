@@ -5,7 +5,7 @@
 // one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer warps use
 // mma.sync (stream_k_mma.cuh) or (WGMMA) wgmma: with A in registers it stalls its warp until it
 // drains and slows decoding in others 1.4-1.7x; so four consumer warpgroups ping-pong.
-// NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_k_gemm.md).
+// NVFP4 34816 x 5120, 8 / 32 / 64 / 128 rows: 28 / 34 / 43 / 68 us (log/linear/stream_k_gemm.md).
 // The including file is the format: ELEMENT_BITS, SCALE_BYTES (an m16 tile's k-slab's), X_BYTES (an
 // activation's), X_SCALE_BYTES (an activation row's k-slab's), FP8_MMA, Raw (what a lane loads),
 // load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.

@@ -4,7 +4,7 @@
 // bytes eight warps have 32 x 64 each, two a scheduler, so that one decodes while the other
 // multiplies; a fragment of activations that is read serves two products, one of weights eight.
 // SASS of sm_121a, 128 rows: 64 products in some 250 instructions a warp and k-slab, no spills
-// (benchmarks/log/stream_k_gemm.md).
+// (benchmarks/log/linear/stream_k_gemm.md).
 // Formats whose weights are fragments as they lie say so (FRAGMENTS) and have Scales, load_scales,
 // load_x_scale and UNROLLED_STEPS; with SCALED both sides have scales along k, and multiply is of
 // one step and takes them.

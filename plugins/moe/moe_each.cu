@@ -4,7 +4,7 @@
 // `each_up` makes h. `each_down` loads its weights while `each_up` runs (PDL) and adds a token's
 // experts itself, in ascending index. Weights are the A of mma.sync; split-K over warps.
 // 256 experts and a shared one, H 2048, I 512, top 8, one token, weights cold, H200: 9.5 us, floor
-// 3.7 (variants: benchmarks/log/moe_each.md). Macros: those of moe_common.cuh.
+// 3.7 (variants: benchmarks/log/moe/moe_each.md). Macros: those of moe_common.cuh.
 #include "moe/moe_common.cuh"
 
 // Two m16 tiles of WN panels for one pair; blockIdx = (half panel, pair).

@@ -9,7 +9,7 @@
 // cut into gridDim.x pieces at m16 tiles; each block counts the pairs itself (moe_route.cuh). A dot
 // product is PART_SLABS k-slabs in order, then WK parts in order: results depend on no other token.
 // 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens (floors 25 / 68
-// / - / 104; log/moe_grouped.md).
+// / - / 104; log/moe/moe_grouped.md).
 // Macros: moe_common.cuh's, NT (BLOCK_M / 8), DEPTH (stages of a ring), BUFFERS (of partial sums),
 // RESIDENT (blocks a multiprocessor), QUANT (of moe_quantise.cuh).
 #include "moe/moe_quantise.cuh"

@@ -7,7 +7,7 @@
 // residual, sum bf16 [tokens, K]; weight f32. TOGETHER experts are loaded at once. ids, weights and
 // the residual are older than the previous launch: they are read before the wait (PDL).
 // Figures: experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128
-// tokens, 1 to 2 us less than apart (benchmarks/log/moe_norm.md).
+// tokens, 1 to 2 us less than apart (benchmarks/log/moe/moe_norm.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, K1 (experts a token).
 #include "common/row_quant.cuh"
 

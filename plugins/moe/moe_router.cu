@@ -5,7 +5,7 @@
 // last block to arrive at its 8 tokens chooses for them, a warp a token, and resets the counter.
 // Lanes read runs of eight k of weights and activations as they lie: both sides permute k alike.
 // 256 experts, H200: 5.4 / 6.1 / 6.3 / 8.6 / 9.9 us at 1 / 8 / 32 / 64 / 128 tokens; where clusters
-// of eight exist moe_router_cluster.cu is faster (benchmarks/log/moe_router.md).
+// of eight exist moe_router_cluster.cu is faster (benchmarks/log/moe/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: one more row, the shared expert's gate).
 #include "common/numeric.cuh"
 

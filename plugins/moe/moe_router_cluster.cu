@@ -6,7 +6,7 @@
 // expert's gate is a sum of eight eighths of k, one a block. Lanes read runs of eight k of weights
 // and activations as they lie: both sides permute k alike.
 // 256 experts, top 8, a gate, H 2048, weights cold, H200: 3.5 / 3.8 / 3.9 / 4.9 / 6.2 us at 1 / 8 /
-// 32 / 64 / 128 tokens (variants: benchmarks/log/moe_router.md).
+// 32 / 64 / 128 tokens (variants: benchmarks/log/moe/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), BLOCK_TILES (m16 tiles a
 // block), COLUMNS (n8 tiles of tokens).
 #include "moe/moe_choose.cuh"

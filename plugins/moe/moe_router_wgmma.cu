@@ -8,7 +8,7 @@
 // its own: two sums in the order of k, whatever stands beside a token. A block then chooses for 64
 // tokens, a warp a token (moe_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 31 us (floor 11;
-// benchmarks/log/moe_router.md).
+// benchmarks/log/moe/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE, STAGES.
 #include "common/wgmma.cuh"
 #include "moe/moe_choose.cuh"

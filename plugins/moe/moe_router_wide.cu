@@ -6,7 +6,7 @@
 // token's sums run over k in order, whatever stands beside it. Then logits replace the ring in
 // shared memory, of all tokens or of half of them after the other, and a warp chooses for a token
 // at a time (moe_choose.cuh).
-// 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe_router.md).
+// 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), STAGES.
 #include "moe/moe_choose.cuh"
 

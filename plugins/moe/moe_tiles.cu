@@ -5,7 +5,7 @@
 // k-slab: 128 bytes of each token's row, 16-byte chunks swizzled by the row, and the block's
 // weights as they lie; a lane's 16 k of a token are consecutive there (expert_layout.py), so x is
 // read as it is. With BLOCK_M 64 the order of every sum is moe_grouped.cu's; with 128 all of k is
-// one sum and parts are bf16, as in moe_wide.cu. benchmarks/log/moe_tiles.md.
+// one sum and parts are bf16, as in moe_wide.cu. benchmarks/log/moe/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
 #include "moe/moe_tiles.cuh"
 

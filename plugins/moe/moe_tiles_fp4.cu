@@ -8,7 +8,7 @@
 // lanes. `h` is quantised where it is made: a warp's 32 rows of `up` are one block of 16 inner
 // columns.
 // A row of codes, by runs of SPAN k-slabs: lane t's words of each slab, 8 SPAN bytes; a row of
-// scales: four bytes a slab, in the instruction's order. benchmarks/log/moe_tiles.md.
+// scales: four bytes a slab, in the instruction's order. benchmarks/log/moe/moe_tiles.md.
 // Macros: moe_tiles.cuh's.
 #include "common/fp4_mma.cuh"
 #include "moe/moe_tiles.cuh"

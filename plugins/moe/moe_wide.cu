@@ -10,7 +10,7 @@
 // TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
 // thread that copied. `h` is written in the order in which its tiles are read.
 // 256 experts, top 8, H200: 257 / 418 / 1459 us at 1024 / 2048 / 8192 tokens by tiles of 64, 253 /
-// 343 / 1022 by 128; floors 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// 343 / 1022 by 128; floors 106 / 147 / 587 (benchmarks/log/moe/moe_wide.md).
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"

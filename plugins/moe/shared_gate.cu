@@ -1,7 +1,7 @@
 // y = routed + sigmoid(x · w) · shared, a block a row: bf16 [rows, K], w [K] bf16 or f32 (W_F32).
 //
 // The row of x is summed in f32 in a fixed order; the other two operands are read meanwhile.
-// 1 / 32 / 128 / 1024 rows of 2048, H200: 1.0 / 1.1 / 1.5 / 2.7 us (benchmarks/log/rows.md).
+// 1 / 32 / 128 / 1024 rows of 2048, H200: 1.0 / 1.1 / 1.5 / 2.7 us (log/rowwise/rows.md).
 #include "common/numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -22,7 +22,7 @@ DATA = PUSHED + PUSHED_BYTES
 MOST_BLOCKS = 252  # that meet twice
 ONE_SHOT, TWO_SHOT, PUSH = WAYS = ("one_shot", "two_shot", "push")  # numbered as in peers.cuh
 # Seconds of the smallest collective, and bytes a second from other GPUs: measured between two H200s
-# (benchmarks/results/all_reduce_h200_tp2.json); of the two later ways reckoned from the first.
+# (benchmarks/results/kernels/all_reduce_h200_tp2.json); of the two later ones computed from it.
 LATENCY = {ONE_SHOT: 4e-6, TWO_SHOT: 6e-6, PUSH: 2.5e-6}
 PEER_BANDWIDTH = 300e9
 ORDER = "ranks"

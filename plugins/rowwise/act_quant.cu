@@ -6,7 +6,7 @@
 //   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
 // Bytes bound it: one 16-byte load per operand and one store, nothing in shared memory.
 // 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
-// / 31.2 (variants: benchmarks/log/act_quant.md).
+// / 31.2 (variants: benchmarks/log/rowwise/act_quant.md).
 #include "common/early.cuh"
 #include "common/row_quant.cuh"
 

@@ -2,7 +2,7 @@
 //
 // Macros: BYTES (of an element moved at once: 16, 8, 4 or 2), W0 … W3 (columns of each part in such
 // elements; 0: there is none), THREADS. Grid: x chunks of THREADS elements of y, y rows. Only
-// graphs that were left unfused have it, so it was never tuned (benchmarks/log/rows.md).
+// graphs that were left unfused have it, so it was never tuned (benchmarks/log/rowwise/rows.md).
 #include "common/numeric.cuh"
 
 #if BYTES == 16

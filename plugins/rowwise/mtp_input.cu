@@ -3,7 +3,7 @@
 // Block (half, token), the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS. The norm's weight, which no launch writes, is read before the wait for the previous
 // launch (PDL). bf16 rows of H columns (H % 8 = 0); an id outside the vocabulary reads row 0.
-// Figures: benchmarks/log/draft_rounds.md.
+// Figures: benchmarks/log/sampling/draft_rounds.md.
 // Macros: H, VOCAB, EPS, THREADS, VECS.
 #include "common/numeric.cuh"
 

@@ -6,7 +6,7 @@
 // (Its last lines stand in moe_norm.cu too: as a shared function they take other registers in every
 // form.)
 // Figures: 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5
-// / 8.6 us, two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (variants: benchmarks/log/norm_quant.md).
+// / 8.6 us, two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (variants: benchmarks/log/rowwise/norm_quant.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, ADD (1: with residual and sum).
 #include "common/row_quant.cuh"
 

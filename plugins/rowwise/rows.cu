@@ -1,7 +1,7 @@
 // Whole rows moved or added: embed, last_rows, and the standard Add.
 //
 // bf16 rows of H columns (H % 8 = 0), 16 bytes a thread. Grid: x chunks of THREADS vectors, y rows.
-// 1 / 32 / 128 rows of 5120, H200: 0.8 to 0.9 / 0.9 to 1.0 / 1.5 us (benchmarks/log/rows.md).
+// 1 / 32 / 128 rows of 5120, H200: 0.8 to 0.9 / 0.9 to 1.0 / 1.5 us (log/rowwise/rows.md).
 #include "common/numeric.cuh"
 
 #define VECTOR (blockIdx.x * THREADS + threadIdx.x)  // this thread's 16 bytes of a row

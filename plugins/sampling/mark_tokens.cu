@@ -5,7 +5,7 @@
 // tile this is (the others end at once): it clears the piece where the sequence is fresh, then
 // counts the tokens of all the sequence's tiles that fall into it. So nobody waits for another
 // block. Integer atomics commute (adding 2 leaves bit 0), so the order of the tokens does not show.
-// Decode, 1 / 32 / 128 rows, H200: 1.4 / 1.6 / 1.9 us (benchmarks/log/mark_tokens.md).
+// Decode, 1 / 32 / 128 rows, H200: 1.4 / 1.6 / 1.9 us (benchmarks/log/sampling/mark_tokens.md).
 #include "common/ptx.cuh"
 
 constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;

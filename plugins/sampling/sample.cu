@@ -9,7 +9,7 @@
 // (sample_select.cuh). Ties go to the lowest id. No float atomics. Rows without penalties do not
 // read `token_counts`.
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
-// 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
+// 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sampling/sample.md).
 // Blocks wait for none but those of other ranks that share the vocabulary (sample_ranks.cuh).
 // Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory),
 // TILE, RANKS as in sample_cells.cu; with RANKS also MAIL (sample_ranks.cuh).

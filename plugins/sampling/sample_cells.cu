@@ -1,7 +1,7 @@
 // First pass of sampling (sample.cu): one read of the logits and what is kept of each cell of 256
 // ids. Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a
 // warp. A source of its own: the second pass is compiled once for all numbers of rows. Variants:
-// benchmarks/log/sample.md.
+// benchmarks/log/sampling/sample.md.
 //
 // Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens that a row
 // of the launch has, if each of them has a row of logits), RANKS (that share the row, if any do: a

@@ -1,7 +1,7 @@
 """Which replica gets a request: the one that holds its beginning, unless others are much freer.
 
 Knows replicas by name, how many requests each has, and which prompts went where. Knows no HTTP and
-no clock; the simulation (`benchmarks/replicas.py`) runs the same code.
+no clock; the simulation (`benchmarks/replicas/simulated.py`) runs the same code.
 """
 
 from __future__ import annotations

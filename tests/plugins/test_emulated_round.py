@@ -23,7 +23,7 @@ OP, TILE = attention_decode.OP, 4
 # The first row has its first tokens; the second's round begins in a tile of 16 and ends in the
 # next, and a walker's ring goes round; the third's ends with a chunk; the last is not there.
 SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
-FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsals/sanitized.py)
+FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsal/sanitized.py)
 FORMS = [
     (H200, DType.F8E4M3, 128, "8_round_1024_3_by_4", "8_chunks_1024_3"),
     (GB10, DType.BF16, 128, "round_128_4_by_2", "chunks_128_4"),

@@ -34,7 +34,7 @@ LONG = {
 }
 _BEGIN = re.compile(r'^( *)(?:template\b.*|extern "C".*|__global__\b.*|DEVICE\b.*)')
 _NAME = re.compile(r"(\w+)\((?<!__launch_bounds__\()")
-_LOG = re.compile(r"(?:benchmarks/)?(log/\w+\.md)")
+_LOG = re.compile(r"(?:benchmarks/)?(log/(?:\w+/)?\w+\.md)")
 
 
 def _lines(path: Path) -> int:

@@ -25,8 +25,8 @@ from spark_engine.runtime.server.process.server import ServerOptions
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
-from benchmarks import replicas as reckoned  # noqa: E402
-from benchmarks import replicas_measured as measured  # noqa: E402
+from benchmarks.replicas import measured  # noqa: E402
+from benchmarks.replicas import simulated as reckoned  # noqa: E402
 
 PLAN = Plan("/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0)
 

@@ -1,0 +1,179 @@
+"""The step timer: its command line, rows and arithmetic, and the protocol on a CPU engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.request import Event, FinishReason
+from tests.models.test_synthetic import folder
+from tests.repository import ROOT
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks import time_step  # noqa: E402
+from benchmarks.result_files import RESULTS, read  # noqa: E402
+from benchmarks.steps import lockstep  # noqa: E402
+from benchmarks.steps.launch_parts import Timed, by_part, counts, part_of  # noqa: E402
+
+ROW = {"model": "m", "npl": 1, "ctx": 4, "gdn_state": "f32", "kv": "bf16", "step_ms": 1.0}
+
+
+def test_the_recorded_rows_are_whole() -> None:
+    """Every model and batch of vLLM's table has a row of ours, with what it is to be read by."""
+    rows = read(RESULTS / "decode" / "decode_h200.json")["rows"]
+    theirs = read(time_step.VLLM)["rows"]
+    ours = {(r["model"], r["npl"]): r for r in rows if r["gdn_state"] == "f32"}
+    assert {(r["model"], r["npl"]) for r in theirs} <= set(ours)
+    for row in rows:
+        assert row["step_ms"] > row["floor_ms"] > 0 and row["commit"] != "unknown"
+        assert {"card", "driver", "command", "start_to_ready_s", "prefill_tok_s"} <= set(row)
+
+
+@pytest.mark.parametrize("name", ["r.json", "r.json.xz"])
+def test_rows_replace_those_of_the_same_work(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "some" / name
+    time_step.save(path, [ROW, ROW | {"npl": 8}])
+    others = [{"gdn_state": "bf16"}, {"build": "default"}, {"k": 3}, {"graphs": False}]
+    time_step.save(path, [ROW | {"step_ms": 2.0, "k": 0}, *(ROW | other for other in others)])
+    rows = read(path)["rows"]
+    assert [(r["npl"], r["step_ms"]) for r in rows[:2]] == [(8, 1.0), (1, 2.0)]
+    assert len(rows) == 6, "another state, build, round or form is another row"
+
+
+def test_the_command_line() -> None:
+    places = ["e", "benchmarks/configs/m"]
+    plain = time_step.arguments(places)
+    assert plain.rows == (1, 8, 32, 64, 128) and not plain.default and plain.split
+    built = time_step.arguments([*places, "--build", ""])
+    assert built.rows == (1, 8, 32, 64, 65, 96, 128) and built.default
+    assert time_step.command(built).endswith("--steps 48 --build ''")
+    before = time_step.arguments([*places, "--built-in", "41"])
+    assert time_step.command(before) == time_step.command(built)
+    drafts = ["--rows", "3", "--drafts", "1,auto", "--acceptance", "0.8,0.5"]
+    words = time_step.command(time_step.arguments([*places, *drafts]))
+    assert words.endswith("m --rows 3 --ctx 1024 --steps 48 --drafts 1,auto --acceptance 0.8,0.5")
+    assert not time_step.arguments([*places, "--build", "", "--tp", "2"]).default
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--prefill 4096", "belong to --per-launch"),
+        ("--per-launch --host", "do not apply to --per-launch"),
+        ("--tp 2", "give --build as well"),
+        ("--drafts 1,many", "many is neither a number of drafts nor auto"),
+        ("--acceptance 0.5", "belongs to --drafts"),
+        ("--drafts 1 --acceptance 2", "a share between 0 and 1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        time_step.arguments(["e", "c", *words.split()])
+    assert says in capsys.readouterr().err
+
+
+def test_a_build_is_a_process_of_its_own_with_the_given_options() -> None:
+    ran: list[tuple[list[str], bool]] = []
+
+    def run(words: list[str], check: bool) -> None:
+        ran.append((words[1:], check))
+
+    assert time_step.build(Path("c"), Path("e"), "--tp 2", run) >= 0
+    assert ran == [(["-P", "-m", "spark_engine.builder.cli", "c", "-o", "e", "--tp", "2"], True)]
+
+
+def test_too_short_a_context_is_named() -> None:
+    args = time_step.arguments(["e", "c", "--ctx", "100", "--steps", "10", "--drafts", "3"])
+    need = 4 * (lockstep.WARM + 10) + lockstep.SPARE
+    time_step.check_room(100 + need, args)
+    with pytest.raises(SystemExit, match=f"--max-context {100 + need}"):
+        time_step.check_room(99 + need, args)
+
+
+def test_vllms_row_for_the_same_state() -> None:
+    assert time_step.baseline("qwen36-27b", 128, "f32")["step_ms"] == 34.127
+    assert time_step.baseline("qwen36-35b-a3b", 128, "bf16")["step_ms"] == 15.189
+    assert time_step.baseline("qwen36-27b", 3, "f32") == {}
+
+
+def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None:
+    row = ROW | {"k": 2, "mean_ms": 3.0}
+    (found,) = time_step.rounds_of(row, [(0.5, 0.5, 0.9)])
+    assert (found["tokens_per_round"], found["ms_per_token"]) == (1.75, 1.714)
+    (plain,) = time_step.rounds_of(row | {"k": 0}, [(0.5,), (0.6,)])
+    assert plain["acceptance"] == [] and plain["ms_per_token"] == 3.0
+    assert time_step.promised([1.0, 1.2, 1.9], (0.5, 0.4), [1, 2]) == 1
+    assert time_step.promised([1.0, 1.6, 1.7], (0.5, 0.4), [1, 2]) == 0
+    assert time_step.promised([1.0, 1.2, 1.3], (0.9, 0.9), [1, 2]) == 2
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("step")
+    options = Options(
+        "cpu", decode=(1, 4), prefill=(64,), verify=((4, 1),), drafts=1, max_context=256, max_seqs=4
+    )
+    build(folder(path / "m", "bf16", False, head=True), path / "e", options, lambda text: None)
+    return path
+
+
+def test_the_protocol_on_a_small_engine(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "IDS", 512)
+    bench = lockstep.Bench(engine / "e", traced=True)
+    for npl in (1, 3):
+        row = bench.run(npl, 100, 6)
+        assert (row["npl"], row["bucket"], row["ctx"]) == (npl, 1 if npl == 1 else 4, 100)
+        assert 0 < row["host_ms"] <= row["step_ms"] and row["prefill_tok_s"] > 0
+        assert 0 < row["distinct_tokens"] <= 1
+        assert 0 < row["busy"] <= 1 and row["host_us"] > 0
+        assert {"schedule", "launch", "finish"} <= set(row["parts_us"])
+        bench.finish()
+    counted = bench.engine.stats()
+    assert counted["prefilled"] == 4 * 100 and counted["running"] == 0 and bench.ready > 0
+    bench.engine.close()
+
+
+def test_steps_and_rounds_are_kept_with_their_floors(
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(lockstep, "IDS", 512)
+    words = [str(engine / "e"), str(engine / "m"), "--rows", "2", "--ctx", "64", "--steps", "4"]
+    words += ["--no-split", "--drafts", "1,2,auto", "--acceptance", "0.9", "--commit", "c"]
+    time_step.main([*words, "--out", str(tmp_path / "r.json")])
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [row["k"] for row in rows] == [0, 1, "auto"] and rows[2]["chosen"] in (0, 1)
+    assert all(row["floor_ms"] > 0 and row["commit"] == "c" for row in rows)
+    assert "draft" in rows[1]["floor_parts_ms"] and "draft" not in rows[0]["floor_parts_ms"]
+    assert rows[1]["ms_per_token"] == pytest.approx(rows[1]["mean_ms"] / 1.9, rel=1e-3)
+    printed = capsys.readouterr().out
+    assert "no bucket verifies 2 drafts of 2 sequences" in printed
+    assert "drafts right 0.9" in printed
+
+
+def test_a_failed_sequence_is_no_measurement() -> None:
+    failed = Event(3, finish=FinishReason.ERROR, message="non-finite logits")
+    with pytest.raises(RuntimeError, match="request 3: non-finite"):
+        lockstep.checked([failed])
+
+
+def test_launches_belong_to_parts() -> None:
+    timed = [Timed("a", "norm_quant", 3.0), Timed("b", "moe_up", 9.0), Timed("c", "moe_down", 5.0)]
+    assert by_part(timed, 1.0) == {"moe": 0.012, "norm": 0.002}
+    assert counts(timed) == {"moe": 2, "norm": 1}
+    symbols = {"nvfp4_linear": "linear-nvfp4", "moe_router": "router", "paged_decode": "attention"}
+    symbols |= {"moe_norm": "moe", "moe_combine": "moe"}
+    assert {s: part_of(s) for s in symbols} == symbols
+    row: dict[str, Any] = {"parts_ms": {"moe": 0.5}, "parts_launches": {"moe": 2}}
+    assert time_step.spelled(row) == "moe 0.500 (2 x 250.0)"
