@@ -1,4 +1,4 @@
-"""A bucket's launches as CUDA graphs for a step: one, or two with the masks written in between.
+"""A step's launches as CUDA graphs: one graph, or two with the masks written between them.
 
 Knows the order of launches and CUDA graphs; knows no buffer.
 """
@@ -13,15 +13,15 @@ from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.runtime.executors.program import MemoryOperand
 
-MASKS = MemoryOperand("input", "allow")  # the ids that are allowed: an operand of `sample` alone
+MASKS = MemoryOperand("input", "allow")  # mask of allowed ids; only `sample` reads it
 Queue: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class QueuedLaunch:
-    """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself.
+    """One launch of a bucket: its node and kernel; `queue` puts it on the stream.
 
-    `reads_masks`: it reads the ids that are allowed.
+    `reads_masks`: it reads the mask of allowed ids.
     """
 
     node: str
@@ -31,9 +31,10 @@ class QueuedLaunch:
 
 
 class StepQueue:
-    """The launches of one bucket. With `graphs` each part is recorded once and replayed; the
-    graphs belong to `resources`. With `masks` all of them are recorded here: no step waits for
-    that."""
+    """The launches of one bucket. With `graphs` each part is recorded once and replayed;
+    `resources` owns the graphs. With `masks` the constructor records all of them, so that no step
+    waits for recording.
+    """
 
     def __init__(
         self,
@@ -51,20 +52,21 @@ class StepQueue:
             self.parts()
 
     def whole(self) -> None:
-        """Queues all of them."""
+        """Queues all launches."""
         self._all()
 
     def parts(self) -> tuple[Queue, Queue]:
-        """What queues those before the first that reads masks, and what queues the rest.
+        """Two functions: one queues the launches before the first that reads masks, the other
+        queues the rest.
 
-        Recorded when they are first asked for, if not before. Raises EngineError where no launch
-        reads masks.
+        Records the graphs at the first call, unless the constructor did. Raises EngineError if no
+        launch reads masks.
         """
         if self._parts is None:
             reads = [one.reads_masks for one in self._launches]
             if True not in reads:
                 raise EngineError(
-                    f"the {self._label} bucket has no launch that reads which ids are allowed; "
+                    f"the {self._label} bucket has no launch that reads the mask of allowed ids; "
                     "rebuild the engine with spark-build"
                 )
             at = reads.index(True)
