@@ -149,7 +149,7 @@ class Report:
 
 
 def roots(engines: Sequence[Path], below: Path) -> list[Path]:
-    """The folders whose disks are reported: that of the engines, or those of the named engines."""
+    """The folders to report disks of: that of the engines, or those of the named engines."""
     return sorted({engine.absolute().parent for engine in engines}) or [below.absolute()]
 
 

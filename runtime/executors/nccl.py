@@ -26,7 +26,7 @@ CLOSE_S = 5.0
 TICK_S = 0.05  # polling interval for the end of the ranks
 SMALL = 256  # bytes of the first calls
 NETWORK = (
-    "NCCL_SOCKET_IFNAME names the interface between the hosts, whose firewalls must let NCCL's "
+    "NCCL_SOCKET_IFNAME names the interface between the hosts; their firewalls must let NCCL's "
     "ports through, and NCCL_DEBUG=INFO logs details"
 )
 BF16, BYTES, SUM = int(nccl.DataType.Bfloat16), int(nccl.DataType.Uint8), int(nccl.RedOp.Sum)

@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class OrtExecutor(SynchronousExecutor):
-    """Runs an ONNX model whose weights are external data in `folder`.
+    """Runs an ONNX model with external weights in `folder`.
 
     Raises EngineError if onnxruntime refuses the model. `threads` 0: one per core.
     """

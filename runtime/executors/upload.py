@@ -30,7 +30,7 @@ def upload_file(
 ) -> int:
     """Address of the whole file in device memory; `resources` frees it.
 
-    Threads read and hash `chunk` bytes at a time and pass the digest to `check`, whose error ends
+    Threads read and hash `chunk` bytes at a time and pass the digest to `check`; its error ends
     the upload. The caller must not use the file's bytes before this returns. `lanes`: threads, 0
     for one per core. Raises EngineError if the file is truncated meanwhile.
     """

@@ -17,7 +17,7 @@ from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 from spark_engine.tensors import Bytes
 
 LIMIT_S = 8.0  # seconds; below the server's watchdog, so that the message can name the rank
-CPU_LIMIT_S = 40.0  # the same for CPU engines, whose host may be slower or busier
+CPU_LIMIT_S = 40.0  # the same for CPU engines, as hosts may be slower or busier
 HEAD = struct.Struct("<QQ12s")  # of a call: its number, its bytes, its name
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP keepalive: probes of a silent peer
 

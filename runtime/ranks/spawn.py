@@ -116,7 +116,7 @@ def check_nccl(manifest: Manifest) -> None:
     """Raises EngineError if the ranks need NCCL and its package is missing."""
     if manifest.across_hosts and find_spec("nccl") is None:
         raise EngineError(
-            f"engine {manifest.name} connects its ranks through NCCL, whose package is not "
+            f"engine {manifest.name} connects its ranks through NCCL, and its package is not "
             f"installed: {extra('nccl')}"
         )
 
@@ -154,7 +154,7 @@ def begin_message(
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
-    """Rank 0's group, whose other ranks are new processes of this host.
+    """Rank 0's group; the other ranks are new processes of this host.
 
     They end with the thread that calls this, or with the group. Raises OSError if no process can be
     started.

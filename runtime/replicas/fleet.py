@@ -116,10 +116,10 @@ class Fleet:
                 )
             self._blind = True
         self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
-        everybody = [*self.replicas.values(), *self.leaving.values()]
+        known = [*self.replicas.values(), *self.leaving.values()]
         for replica, found in zip(
-            everybody,
-            await asyncio.gather(*map(self._probe, everybody), return_exceptions=True),
+            known,
+            await asyncio.gather(*map(self._probe, known), return_exceptions=True),
             strict=True,
         ):
             if isinstance(found, Exception):  # invalid HTTP, for example

@@ -88,7 +88,7 @@ class Unsure(Exception):
 
 
 class Failed(Lost):
-    """A replica whose engine failed; its server is running."""
+    """The engine of a replica failed; its server is running."""
 
 
 class Forwarder:

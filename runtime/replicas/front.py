@@ -115,7 +115,7 @@ class Front:
         return 503, {"status": "unhealthy", "reason": why, **counts}
 
     async def _list(self, asked: ClientRequest) -> None:
-        """The replicas' names and addresses, for clients whose key a replica accepts."""
+        """The replicas' names and addresses, for clients with a key that a replica accepts."""
         replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
         rows: list[dict[str, object]] = [
             {"up": r.up, "requests": opened.get(r.name, 0)} for r in replicas

@@ -40,7 +40,7 @@ def constraint_for(
     `thinking`: the prompt ends inside an open thought, so the grammar starts after it. `parallel`:
     more than one call is allowed. Compiles for up to a second: not for an event loop.
 
-    Raises RequestError, whose `param` is the field and whose text names the place in it, for a
+    Raises RequestError; its `param` is the field, its text names the place in it. The cause is a
     constraint that is malformed, contradicts another field, or cannot be enforced.
     """
     form = form_of(body)

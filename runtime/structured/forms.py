@@ -69,7 +69,9 @@ class Form:
         if self.kind == "regex":
             return lark.terminal(regex(text))
         if _SETS.search(_QUOTED.sub("", text)):
-            raise self._error("uses & or ~ on lexemes, whose cost has no bound: write it without")
+            raise self._error(
+                "uses & or ~ on lexemes, and their cost has no bound: write it without"
+            )
         try:
             return lark.grammar(ebnf(text))
         except RequestError as error:

@@ -32,7 +32,7 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
     without a grammar.
 
     `place` in the request is named if each piece compiles and the whole does not. Raises
-    RequestError, whose `param` is the field, for a strict piece that cannot be enforced.
+    RequestError, with the field as `param`, for a strict piece that cannot be enforced.
     """
     lark = Lark()
     try:

@@ -1,4 +1,4 @@
-"""Raw text up to a mark, as lexemes whose masks are fast.
+"""Raw text up to a mark, as lexemes with fast masks.
 
 Knows the marks of replies. After a `<` that may start a mark, nearly every token may follow.
 llguidance computes such a mask quickly only if a slice of the vocabulary equals, letter by letter,

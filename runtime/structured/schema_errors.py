@@ -1,7 +1,7 @@
 """Finds the place in a JSON schema that prevents its compilation to a grammar.
 
 The compiler reports an error without its place. This module compiles parts: the place is the
-deepest part with an error of its own, and in it the keyword whose removal fixes the error. Knows
+deepest invalid part, and in it the keyword that causes the error. Knows
 how schemas nest; knows no keyword's meaning.
 """
 
@@ -89,7 +89,7 @@ class Search:
         return self._known[text]
 
     def locate(self, place: str) -> tuple[str, str]:
-        """(place, error) of the deepest part with an error of its own."""
+        """(place, error) of the deepest invalid part."""
         error = self.error(self.schema)
         return self._down(
             self.schema, place, self._error_of(self.schema) if error is None else error

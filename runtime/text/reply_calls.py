@@ -50,11 +50,11 @@ class CallReader:
     the front of the `queue`, and adds deltas to `deltas`.
 
     Attributes:
-        count: calls whose name is known.
+        count: calls with a known name.
         closed: complete calls; only the last call can be incomplete.
         inside: the next text belongs to a call, or follows one.
         rest: after a failed call, its text.
-        started: position of the mark of a call whose name is not known yet.
+        started: position of the mark of a call without a known name.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CallReader:
         self._queue, self._form, self._types, self._emit = queue, form, types, deltas
         self._most = 1 if single else None  # calls allowed within one pair of marks
         self._state = State.OPENED
-        self._raw: list[str] = []  # text of a call whose name is not known yet
+        self._raw: list[str] = []  # text of a call without a known name
         self._space: list[Lexeme] = []  # white space after a call: content, if content follows
         self._bare = False  # without the marks of a call
         self._name = ""

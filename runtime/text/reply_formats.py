@@ -15,8 +15,8 @@ from spark_engine.errors import OptionError
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks around reasoning. `close` ends a thought whose budget is used up, and includes the
-    mark.
+    """The marks around reasoning. `close` ends a thought that has used up its budget, and includes
+    the mark.
     """
 
     start: str

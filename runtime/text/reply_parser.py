@@ -93,7 +93,7 @@ class ReplyParser:
 
     @property
     def calls(self) -> int:
-        """Calls whose name is known."""
+        """Number of calls with a known name."""
         return self._calls.count if self._calls is not None else 0
 
     @property

@@ -49,7 +49,7 @@ class Mark(enum.Enum):
 
 class Lexeme(NamedTuple):
     """A mark, or text between two, or a part of such text. `at`: its position in the answer;
-    `name`: of a function or a parameter, whose mark includes it.
+    `name`: of a function or a parameter, and included in its mark.
     """
 
     kind: Mark

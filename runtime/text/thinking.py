@@ -91,7 +91,7 @@ class Thinking:
         `server` (as kwargs): the server's settings; `accepted`: efforts that the template accepts;
         others become the nearest one.
 
-        Raises RequestError whose `param` is the field that is malformed or contradicts another.
+        Raises RequestError; its `param` is the field that is malformed or contradicts another.
         """
         said = _Said.of(fields, kwargs)
         default = dict(server or {})

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def requests() -> list[Request]:
     """Prompts of several lengths, greedy and sampled, with penalties, bias, min_tokens and stops.
-    Half are the beginning of a story, whose drafts are accepted; the others are random ids.
+    Half are the beginning of a story, with accepted drafts; the others are random ids.
     """
     rng = random.Random(7)
     story = Tokenizer.load(TINY).encode(STORY)

@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine with launches whose blocks wait for one another."""
+    """An engine with launches in which blocks wait for one another."""
     assert HERE is not None
     base = tmp_path_factory.mktemp("native")
     config = {"linear_num_value_heads": 8, "intermediate_size": 4096}

@@ -252,7 +252,7 @@ def test_fields_lie_on_boundaries_and_do_not_meet() -> None:
 
 
 def refusal(folder: Path, **kwargs: Callable[[int], Any]) -> str:
-    """The error of loading a folder whose larger bucket is changed."""
+    """The error of loading a folder with a changed larger bucket."""
     toy.write(folder, **kwargs)
     with pytest.raises(EngineError) as caught:
         load(folder)

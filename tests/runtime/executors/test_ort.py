@@ -63,7 +63,7 @@ TURNED = """{
 
 
 def model(body: str, location: str = "weights.safetensors") -> bytes:
-    """A bucket whose `weight` [5] is stored at byte 64 of the file `location`."""
+    """A bucket with `weight` [5] at byte 64 of the file `location`."""
     values = [helper.make_tensor_value_info(s.name, s.dtype.onnx, s.dims) for s in (*INPUTS, STATE)]
     results = [helper.make_tensor_value_info(LOGITS.name, LOGITS.dtype.onnx, LOGITS.dims)]
     results.append(helper.make_tensor_value_info("memory.out", STATE.dtype.onnx, STATE.dims))

@@ -166,7 +166,7 @@ ROW = 1 << 28
 
 
 def manifest(total: int, row: int = ROW) -> Manifest:
-    """Of an engine whose plan takes `total` bytes, with 3 pages of 1 MiB and a scratch one."""
+    """Manifest with a plan of `total` bytes, 3 pages of 1 MiB and a scratch page."""
     states = [
         StateInfo(TensorSpec("token_counts", DType.I32, (3, 1)), "slot"),
         StateInfo(TensorSpec("layers.1.k_pages", DType.U8, (4, 1 << 20)), "page"),

@@ -69,7 +69,7 @@ def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
             assert isinstance(answer, Opening)
             said.append(answer.at)
         mine.close()
-        shown.say("nobody hears it")
+        shown.say("no listener")
         return "open"
 
     monkeypatch.setattr(rank_process, "load", load)

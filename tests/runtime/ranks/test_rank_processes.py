@@ -1,4 +1,4 @@
-"""Engines whose ranks are processes: their tokens, and how they end."""
+"""Engines with ranks as processes: their tokens, and how they end."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_no_rank_outlives_rank_0(engines: dict[int, Path]) -> None:
 
 
 def over_sockets(path: Path, other: Path, use: Callable[[Loaded], None]) -> int:
-    """An engine whose rank 1 connects over TCP; yields the exit code of its process."""
+    """An engine; its rank 1 connects over TCP; yields the exit code of its process."""
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
     process = start_rank(RankSpec(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
     try:

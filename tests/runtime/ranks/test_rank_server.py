@@ -1,4 +1,4 @@
-"""A server whose engine has two ranks: one is killed or hangs, and the group restarts."""
+"""A server with an engine of two ranks: one is killed or hangs, and the group restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica without an engine: an HTTP server in this process whose behaviour the prompt selects.
+"""A replica without an engine: an HTTP server in this process, controlled by prompts.
 
 DIE       closes the connection without an answer
 HALF      sends two events and half of a third, and closes

@@ -91,7 +91,7 @@ def text_of(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], size: i
 def test_a_stream_of_any_tokens_is_their_text_whole(
     tokenizer: Tokenizer, seed: int, size: int
 ) -> None:
-    """Any ids, whose bytes need not be characters: no delta is lost, none splits a character."""
+    """Any ids; their bytes need not be characters: no delta is lost, none splits a character."""
     rng = random.Random(seed)
     ids = [rng.randrange(END - 2) for _ in range(rng.randrange(1, 30))]
     whole = b"".join(tokenizer.token_bytes(i) for i in ids).decode(errors="replace")
