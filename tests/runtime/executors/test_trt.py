@@ -209,7 +209,9 @@ def test_an_engine_of_another_kind_is_refused(
     words = refused(b"refused: std::bad_alloc", "", CapacityError)
     assert "does not have enough memory for decode 1: stop other programs" in words
     refused(b"no context: OutOfMemory (requested 8 GiB)", "", CapacityError)
-    assert "no context; TensorRT says: odd" in refused(b"no context: odd", "", ExecutorError)
+    assert "no execution context; TensorRT says: odd" in refused(
+        b"no context: odd", "", ExecutorError
+    )
     for library in (None, version("2.0.1")):
         monkeypatch.setitem(sys.modules, "tensorrt_rtx", library)
         with pytest.raises(EngineError, match=r"spark-engine\[trt\]"):
