@@ -41,7 +41,7 @@ from spark_engine.runtime.ranks.messages import (
     decode_stamp,
     encode,
 )
-from spark_engine.runtime.ranks.open_progress import ToldProgress
+from spark_engine.runtime.ranks.open_progress import ReportedProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
 PR_SET_PDEATHSIG = 1
@@ -96,7 +96,7 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Rece
         with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
             receiver.answer(encode(Opening(text)))
 
-    told = ToldProgress(tell)
+    told = ReportedProgress(tell)
     comm.at_wait(told.wait)
     loaded = load(
         Path(spec.engine),

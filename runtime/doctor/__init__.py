@@ -1,1 +1,1 @@
-"""What a machine is, what is wrong with it, and which engines it can serve."""
+"""Describes a machine, its problems, and the engines that it can serve."""

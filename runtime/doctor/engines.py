@@ -1,7 +1,7 @@
-"""Which engine folders can be served on this machine, and why the others cannot.
+"""Which engine folders this machine can serve, and the reasons for the others.
 
-Knows the manifest and what must hold before anything is loaded; opens no executor, and reads no
-file but the manifest. `spark-check` and a start verify the bytes.
+Checks the manifest before anything is loaded; opens no executor, and reads no other file.
+`spark-check` and a start verify the other files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ ENGINES = Path("engines")
 
 @dataclass(frozen=True)
 class Fit:
-    """An engine folder: what it is, the bytes that its plan takes and that it leaves here, and why
-    it cannot be served; `why` is empty where it can."""
+    """An engine folder: its target, the bytes of its plan, the bytes that remain free, and `why` it
+    cannot be served; empty if it can.
+    """
 
     path: str
     name: str = ""
@@ -39,8 +40,9 @@ class Fit:
 
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
-    """The folders given, else those under engines/ that hold a manifest; a hidden one is what a
-    build writes in, or a killed one has left."""
+    """The given folders, or those under engines/ with a manifest; hidden ones are incomplete
+    builds.
+    """
     found = (path.parent for path in below.glob("*/manifest.json"))
     return list(given) or sorted(path for path in found if not path.name.startswith("."))
 
@@ -52,14 +54,15 @@ def fit(
     gpu: str = "",
     host_bytes: int | None = None,
 ) -> Fit:
-    """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes, `gpu` why
-    no engine of a GPU opens here."""
+    """Whether `path` can be served; `room`: the GPU's memory, `available`: the host's free bytes,
+    `gpu`: the reason why no engine for a GPU opens.
+    """
     try:
         manifest = read_manifest(path)
     except UserError as error:
         return Fit(str(path), why=str(error))
     except OSError as error:
-        return Fit(str(path), why=f"{error}: let this user read it, or run as one that may")
+        return Fit(str(path), why=f"{error}: allow this user to read it, or run as a user that may")
     native = manifest.executor == NATIVE
     needs = manifest.memory.total * (1 if native else manifest.ranks)
     taken = room if native and room else host_room(available, host_bytes)
@@ -75,8 +78,8 @@ def _target(manifest: Manifest) -> str:
     if manifest.target in here:
         return ""
     return foreign(manifest.target, here) or (
-        f"it is for {manifest.target}, and here runs {' and '.join(here)}: build it again on this "
-        f"machine, or with --target {here[-1]}"
+        f"it is for {manifest.target}, and this machine runs {' and '.join(here)}: build it "
+        f"again on this machine, or with --target {here[-1]}"
     )
 
 
@@ -86,12 +89,12 @@ def _files(path: Path, manifest: Manifest) -> str:
         try:
             found = file.stat().st_size if file.is_file() else None
         except OSError as error:
-            return f"{error}: let this user read it, or run as one that may"
+            return f"{error}: allow this user to read it, or run as a user that may"
         if found is not None and not os.access(file, os.R_OK):
-            return f"{name} may not be read by this user: let it, or run as one that may"
+            return f"{name} is not readable for this user: allow it, or run as a user that may"
         if found != digest.bytes:
             has = "is missing" if found is None else f"has {found} bytes"
-            return f"{name} {has}, where {digest.bytes} were built: build the engine again"
+            return f"{name} {has}, and {digest.bytes} were built: build the engine again"
     return ""
 
 
@@ -99,7 +102,7 @@ def _memory(manifest: Manifest, free: int | None, kept: int) -> str:
     native = manifest.executor == NATIVE
     try:
         check_nccl(manifest)
-        if not manifest.across_hosts:  # else the others may be in other hosts
+        if not manifest.across_hosts:  # otherwise the other GPUs may be in other hosts
             check_gpus(manifest)
         check_capacity(manifest, 0, free, kept, 1 if native else manifest.ranks)
     except UserError as error:

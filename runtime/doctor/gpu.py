@@ -1,7 +1,7 @@
-"""The first GPU for the doctor: what it is, its clock and bandwidth under load, what is wrong.
+"""The first GPU for the doctor: model, clock and bandwidth under load, problems.
 
-Knows the driver through `device` and nvidia-smi where there is one; without the extra `cuda`, a
-driver or a GPU it says which is missing. Imports nothing of CUDA before it is asked.
+Knows the driver through `device`, and nvidia-smi if it is installed. Reports a missing extra
+`cuda`, driver or GPU. Imports no CUDA package before `diagnose`.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ State: TypeAlias = Literal[
 SMI = "nvidia-smi"
 FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
 NO_DRIVER = (
-    "none: NVIDIA's driver is not loaded. Engines run on the CPU; where there is a GPU, install "
+    "none: NVIDIA's driver is not loaded. Engines run on the CPU; if there is a GPU, install "
     "driver 580 or later and start the machine again"
 )
-LEAST_DRIVER = 13000  # cuDriverGetVersion: what the extra's CUDA asks for
-LOW_CLOCK = 0.5  # of the highest: below it under load a GPU is held down
-LOW_BANDWIDTH = 0.7  # of what a plain kernel reaches on such a card
+LEAST_DRIVER = 13000  # cuDriverGetVersion: the least for the extra's CUDA
+LOW_CLOCK = 0.5  # share of the highest clock: a lower one under load is a fault
+LOW_BANDWIDTH = 0.7  # share of a simple kernel's bandwidth on such a card
 
 
 @dataclass(frozen=True)
 class Card:
-    """What was found.
+    """A GPU.
 
     Attributes:
         name: the driver's name for it.
-        target: what engines are built for here, or None where there are no kernels for it.
+        target: the target of its engines, or None without kernels for it.
         card: its row of our table, or None.
-        cuda: version of CUDA that the driver speaks, 13000 for 13.0.
-        driver: the driver's version; None where nothing tells.
+        cuda: the driver's version of CUDA, 13000 for 13.0.
+        driver: the driver's version; None if unknown.
         room: memory in bytes.
         driver_free: bytes that CUDA reports as free.
-        sm_mhz: under load; None, as `bandwidth`, where it was not tried.
-        max_mhz: the highest that the driver tells; None where it tells none.
+        sm_mhz: clock under load; None, like `bandwidth`, if not measured.
+        max_mhz: the driver's highest clock; None if unknown.
         bandwidth: bytes a second, read and written.
-        wanted: bytes a second that such a card should reach.
-        watts, celsius: right after the load.
+        wanted: expected bytes a second of such a card.
+        watts, celsius: directly after the load.
     """
 
     name: str
@@ -70,9 +70,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A card or why there is none, and what to do about what is wrong. `absent`: what is said in
-    the place of a card; `why`: no engine of a GPU opens here; `state`: all of it in a word, for
-    programs."""
+    """A card or the reason why there is none, and remedies for its problems. `absent`: text in
+    place of a card; `why`: the reason why no engine for a GPU opens; `state`: all of it in one
+    word, for programs.
+    """
 
     card: Card | None
     advice: tuple[str, ...] = ()
@@ -83,8 +84,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what to do about it, and, where no engine of a GPU opens for it,
-    why."""
+    """One problem: its remedy, and `why`, if it prevents engines for a GPU from opening."""
 
     advice: str
     why: str = ""
@@ -92,28 +92,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class Trial:
-    """What was found when the GPU was open.
+    """Measurements on the open GPU.
 
     Attributes:
         room: its memory in bytes.
         driver_free: bytes that CUDA reports as free.
-        max_mhz: the driver's highest clock; None where it reports none.
+        max_mhz: the driver's highest clock; None if unknown.
         mps: NVIDIA MPS shares the GPU.
-        told: what was measured; None where nothing was tried.
-        after: what nvidia-smi reports then.
+        measured: results of the load; None without one.
+        after: nvidia-smi's report after the load.
     """
 
     room: GpuMemory
     driver_free: int
     max_mhz: float | None
     mps: bool
-    told: Probe | None
+    measured: Probe | None
     after: dict[str, str]
 
 
 def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None) -> Diagnosis:
-    """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
-    second. `host_bytes` as for `GpuMemory`."""
+    """Examines CUDA's first GPU, which is `device` for nvidia-smi; `load` runs it for a second.
+    `host_bytes` as for `GpuMemory`.
+    """
     if lacks := cuda_missing():
         return _without_extra(lacks)
     from spark_engine.device.gpu import name_and_driver, present
@@ -126,7 +127,7 @@ def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None
     found = [*_old_driver(cuda), *_no_kernels(name, target)]
     try:
         trial = _try(load, device, host_bytes)
-    except (SparkError, RuntimeError) as error:  # the latter where an old driver lacks a call
+    except (SparkError, RuntimeError) as error:  # RuntimeError: an old driver lacks a call
         absent = f"{name}, which cannot be used"
         found.append(Finding(f"{absent}: {error}", "it cannot be used"))
         return _diagnosis(None, found, absent)
@@ -141,7 +142,7 @@ def release(version: int) -> str:
 
 
 def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER) -> Diagnosis:
-    """Of several reasons why no engine opens the first is said."""
+    """The diagnosis; of several reasons why no engine opens it gives the first."""
     why = next((finding.why for finding in found if finding.why), "")
     fits = card is not None and card.target is not None
     state: State = "unusable" if why else "usable" if fits else "no_kernels"
@@ -151,8 +152,8 @@ def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER)
 def _without_extra(lacks: str) -> Diagnosis:
     if not driver_present():
         return Diagnosis(None)
-    words = f"NVIDIA's driver is here but not the extra `cuda`, or not all of it ({lacks}): "
-    absent = "not looked at: the extra `cuda` is missing or incomplete"
+    words = f"NVIDIA's driver is here but not the extra `cuda`, or only a part of it ({lacks}): "
+    absent = "not examined: the extra `cuda` is missing or incomplete"
     return Diagnosis(None, (words + extra("cuda"),), absent=absent, state="no_extra")
 
 
@@ -162,16 +163,17 @@ def _without_answer(error: Exception) -> Diagnosis:
     says = str(error).partition(";")[0]
     words = (
         f"NVIDIA's driver is loaded and does not answer ({says}): `nvidia-smi` should list the "
-        "GPU; where it does not, start the machine again or install driver 580 or later. In a "
+        "GPU; if it does not, start the machine again or install driver 580 or later. In a "
         "container: docker run --gpus all"
     )
-    absent = "not to be used: the driver does not answer"
+    absent = "not usable: the driver does not answer"
     return Diagnosis(None, (words,), absent=absent, state="driver_silent")
 
 
 def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
-    """Opens the GPU; with `load`, and where there is room, works with it. Raises SparkError or
-    RuntimeError where that fails."""
+    """Opens the GPU; with `load`, and enough free memory, measures it. Raises SparkError or
+    RuntimeError.
+    """
     from spark_engine.device.gpu import Gpu
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 
@@ -180,12 +182,12 @@ def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
         memory, mhz = (gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
         room = GpuMemory(*memory, host_bytes)
         free = gpu.driver_free_bytes
-        told = probe(gpu) if load and room.usable >= NEEDS else None
-    return Trial(room, free, mhz, mps, told, _smi(device) if load else {})
+        measured = probe(gpu) if load and room.usable >= NEEDS else None
+    return Trial(room, free, mhz, mps, measured, _smi(device) if load else {})
 
 
 def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]) -> Card:
-    told = trial.told
+    measured = trial.measured
     return Card(
         name=name,
         target=target.name if target else None,
@@ -194,9 +196,9 @@ def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[
         driver=idle.get("driver_version"),
         room=trial.room,
         driver_free=trial.driver_free,
-        sm_mhz=told.sm_mhz if told else None,
+        sm_mhz=measured.sm_mhz if measured else None,
         max_mhz=_number(idle.get("clocks.max.sm")) or trial.max_mhz,
-        bandwidth=told.bandwidth if told else None,
+        bandwidth=measured.bandwidth if measured else None,
         wanted=target.card.bandwidth if target else None,
         watts=_number(trial.after.get("power.draw")),
         celsius=_number(trial.after.get("temperature.gpu")),
@@ -217,13 +219,13 @@ def _no_kernels(name: str, target: Target | None) -> Iterator[Finding]:
     if target is None:
         known = ", ".join(t.card.product for t in KNOWN)
         yield Finding(
-            f"there are no kernels for {name}, only for {known} and their like: build for the CPU "
-            "(spark-build --target cpu)"
+            f"there are no kernels for {name}, only for {known} and similar ones: build for the "
+            "CPU (spark-build --target cpu)"
         )
 
 
 def _no_room(load: bool, trial: Trial) -> Iterator[Finding]:
-    if load and trial.told is None:
+    if load and trial.measured is None:
         yield Finding(
             "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
             "then run the doctor again"
@@ -233,7 +235,7 @@ def _no_room(load: bool, trial: Trial) -> Iterator[Finding]:
 def _shared(trial: Trial) -> Iterator[Finding]:
     if trial.mps:
         yield Finding(
-            "NVIDIA MPS shares the GPU, beside which no engine opens: stop it with `echo quit | "
+            "NVIDIA MPS shares the GPU, under which no engine opens: stop it with `echo quit | "
             "nvidia-cuda-mps-control`",
             "NVIDIA MPS shares the GPU",
         )
@@ -244,14 +246,14 @@ def _low_clock(card: Card) -> Iterator[Finding]:
         at = f"under load the GPU runs at {card.sm_mhz:.0f} of {card.max_mhz:.0f} MHz"
         if card.room.shared:
             yield Finding(
-                f"{at}: this is the low-power state that a DGX Spark falls into, and a restart "
+                f"{at}: this is the low-power state that a DGX Spark can enter, and a restart "
                 "does not end it. Shut it down, take its power adapter out of the wall socket for "
                 "a minute, use the adapter that came with it, start it, and run the doctor again"
             )
         else:
             yield Finding(
-                f"{at}: stop other programs on the GPU; `nvidia-smi -q -d PERFORMANCE` says what "
-                "holds it down (heat, power, a fixed clock: nvidia-smi -rgc)"
+                f"{at}: stop other programs on the GPU; `nvidia-smi -q -d PERFORMANCE` shows what "
+                "limits it (heat, power, a fixed clock: nvidia-smi -rgc)"
             )
 
 
@@ -259,12 +261,12 @@ def _low_bandwidth(card: Card) -> Iterator[Finding]:
     if card.bandwidth and card.wanted and card.bandwidth < LOW_BANDWIDTH * card.wanted:
         yield Finding(
             f"its memory moves {card.bandwidth / 1e9:.0f} GB/s where {card.wanted / 1e9:.0f} are "
-            "usual: stop other programs on the GPU, and see that its clocks are not held down"
+            "usual: stop other programs on the GPU, and check that its clocks are not limited"
         )
 
 
 def _smi(device: str = "0") -> dict[str, str]:
-    """What nvidia-smi tells of a GPU, by field; nothing where there is none."""
+    """nvidia-smi's report on a GPU, by field; empty without nvidia-smi."""
     command = [
         SMI,
         f"--query-gpu={','.join(FIELDS)}",

@@ -1,6 +1,6 @@
-"""The machine beside its GPU: memory, swap, disk, the extras of the package.
+"""The machine without its GPU: memory, swap, disk, the package's extras.
 
-Knows Linux's files and the package's own description.
+Knows Linux's files and the package's metadata.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from spark_engine.device.host_memory import MEMINFO, available_memory
 
 PACKAGE = "spark-engine"
-EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # those that an owner may want
-MODPROBE = Path("/etc/modprobe.d")  # options of the driver's modules, a memory limit among them
+EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # the extras for users
+MODPROBE = Path("/etc/modprobe.d")  # module options of the driver, such as a memory limit
 _NAME = re.compile(r"[\w.-]+")
 _OPTION = re.compile(r"^\s*options\s+nvidia", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes, except `cores`; None where Linux does not say.
+    """Bytes, except `cores`; None if Linux does not report it.
 
     Attributes:
-        available: can be taken without swapping.
-        free: holds nothing, not even the page cache.
+        available: can be allocated without swapping.
+        free: unused, also by the page cache.
         nvidia_options: the files in /etc/modprobe.d that set options of NVIDIA's modules.
     """
 
@@ -80,7 +80,7 @@ def nvidia_options(folder: Path | None = None) -> tuple[str, ...]:
 
 
 def extras() -> dict[str, tuple[str, ...]]:
-    """The packages that each extra lacks here, by extra; none where all are installed."""
+    """The missing packages of each extra; empty if all are installed."""
     try:
         lines = requires(PACKAGE) or []
     except PackageNotFoundError:
@@ -94,7 +94,7 @@ def extras() -> dict[str, tuple[str, ...]]:
 
 
 def disk(folder: Path) -> int | None:
-    """Bytes free where `folder` is or would be; None where that cannot be told."""
+    """Bytes free where `folder` is or would be; None if unknown."""
     try:
         return shutil.disk_usage(_above(folder)).free
     except OSError:
@@ -102,7 +102,7 @@ def disk(folder: Path) -> int | None:
 
 
 def same_disk(one: Path, other: Path) -> bool:
-    """Whether both are or would be on one file system; True where that cannot be told."""
+    """Whether both are or would be on one file system; True if unknown."""
     try:
         return _above(one).stat().st_dev == _above(other).stat().st_dev
     except OSError:
@@ -110,7 +110,7 @@ def same_disk(one: Path, other: Path) -> bool:
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it fetches."""
+    """The cache folder of huggingface_hub."""
     named = environ.get("HF_HUB_CACHE")
     home = environ.get("HF_HOME")
     general = environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -118,7 +118,7 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def _above(folder: Path) -> Path:
-    """`folder`, or the nearest above it that is there."""
+    """`folder`, or its nearest existing parent."""
     at = folder.absolute()
     while not at.exists() and at != at.parent:
         at = at.parent

@@ -1,8 +1,7 @@
-"""A second of work on the GPU: the clock that its multiprocessors run at, the bandwidth of its
-memory.
+"""A second of work on the GPU: measures the multiprocessors' clock and the memory bandwidth.
 
-Knows the driver through `Gpu`, and one kernel, as PTX that the driver itself compiles, so that
-neither an engine nor a compiler is needed. Run on an H200, not on a GB10.
+Uses the driver through `Gpu`, and one PTX kernel that the driver compiles, so that it needs neither
+an engine nor a compiler. Run on an H200, not on a GB10.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from spark_engine.device.gpu import Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.kernel import Shape
 
-SECONDS = 1.0  # of arithmetic, since a GPU needs some of it to leave its idle clocks
-ROUNDS = 1 << 17  # of one launch: some milliseconds
-THREADS, BLOCKS = 256, 4  # of a block; blocks for each multiprocessor
+SECONDS = 1.0  # of arithmetic: a GPU leaves its idle clocks only after some time
+ROUNDS = 1 << 17  # iterations of one launch: some milliseconds
+THREADS, BLOCKS = 256, 4  # threads of a block; blocks per multiprocessor
 COPY = 256 << 20  # bytes of a copy: more than any card's L2 cache
-NEEDS = 4 * COPY  # bytes that should be free for it
+NEEDS = 4 * COPY  # free bytes that it needs
 COPIES, BATCHES = 8, 5  # copies of a measurement; measurements, of which the best counts
-# Chained multiplications and additions; the first thread tells cycles and nanoseconds.
+# Chained multiply-adds; the first thread stores cycles and nanoseconds.
 SPIN = """
 .version 7.0
 .target sm_75
 .address_size 64
-.visible .entry spin(.param .u64 told, .param .u32 rounds)
+.visible .entry spin(.param .u64 result, .param .u32 rounds)
 {
     .reg .pred %p<4>;
     .reg .b32 %r<4>;
     .reg .b64 %rd<6>;
     .reg .f32 %f<3>;
-    ld.param.u64 %rd1, [told];
+    ld.param.u64 %rd1, [result];
     ld.param.u32 %r1, [rounds];
     mov.u32 %r2, %tid.x;
     mov.u32 %r3, %ctaid.x;
@@ -78,29 +77,32 @@ LEAVE:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a second of work told: the multiprocessors' MHz at its end, and bytes a second that
-    copies within the device's memory read and wrote together."""
+    """The multiprocessors' MHz at the end of the load, and the bytes a second that copies within
+    the device's memory read and wrote together.
+    """
 
     sm_mhz: float
     bandwidth: float
 
 
 def probe(gpu: Gpu, seconds: float = SECONDS) -> Probe:
-    """Works for so many seconds. Raises ExecutorError, and CapacityError where memory is short."""
+    """Runs a load for this many seconds. Raises ExecutorError, and CapacityError if memory is
+    short.
+    """
     with closing(DeviceResources(gpu)) as held:
         mhz = _clock(gpu, held, seconds)
         return Probe(mhz, _bandwidth(gpu, held))
 
 
 def _clock(gpu: Gpu, held: DeviceResources, seconds: float) -> float:
-    told, found = held.zeros(32), held.pinned(16).view(np.uint64)
+    result, found = held.zeros(32), held.pinned(16).view(np.uint64)
     function = gpu.load(SPIN.encode() + b"\0", ["spin"])["spin"]
     shape = Shape((BLOCKS * gpu.multiprocessors, 1, 1), (THREADS, 1, 1), ("address", "i32"))
-    work = gpu.prepare(function, shape, (told, ROUNDS))
+    work = gpu.prepare(function, shape, (result, ROUNDS))
     end, mhz = time.monotonic() + seconds, 0.0
     while not mhz or time.monotonic() < end:
         work()
-        gpu.download(found, told)
+        gpu.download(found, result)
         gpu.wait()
         cycles, nanoseconds = (int(number) for number in found)
         mhz = 1000 * cycles / max(nanoseconds, 1) or 1e-9

@@ -1,6 +1,6 @@
-"""What the doctor says: the findings together, the advice, the verdict, as text and as JSON.
+"""The doctor's report: findings, advice and verdict, as text and as JSON.
 
-Knows no GPU and no file; it is told what was found.
+Knows no GPU and no file; the caller passes the findings.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from spark_engine.runtime.doctor.machine import Host
 GB, GIB, MIB = 1e9, 1 << 30, 1 << 20
 # Of a 27B in NVFP4, and some free space; README has their sum.
 DISK_OF_CHECKPOINT, DISK_OF_ENGINE = 28 * GIB, 22 * GIB
-HIDDEN = 8 * GIB  # bytes that the kernel has and CUDA does not see, from which there is a limit
-SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
+HIDDEN = 8 * GIB  # bytes: a larger difference between the kernel's and CUDA's figures is a limit
+SWAPPED = GIB  # bytes in swap above which a GPU that shares the memory is slow
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found. `extras`: the packages that each lacks; `disk`: bytes free by
-    folder; `hub_cache`: which of them is Hugging Face's, where it has a disk of its own."""
+    """All findings. `extras`: the missing packages of each; `disk`: free bytes by folder;
+    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk.
+    """
 
     host: Host
     gpu: Diagnosis
@@ -41,12 +42,14 @@ class Report:
 
     @property
     def advice(self) -> list[str]:
-        """What to do, the worst first."""
+        """Remedies, the most urgent first."""
         return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the values of
-        `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU opens."""
+        """The report for programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the
+        values of `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU
+        opens.
+        """
         return {
             "served": self.served,
             "host": asdict(self.host),
@@ -61,7 +64,7 @@ class Report:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as text."""
         host = self.host
         yield f"machine     {host.system}, {host.arch}, {host.cores} cores"
         yield f"software    spark-engine {host.package}, Python {host.python}"
@@ -83,14 +86,14 @@ class Report:
         yield "an engine can be served" if self.served else "no engine can be served"
 
     def _hidden(self) -> str | None:
-        """How CUDA's figures contradict the kernel's, where GPU and host have one memory."""
+        """The difference between CUDA's and the kernel's figures, if GPU and host share memory."""
         card, host = self.gpu.card, self.host
         if card is None or not card.room.shared:
             return None
         if host.total is not None and host.total - card.room.total > HIDDEN:
             return f"CUDA sees {_gib(card.room.total)} of the machine's {_gib(host.total)}"
         if host.free is not None and host.free - card.driver_free > HIDDEN:
-            free = f"{_gib(card.driver_free)} as free where the kernel has {_gib(host.free)} free"
+            free = f"{_gib(card.driver_free)} as free, and the kernel has {_gib(host.free)} free"
             return f"CUDA reports {free} ({_gib(host.available)} available)"
         return None
 
@@ -109,24 +112,24 @@ class Report:
                 "machine), or the driver is not that of DGX OS (`apt policy` names the archive)"
             )
         if card and card.room.shared and (host.swap_used or 0) > SWAPPED:
-            # Emptying swap into memory that has no room for it would end programs or hang the host.
+            # Emptying swap without enough free memory would end programs or hang the host.
             fits = (host.available or 0) - card.room.kept > (host.swap_used or 0)
             empty = "sudo swapoff -a && sudo swapon -a" if fits else "run the doctor again"
             yield (
-                f"{_gib(host.swap_used)} lie in swap, where GPU and programs share one memory: "
+                f"{_gib(host.swap_used)} are in swap, and GPU and programs share one memory: "
                 f"stop other programs, then {empty}"
             )
 
     def _of_disk(self) -> Iterator[str]:
         for folder, free in self.disk.items():
-            wants, what = DISK_OF_ENGINE, "the engine of a 27B in NVFP4 wants"
+            wants, what = DISK_OF_ENGINE, "the engine of a 27B in NVFP4 needs"
             if self.hub_cache is None:
                 wants += DISK_OF_CHECKPOINT
-                what = "a 27B checkpoint in NVFP4 and its engine want"
+                what = "a 27B checkpoint in NVFP4 and its engine need"
             elif folder == self.hub_cache:
-                wants, what = DISK_OF_CHECKPOINT, "a 27B checkpoint in NVFP4 wants"
+                wants, what = DISK_OF_CHECKPOINT, "a 27B checkpoint in NVFP4 needs"
             if free is not None and free < wants:
-                yield f"{_gib(free)} are free for {folder}: {what} some {wants // GIB} GiB"
+                yield f"{_gib(free)} are free for {folder}: {what} about {wants // GIB} GiB"
 
     def _of_engines(self) -> Iterator[str]:
         if not self.engines:
@@ -134,8 +137,8 @@ class Report:
             hub = f"{extra('hub')} once, then " if self.extras.get("hub") else ""
             build = f"`spark-build OWNER/NAME -o engines/NAME{without}`"
             yield (
-                f"no engine was named and none lies under engines/: {hub}{build} builds the model "
-                "OWNER/NAME of Hugging Face; `spark-run` alone talks with the small embedded one"
+                f"no engine is named and engines/ contains none: {hub}{build} builds the model "
+                "OWNER/NAME of Hugging Face; `spark-run` alone runs the small embedded model"
             )
         for engine in self.engines:
             if engine.why:
@@ -146,7 +149,7 @@ class Report:
 
 
 def roots(engines: Sequence[Path], below: Path) -> list[Path]:
-    """The folders whose disks count: that of the engines, or those of the engines named."""
+    """The folders to report disks of: that of the engines, or those of the named engines."""
     return sorted({engine.absolute().parent for engine in engines}) or [below.absolute()]
 
 
@@ -159,7 +162,7 @@ def _gpu(found: Diagnosis) -> Iterator[str]:
     driver = f"driver {card.driver}, " if card.driver else ""
     yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
     room, shared = card.room, ", shared with the host" if card.room.shared else ""
-    keeps = f", which keeps {_gib(room.kept)}" if room.kept else ""
+    keeps = f", which reserves {_gib(room.kept)}" if room.kept else ""
     yield f"GPU memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{shared}{keeps}"
     if card.sm_mhz is not None:
         most = f" of {card.max_mhz:.0f}" if card.max_mhz else ""

@@ -253,7 +253,7 @@ def _load_host(
     comm: Communicator | None,
 ) -> Loaded:
     """An engine on the CPU; several buckets are opened at once. Where a GPU shares the memory, no
-    other engine measures and allocates meanwhile (`memory_turn`); a rank does not wait for the
+    other engine measures and allocates meanwhile (`startup_lock`); a rank does not wait for the
     others there, which would be a deadlock. The states' memory is only allocated when it is
     written, after the turn: so the plan counts, not the free memory measured later."""
     manifest = folder.manifest  # the verified one
@@ -301,7 +301,7 @@ def _load_native(
     comm: Communicator | None,
 ) -> Loaded:
     """The engine on the first GPU, opened bucket by bucket. Where the host shares the memory, no
-    other engine measures and allocates meanwhile (`memory_turn`)."""
+    other engine measures and allocates meanwhile (`startup_lock`)."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest, threads = folder.manifest, options.threads

@@ -1,1 +1,1 @@
-"""What runs a bucket: onnxruntime on the CPU, CUDA graphs on a GPU; their memory."""
+"""Executors of buckets: onnxruntime on the CPU, CUDA graphs on a GPU; and their memory."""

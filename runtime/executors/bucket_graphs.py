@@ -1,4 +1,4 @@
-"""A bucket's launches as CUDA graphs: one graph, or two with the masks written in between.
+"""A bucket's launches as CUDA graphs: one graph, or two with the masks written between them.
 
 Knows the order of launches and CUDA graphs; knows no buffer.
 """
@@ -13,15 +13,15 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.runtime.executors.program import MemoryOperand
 
-MASKS = MemoryOperand("input", "allow")  # allowed token ids: an operand of `sample` only
+MASKS = MemoryOperand("input", "allow")  # mask of allowed ids; only `sample` reads it
 Queue: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class QueuedLaunch:
-    """One launch of a bucket: its node and kernel; `queue` queues it on the stream.
+    """One launch of a bucket: its node and kernel; `queue` puts it on the stream.
 
-    `reads_masks`: it reads the allowed token ids.
+    `reads_masks`: it reads the mask of allowed ids.
     """
 
     node: str
@@ -33,9 +33,9 @@ class QueuedLaunch:
 class BucketGraphs:
     """The launches of one bucket.
 
-    With `graphs` they are recorded once and replayed; the graphs belong to `resources`. With
-    `masks` the two graphs of `launch_until_sampling` are recorded here too, so that no step waits
-    for that.
+    With `graphs` each part is recorded once and replayed; `resources` owns the graphs. With `masks`
+    the constructor records the two graphs of `launch_until_sampling` too, so that no step waits for
+    recording.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BucketGraphs:
     def launch_until_sampling(self) -> Queue:
         """Queues the launches before the first that reads masks; returns what queues the rest.
 
-        Records the two graphs on the first call unless `masks` was given. Raises EngineError where
+        Records the two graphs at the first call, unless the constructor did. Raises EngineError if
         no launch reads masks.
         """
         before, rest = self._split()
@@ -72,7 +72,7 @@ class BucketGraphs:
             reads = [one.reads_masks for one in self._launches]
             if True not in reads:
                 raise EngineError(
-                    f"the {self._label} bucket has no launch that reads which ids are allowed; "
+                    f"the {self._label} bucket has no launch that reads the mask of allowed ids; "
                     "rebuild the engine with spark-build"
                 )
             at = reads.index(True)

@@ -1,6 +1,6 @@
-"""How much memory the prefix cache may have.
+"""Memory limits of the prefix cache.
 
-Knows the manifest's plan and what is free beyond it; knows no device and no cache.
+Input: the manifest's memory plan and the free memory beyond it. Knows no device and no cache.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from spark_engine.device.shared_memory import kept_of
 from spark_engine.manifest import PAGE, SEQUENCE, Manifest, bytes_of
 
-SHARE, SHARED = 2, 4  # of what is free beyond the plan: a half; a quarter where the host has it too
-MOST = 4  # and never more than a quarter of the device's memory
-SPARE = 1 << 30  # bytes left where a budget is given: cubins, graphs, the driver's own
+SHARE, SHARED = 2, 4  # of free memory beyond the plan: 1/2, or 1/4 of shared memory
+MOST = 4  # at most 1/4 of the device's memory
+SPARE = 1 << 30  # bytes kept free next to a given budget, for cubins, graphs and the driver
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """A device's memory in bytes; `shared`: it is the host's as well, of which that keeps `host`
-    (None: the default)."""
+    """A device's memory in bytes. `shared`: the host uses the same memory and keeps `host` bytes of
+    it (None: the default).
+    """
 
     free: int
     total: int
@@ -27,19 +28,21 @@ class GpuMemory:
 
     @property
     def kept(self) -> int:
-        """Bytes that are left to the host."""
+        """Bytes reserved for the host."""
         return kept_of(self.total, self.host) if self.shared else 0
 
     @property
     def usable(self) -> int:
-        """Bytes that an engine may take."""
+        """Bytes that an engine may allocate."""
         return max(0, self.free - self.kept)
 
 
 def device_rows(manifest: Manifest, room: GpuMemory, requested: int | None) -> int:
-    """Snapshot rows to allocate beside the plan; `requested`: the cache's budget in bytes, if set.
+    """Snapshot rows to allocate in addition to the plan. `requested`: the cache's budget in bytes,
+    or None.
 
-    Pages lie in the plan, so all of the budget may become rows; what does not fit is not taken.
+    The plan contains the pages, so snapshot rows may use the whole budget. Rows that do not fit are
+    not allocated.
     """
     row, beyond = bytes_of(manifest.states, SEQUENCE), room.usable - manifest.memory.total
     if not row:
@@ -50,7 +53,7 @@ def device_rows(manifest: Manifest, room: GpuMemory, requested: int | None) -> i
 
 
 def budget(manifest: Manifest, rows: int, requested: int | None) -> int:
-    """Bytes of pages and snapshots that the cache may hold together: as told, or all there are."""
+    """Maximum bytes of pages and snapshots in the cache together; all without `requested`."""
     if requested is not None:
         return requested
     pages = manifest.limits.pages * bytes_of(manifest.states, PAGE)

@@ -1,6 +1,6 @@
-"""When a GPU's stream reached a timed event, in seconds of the host's clock.
+"""Time at which a GPU's stream reached a timed event, in seconds of the host's clock.
 
-Knows timed events, and that one recorded on a stream with nothing queued happens at once.
+Assumption: an event recorded on an empty stream is reached immediately.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from spark_engine.device.resources import DeviceResources
 
 
 class DeviceClock:
-    """Marks on one stream. Two clocks drift, so each mark on an empty stream sets it anew."""
+    """Marks on one stream. Each mark on an empty stream synchronises the two clocks."""
 
     def __init__(self, resources: DeviceResources) -> None:
         self._resources = resources
         self._free: list[Event] = []
-        self._known: tuple[Event, float] | None = None  # a mark, and when it happened
-        self._queued = 0  # marks that nobody has asked for yet
+        self._known: tuple[Event, float] | None = None  # a mark and its host time
+        self._queued = 0  # marks not yet passed to `seconds`
 
     def mark(self) -> Event:
-        """Queues a mark."""
+        """Records a mark on the stream."""
         event = self._free.pop() if self._free else self._resources.event(timed=True)
         self._resources.gpu.record(event)
         if not self._queued:
@@ -30,7 +30,7 @@ class DeviceClock:
         return event
 
     def seconds(self, mark: Event) -> float:
-        """When the mark was reached; asked once of every mark, in their order."""
+        """Time of the mark. Call it once for every mark, in recording order."""
         gpu = self._resources.gpu
         gpu.wait_for(mark)
         assert self._known is not None

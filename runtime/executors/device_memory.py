@@ -1,7 +1,7 @@
 """An engine's states and tables in device memory.
 
-Knows which axis counts what, and how rows and pages get there and back through pinned memory;
-knows no launch.
+Knows the unit that each axis counts (slot, page, sequence) and copies rows and pages through pinned
+memory. Knows no launch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, sna
 from spark_engine.runtime.executors.memory import COUNTS, Changed, Pairs, Snapshot, counts_of
 from spark_engine.tensors import Array, Bytes, TensorSpec
 
-STAGE = 32 << 20  # bytes of pinned memory that snapshots pass through
-MARKED = 4  # rows of counts that are on their way at once
-NEAR = 4096  # bytes of unchanged rows that cost less than another copy
-Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
+STAGE = 32 << 20  # bytes of pinned memory for copies of snapshots
+MARKED = 4  # rows of token counts in flight at once
+NEAR = 4096  # bytes: copying a gap of unchanged rows up to this size is faster than a second copy
+Part = tuple[int, Bytes]  # device address, host bytes
 
 
 class DeviceStates:
-    """The states of an engine in device memory, which `resources` gives back."""
+    """The states of an engine in device memory; `resources` frees them."""
 
     def __init__(
         self, resources: DeviceResources, states: Iterable[StateInfo], snapshots: int = 0
@@ -42,30 +42,30 @@ class DeviceStates:
         self.page_bytes = bytes_of(self._infos, PAGE)
         self.snapshot_bytes = bytes_of(self._infos, SEQUENCE)
         self.snapshot_rows = snapshot_rows(self._infos) + snapshots if self.snapshot_bytes else 0
-        self._stage = resources.pinned(STAGE)  # now, because pinning takes as long as many steps
+        self._stage = resources.pinned(STAGE)  # here, as pinning takes several steps' time
         self._counts = _Counts(resources, self.addresses, self._infos)
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Queues copies of rows of the states by sequence, (from, to)."""
+        """Queues copies of rows of the states by sequence, as (from, to)."""
         self._copy(SEQUENCE, pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Queues copies of pages, (from, to)."""
+        """Queues copies of pages, as (from, to)."""
         self._copy(PAGE, pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Queues writing the slot's `token_counts`."""
+        """Queues a write of the slot's `token_counts`."""
         self._gpu.use()
         self._counts.write(slot, list(ids), list(generated))
 
     def _copy(self, unit: str, pairs: Pairs) -> None:
         self._gpu.use()
-        mine = [(self.addresses[i.spec.name], i.row_bytes) for i in self._infos if i.unit == unit]
-        copies = ((at + to * n, at + source * n, n) for source, to in pairs for at, n in mine)
+        rows = [(self.addresses[i.spec.name], i.row_bytes) for i in self._infos if i.unit == unit]
+        copies = ((at + to * n, at + source * n, n) for source, to in pairs for at, n in rows)
         self._gpu.copy_all([*copies])
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, after every launch so far."""
+        """Copies one sequence's slot rows and pages to the host, after all queued launches."""
         where = list(pages)
         rows, paged = {}, {}
         for info in self._infos:
@@ -85,7 +85,7 @@ class DeviceStates:
         return snapshot
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and as many pages as were saved."""
+        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         for batch in _batches(self._parts(snapshot, slot, list(pages))):
             for (address, host), part in zip(batch, self._staged(batch), strict=True):
                 part[:] = host
@@ -93,7 +93,9 @@ class DeviceStates:
             self._gpu.wait()
 
     def _parts(self, snapshot: Snapshot, slot: int, pages: list[int]) -> Iterator[Part]:
-        """Every stretch of the device and its place in the snapshot; neighbours are joined."""
+        """(device address, snapshot bytes) of every contiguous range of at most STAGE bytes;
+        neighbouring pages are merged.
+        """
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
             if info.unit != PAGE:
@@ -101,7 +103,9 @@ class DeviceStates:
             else:
                 host, runs = snapshot.pages[spec.name], list(_runs(pages))
                 if len(host) != len(pages):
-                    raise ValueError(f"{len(host)} pages were saved, {len(pages)} are given")
+                    raise ValueError(
+                        f"{len(host)} pages in the snapshot, {len(pages)} pages to restore"
+                    )
             source = raw(host)
             for unit, index, count in runs:
                 part = source[index * size : (index + count) * size]
@@ -110,14 +114,14 @@ class DeviceStates:
                     yield at + start, part[start : start + STAGE]
 
     def _staged(self, batch: list[Part]) -> list[Bytes]:
-        """Pinned memory for the parts, one after the other."""
+        """Consecutive ranges of the pinned memory, one for each part."""
         self._gpu.use()
         ends = np.cumsum([len(host) for _, host in batch]).tolist()
         return [self._stage[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 class _Counts:
-    """`token_counts` written row by row, through pinned memory that is used in turn."""
+    """Writes rows of `token_counts` through MARKED pinned buffers in turn."""
 
     def __init__(
         self, resources: DeviceResources, addresses: Mapping[str, int], infos: Iterable[StateInfo]
@@ -131,7 +135,7 @@ class _Counts:
         self._stages = [(stage.view(np.int32), resources.event()) for stage in stages]
 
     def write(self, slot: int, ids: Sequence[int], generated: Sequence[int]) -> None:
-        """Nothing to count is nothing to send."""
+        """Counts the ids into the slot's row; without ids it zeroes the row on the device."""
         assert self._info is not None
         size = self._info.row_bytes
         at = self._address + slot * size
@@ -148,17 +152,17 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Pinned copies of all tables, and when the device has read what was staged last."""
+    """Pinned copies of all tables. `copied`: the device has read the last staged rows."""
 
     tables: Mapping[str, Bytes]  # [rows, bytes]
     copied: Event
 
 
 class DeviceTables:
-    """The tables in device memory, which `resources` gives back.
+    """The tables in device memory; `resources` frees them.
 
-    Rows pass through two sets of pinned memory in turn: a step's copies are done before the step
-    after the next is planned, so that no write waits for a running step.
+    Rows pass through two sets of pinned memory in turn. The copies of a step end before the step
+    after the next one is planned, so a write never waits for a running step.
     """
 
     def __init__(self, resources: DeviceResources, specs: Iterable[TensorSpec]) -> None:
@@ -174,7 +178,7 @@ class DeviceTables:
         ]
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
-        """Queues copies of these rows, for every launch from here on."""
+        """Queues copies of these rows; later launches see them."""
         self._gpu.use()
         self._stages.reverse()
         stage = self._stages[0]
@@ -199,7 +203,7 @@ def raw(array: Array) -> Bytes:
 
 
 def _spans(slots: Collection[int], gap: int) -> Iterator[tuple[int, int]]:
-    """Ascending [first, end) over `slots`, joined over up to `gap` others."""
+    """Ascending ranges [first, end) that cover `slots`, merged across gaps of up to `gap` slots."""
     ordered = sorted(slots)
     first = last = ordered[0]
     for slot in ordered[1:]:
@@ -211,7 +215,7 @@ def _spans(slots: Collection[int], gap: int) -> Iterator[tuple[int, int]]:
 
 
 def _runs(pages: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(page, its index, how many) of stretches of neighbouring pages."""
+    """(first page, its index in `pages`, count) of each run of consecutive pages."""
     start = 0
     for i in range(1, len(pages) + 1):
         if i == len(pages) or pages[i] != pages[i - 1] + 1:
@@ -220,7 +224,7 @@ def _runs(pages: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """The parts in order, as many at once as the stage holds."""
+    """The parts in order, in groups of at most STAGE bytes."""
     batch: list[Part] = []
     size = 0
     for part in parts:

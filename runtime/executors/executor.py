@@ -1,6 +1,6 @@
-"""What an executor is: one compiled bucket that can be run over named buffers.
+"""The executor protocol: one compiled bucket that runs over named buffers.
 
-Knows no executor; the table that names them is in `runtime/engine/load.py`.
+Knows no implementation; the table of executors is in `runtime/engine/load.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Wait = Callable[[], None]
 
 @dataclass(frozen=True)
 class Specs:
-    """What one engine reads and writes; the names are those of docs/graph.md."""
+    """Tensors that one bucket reads and writes, with the names of docs/graph.md."""
 
-    inputs: tuple[TensorSpec, ...]  # steps and tables, host-written
-    states: tuple[TensorSpec, ...]  # updated in place by run
+    inputs: tuple[TensorSpec, ...]  # step inputs and tables, written by the host
+    states: tuple[TensorSpec, ...]  # updated in place by `run`
     outputs: tuple[TensorSpec, ...]
 
 
 class Executor(Protocol):
-    """One bucket of one engine, loaded. Not thread-safe: one thread owns it."""
+    """One loaded bucket of one engine. Not thread-safe: one thread uses it."""
 
     @property
     def specs(self) -> Specs:
@@ -36,55 +36,55 @@ class Executor(Protocol):
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`, which holds every input, state and output by name.
 
-        States are updated in place, outputs are written in place; nothing is allocated that
-        outlives the call. With `Loaded.device_states` an executor uses those when
-        `buffers` holds none. Raises ExecutorError when a buffer is missing or misshapen.
+        States and outputs are written in place. Memory that the call allocates does not outlive it.
+        An executor with states on a device (`Loaded.device_states`) uses those if `buffers` holds
+        none. Raises ExecutorError if a buffer is missing or misshapen.
         """
         ...
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Starts `run` and returns what blocks until its outputs can be read.
+        """Starts `run`. Returns a function that blocks until the outputs are readable.
 
-        Launches run in the order of their start, over all buckets of an engine. Tables are
-        read as they are at this call, or as last written to `Loaded.table_writer` where an engine
-        has one (`run` reads `buffers` in any case). Steps, states that the step names by
-        slot or page, and outputs belong to the executor until the wait returned. A device may
-        leave outputs of more than `device_buffers.WIDE` bytes a row unwritten, which `run`
-        writes. A synchronous executor does everything here and returns a function that does
-        nothing.
+        Launches of all buckets of an engine run in the order of the calls. A launch reads tables as
+        they are at this call, or as last written to `Loaded.table_writer` if the engine has one
+        (`run` always reads `buffers`). The executor owns the step inputs, the states of the step's
+        slots and pages, and the outputs until the returned function has returned. A device may
+        leave outputs of more than `device_buffers.WIDE` bytes a row unwritten; `run` writes them. A
+        synchronous executor runs the step here and returns a function that does nothing.
         """
         ...
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """As `launch`, but `allow` and `sampling_i` need not be there yet: what comes before
-        `sample` may be started, the rest is when what this returns is called.
+        """As `launch`, but `allow` and `sampling_i` may be written later: the executor may start
+        the part before `sample` now, and starts the rest when the returned function is called.
 
-        Nothing else is launched in between. An executor may leave all of it to that call.
+        No other launch may come between the two calls. An executor may run everything in the second
+        call.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the executor holds. May be called twice."""
+        """Frees the executor's resources. May be called twice."""
         ...
 
 
 class SynchronousExecutor:
-    """An executor that starts nothing early, such as one whose launches run at once."""
+    """Base class of executors that cannot start a part of a launch early."""
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """See `Executor`."""
         raise NotImplementedError
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """Leaves all of it to the second call."""
+        """Starts everything in the second call."""
         return partial(self.launch, buffers)
 
 
 def checked(spec: TensorSpec, array: Array | None) -> Array:
-    """The buffer. Raises ExecutorError unless it is there, as specified, and C-contiguous."""
+    """The named buffer. Raises ExecutorError if it is missing, misshapen or not C-contiguous."""
     if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
         found = "missing" if array is None else f"{array.dtype}{array.shape}"
-        raise ExecutorError(f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}")
+        raise ExecutorError(f"buffer {spec.name} is {found}, expected {spec.dtype}{spec.dims}")
     if not array.flags.c_contiguous:
         raise ExecutorError(f"buffer {spec.name} is not contiguous")
     return array

@@ -1,6 +1,6 @@
-"""One open engine a process on a GPU, and none under NVIDIA MPS.
+"""At most one open engine per process on a GPU, and none under NVIDIA MPS.
 
-Knows the one lock of the process; knows no engine.
+The lock is process-wide, like the device's context. Knows no engine.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Callable
 from spark_engine.device.gpu import Gpu
 from spark_engine.errors import EngineError
 
-# Taken by the engine that is open: like the device's context, one for the whole process.
+# Held by the open engine.
 _GPU_IN_USE = threading.Lock()
 
 
 def lock_gpu() -> Callable[[], None]:
-    """Takes the GPU; what gives it back. Raises EngineError while this process has it."""
+    """Acquires the GPU and returns the function that releases it. Raises EngineError if this
+    process has an open engine.
+    """
     if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
             "this process has an engine open on the GPU already, and blocks of two could deadlock: "
@@ -26,10 +28,10 @@ def lock_gpu() -> Callable[[], None]:
 
 
 def refuse_mps(gpu: Gpu) -> None:
-    """Raises EngineError where other processes share the context."""
+    """Raises EngineError if this process shares its GPU context through MPS."""
     if gpu.shared_by_mps:
         raise EngineError(
-            "this GPU is shared through NVIDIA MPS, where blocks that wait for one another may "
-            "lack those of another process's place: run without MPS (`echo quit | "
-            "nvidia-cuda-mps-control` stops it), where processes take turns"
+            "this GPU is shared through NVIDIA MPS, under which another process's blocks may keep "
+            "an engine's cooperating blocks from running together: run without MPS (`echo quit | "
+            "nvidia-cuda-mps-control` stops it)"
         )

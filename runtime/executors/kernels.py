@@ -12,7 +12,7 @@ from spark_engine.device.gpu import Function, Gpu
 
 
 class Kernels:
-    """The kernels of all buckets. What several buckets hold is loaded once."""
+    """The kernels of all buckets. A cubin that several buckets contain is loaded once."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -20,7 +20,9 @@ class Kernels:
         self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
 
     def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
-        """The kernel, allowed at least `shared` bytes, and what any bucket asked before."""
+        """The kernel, with a dynamic shared memory limit of at least `shared` bytes and of all
+        earlier requests.
+        """
         digest = hashlib.sha256(cubin).digest()
         if digest not in self._modules:
             self._modules[digest] = self._gpu.module(cubin)

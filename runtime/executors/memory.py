@@ -1,8 +1,8 @@
-"""Every array that engines share: states, tables, step inputs and outputs, allocated once.
+"""The arrays of an engine: states, tables, step inputs and outputs, allocated once.
 
-Knows names, shapes and which axis counts what; knows no op, and not which slot is whose. Every
-bucket of a family works on the first rows of the same arrays. Tables, steps and outputs are host
-arrays for every executor; states lie in a `States`, which a device keeps to itself.
+Knows names, shapes and the unit that each axis counts; knows no op and no slot allocation. All
+buckets of a family use the first rows of the same arrays. Tables, step inputs and outputs are host
+arrays for every executor; states are in a `States`, which may keep them on a device.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Snapshot:
 
 
 class States(Protocol):
-    """Where the states of an engine lie, and how one sequence's part is copied out and in."""
+    """Storage of an engine's states, and copies of one sequence's part to and from the host."""
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """The states by name; empty where the host cannot reach them."""
+        """The states by name; empty if the host cannot address them."""
         ...
 
     @property
@@ -61,34 +61,41 @@ class States(Protocol):
 
     @property
     def snapshot_rows(self) -> int:
-        """Rows of the states by sequence that are no slot's; the first follows the last slot's."""
+        """Rows of the states by sequence that belong to no slot; the first one follows the last
+        slot's row.
+        """
         ...
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of one such row over all states; 0: the model has none, a prefix is its pages."""
+        """Bytes of one such row over all states; 0 if the model has no recurrent state, so that
+        pages alone make a prefix.
+        """
         ...
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Copies rows of the states by sequence, (from, to): behind every launch so far and before
-        those to come. No row is written twice by a call, or read where another pair writes it."""
+        """Copies rows of the states by sequence, as (from, to), after all queued launches and
+        before later ones. No two pairs write one row, and no pair reads a row that another pair
+        writes.
+        """
         ...
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """The same for pages, over all states."""
+        """Copies pages of all states, as (from, to), in the same order."""
         ...
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Writes the slot's `token_counts` as `mark_tokens` leaves them behind the prompt's `ids`
-        and what was generated, in the same order of things."""
+        """Writes the slot's `token_counts` as `mark_tokens` leaves them after the prompt's `ids`
+        and the generated ids, in the same order as the copies.
+        """
         ...
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, after every launch so far."""
+        """Copies one sequence's slot rows and pages to the host, after all queued launches."""
         ...
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and as many pages as were saved."""
+        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         ...
 
 
@@ -96,7 +103,7 @@ class TableSink(Protocol):
     """A device's copies of the tables."""
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
-        """Brings these rows to the device, for every launch from here on."""
+        """Copies these rows to the device; later launches see them."""
         ...
 
 
@@ -115,11 +122,11 @@ class HostStates:
         self.snapshot_bytes = bytes_of(infos, SEQUENCE)
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Copies rows of the states by sequence, (from, to)."""
+        """Copies rows of the states by sequence, as (from, to)."""
         self._copy(self._by_sequence, pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Copies pages, (from, to)."""
+        """Copies pages, as (from, to)."""
         self._copy(self._by_page, pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
@@ -138,7 +145,7 @@ class HostStates:
         return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and as many pages as were saved."""
+        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         where = np.fromiter(pages, np.intp)
         for name, row in snapshot.rows.items():
             self.arrays[name][slot] = row
@@ -147,12 +154,12 @@ class HostStates:
 
 
 class EngineMemory:
-    """The arrays of one engine on the host, and its states wherever they are.
+    """The host arrays of one engine, and access to its states on the host or a device.
 
-    `states` and `tables` hold one array each; step inputs and outputs exist `sets` times, so
-    that a step can be filled while the previous one is in flight. `store` keeps the states when
-    an executor brings its own, and `sink` is where changed table rows are to be sent. Raises
-    EngineError when a bucket's specs do not fit the manifest's.
+    `states` and `tables` hold one array each. Step inputs and outputs exist `sets` times, so that
+    the host fills one step while the previous one runs. `store`: the states of an executor that
+    keeps them on a device. `sink`: receives changed table rows. Raises EngineError if a bucket's
+    specs do not fit the manifest's.
     """
 
     def __init__(
@@ -172,16 +179,16 @@ class EngineMemory:
             if name in self.tables:
                 self.tables[name].fill(value)
         self._sink = sink
-        # All rows at first: the device's tables hold nothing yet.
+        # All rows at first: the device's tables are uninitialised.
         self._changed = {n: set(range(t.shape[0])) for n, t in self.tables.items() if sink}
         self._buffers = [self._make_set(buckets) for _ in range(sets)]
 
     def buffers(self, family: str, bucket: int, index: int) -> Mapping[str, Array]:
-        """Every host array that this bucket reads and writes, by name; `index` chooses the set."""
+        """Every host array that this bucket reads and writes, by name; `index` selects the set."""
         return self._buffers[index][family, bucket]
 
     def mark(self, slot: int, names: Iterable[str] | None = None) -> None:
-        """Says that the slot's row of these tables, or of all, was written."""
+        """Marks the slot's row as changed in these tables, or in all tables."""
         for name in self._changed if names is None else names:
             if name in self._changed:
                 self._changed[name].add(slot)
@@ -208,26 +215,26 @@ class EngineMemory:
         return self._store.save(slot, pages)
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and as many pages as were saved."""
+        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         self._store.restore(snapshot, slot, pages)
 
     @property
     def snapshot_rows(self) -> int:
-        """Rows of the states by sequence that are no slot's; the first follows the last slot's."""
+        """Rows of the states by sequence that belong to no slot (see `States`)."""
         return self._store.snapshot_rows
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of one such row over all states; 0: the model has none, a prefix is its pages."""
+        """Bytes of one such row over all states (see `States`)."""
         return self._store.snapshot_bytes
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Copies rows of the states by sequence, (from, to) (see `States`)."""
+        """Copies rows of the states by sequence, as (from, to) (see `States`)."""
         if pairs:
             self._store.copy_rows(pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Copies pages, (from, to) (see `States`)."""
+        """Copies pages, as (from, to) (see `States`)."""
         if pairs:
             self._store.copy_pages(pairs)
 
@@ -236,7 +243,7 @@ class EngineMemory:
         self._store.set_counts(slot, ids, generated)
 
     def _make_set(self, buckets: Mapping[BucketKey, Specs]) -> dict[BucketKey, dict[str, Array]]:
-        """Buffers of every bucket; a family's buckets share the arrays of its largest."""
+        """Buffers of every bucket; the buckets of a family share the arrays of the largest one."""
         made: dict[BucketKey, dict[str, Array]] = {}
         for family in sorted({family for family, _ in buckets}):
             keys = sorted(key for key in buckets if key[0] == family)
@@ -271,7 +278,9 @@ class EngineMemory:
 
 
 def counts_of(vocab: int, ids: Iterable[int], generated: Iterable[int]) -> Array:
-    """i32 [vocab]: 2 for each time that a token was generated, and 1 where it is in the prompt."""
+    """i32 [vocab]: twice the number of times that a token was generated, plus 1 if the prompt
+    contains it.
+    """
     counts = np.zeros(vocab, np.int32)
     np.add.at(counts, np.fromiter(generated, np.intp), 2)
     counts[np.fromiter(ids, np.intp)] |= 1

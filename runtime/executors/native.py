@@ -1,8 +1,8 @@
 """The native executor: cubins and launch records, replayed as one CUDA graph per bucket.
 
-Knows the payload of docs/engine_file.md and no op. One `NativeEngine` owns the device for all
-buckets of an engine: weights, states, tables and the arena exist once. Buckets run in the order of
-their launch on one stream, so they may share every byte.
+Knows the payload format of docs/engine_file.md and no op. One `NativeEngine` owns the device for
+all buckets of an engine: weights, states, tables and the arena exist once. All launches run in
+order on one stream, so the buckets can share all memory.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ from spark_engine.runtime.executors.upload import upload_file
 from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
-MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
-INERT = ("slots", "sources", "saves")  # -1 in a row that does nothing
-Mark = Callable[[str], None]  # told the name of each stage that has ended
+MAX_STAGED = 4  # sets of host buffers that a bucket remembers; an engine has one or two
+INERT = ("slots", "sources", "saves")  # tables of step inputs that are -1 in an inactive row
+Mark = Callable[[str], None]  # receives the name of each completed stage
 
 
 class NativeEngine:
-    """The device's owner: what all buckets of one engine share.
+    """Device state that all buckets of one engine share.
 
-    `rows_in` is given the device before the engine takes its memory, raises when the engine does
-    not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
-    which has a process and a GPU; NCCL connects them where none reads another's memory. The weights
-    are verified while they are copied. Without `graphs` the launches of a step are queued one by
-    one; with `masks` the graphs of steps that wait for masks are recorded at the start. Raises
-    EngineError when a byte of the weights is not the manifest's, and where blocks that wait for one
-    another may not all be running: beside another engine of this process, or under MPS. Closed with
-    its last executor, or by `close`.
+    `rows_in` receives the device before the engine allocates memory; it raises if the engine does
+    not fit and otherwise returns the number of snapshot rows that fit. With `comm` the engine is
+    one of several ranks, each with a process and a GPU; ranks communicate through NCCL if they do
+    not read each other's memory. Weights are verified while they are copied. Without `graphs` the
+    launches of a step are queued one by one. With `masks` the graphs of steps that wait for masks
+    are recorded here. Raises EngineError if the weights differ from the manifest, if another engine
+    is open in this process, or under MPS. `close`, or that of the last executor, frees everything.
     """
 
     def __init__(
@@ -106,36 +105,37 @@ class NativeEngine:
     def open(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
     ) -> NativeExecutor:
-        """A bucket, captured; also one of another payload, beside those of the manifest.
+        """A captured bucket, of the manifest's payload or of another one.
 
-        Raises EngineError when the payload is not what it should be, wants more memory than the
-        manifest's buckets, or has launches whose blocks do not all run at once on this GPU.
+        Raises EngineError if the payload is invalid, needs more memory than the manifest's buckets,
+        or has a launch of which not all blocks fit on this GPU at once.
         """
         self.gpu.use()
         self._executors.append(NativeExecutor(self, header, payload))
         return self._executors[-1]
 
     def function(self, kernel: Kernel) -> Function | None:
-        """A kernel of a cubin, allowed its dynamic shared memory; None for a call of NCCL."""
+        """A kernel of a cubin, with its dynamic shared memory limit set; None for an NCCL call."""
         cubin, symbol, shared = kernel.cubin, kernel.symbol, kernel.shared
         return None if cubin is None else self._kernels.find(cubin, symbol, shared)
 
     def call(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
-        """What queues a call of NCCL. Raises EngineError where that does not connect the ranks."""
+        """A function that queues an NCCL call. Raises EngineError if the ranks do not use NCCL."""
         if self._calls is None:
             raise EngineError(
-                f"NCCL, whose {symbol} is called, connects no ranks; rebuild the engine"
+                f"the payload calls {symbol} of NCCL, and this engine's ranks do not use NCCL; "
+                "rebuild the engine"
             )
         return self._calls.queueing(symbol, args)
 
     def release(self, executor: NativeExecutor) -> None:
-        """One executor was closed; the last one takes the device's memory with it."""
+        """Records that one executor was closed; the last one frees the device memory."""
         self._executors.remove(executor)
         if not self._executors:
             self._undo.close()
 
     def close(self) -> None:
-        """Closes its executors and gives everything back. May be called twice."""
+        """Closes the executors and frees the device memory. May be called twice."""
         for executor in tuple(self._executors):
             executor.close()
         self._undo.close()
@@ -155,7 +155,7 @@ class NativeExecutor:
             self._check_specs()
             self._steps = self._resources.zeros(self._buffers.steps.nbytes)
             self._outputs = self._resources.zeros(self._buffers.outputs.nbytes)
-            larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
+            larger = self._buffers.wide.nbytes > engine.wide_bytes  # only other payloads
             self._wide = self._resources.zeros(self._buffers.wide.nbytes) if larger else engine.wide
             self._addresses = self._places()
             self._graphs = self._capture(payload)
@@ -171,13 +171,14 @@ class NativeExecutor:
 
     @property
     def gpu(self) -> Gpu:
-        """The device that the bucket runs on."""
+        """The device that runs the bucket."""
         return self._gpu
 
     def launches(self, payload: bytes) -> list[QueuedLaunch]:
-        """The launches of the payload that the bucket was opened with, in order, for measurement.
+        """The launches of the bucket's payload in order, for measurement.
 
-        Queued one after the other they are a step over the inputs of the last one; states move on.
+        Queued one after the other they run a step over the inputs of the last one and update the
+        states.
         """
         self._gpu.use()
         program = self._read(payload)
@@ -189,20 +190,20 @@ class NativeExecutor:
             if function is None:
                 queue = self._engine.call(symbol, args)
             else:
-                self._check_room(function, symbol, record)
+                self._check_resident(function, symbol, record)
                 queue = self._gpu.prepare(function, record.shape, args)
             masks = MASKS in record.args
             queued.append(QueuedLaunch(record.node, symbol, queue, masks))
         return queued
 
     def address(self, place: MemoryOperand) -> int:
-        """Where an operand of a launch lies on the device."""
+        """Device address of a launch operand."""
         return int(self._value(place))
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step to its end; every output is copied.
+        """Runs one step and copies every output.
 
-        States that `buffers` holds are brought to the device before and fetched after.
+        Copies states that `buffers` holds to the device before the step and back after it.
         """
         self._gpu.use()
         states = [s for s in self._specs.states if s.name in buffers]
@@ -217,34 +218,33 @@ class NativeExecutor:
         self._gpu.wait()
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Queues the step; the wait copies what was read into `buffers`.
+        """Queues the step; the returned function waits and copies the outputs into `buffers`.
 
-        One copy up, one graph, one copy down, one event: nothing here allocates or waits. Tables
-        are those last written to `NativeEngine.tables`.
+        It allocates nothing. The step reads the tables last written to `NativeEngine.tables`.
         """
         staging = self._feed(buffers)
         self._graphs.launch()
         return self._fetch(staging, buffers)
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """Queues what comes before sampling; what it returns queues the rest, as `launch` does.
+        """Queues the part before sampling; the returned function queues the rest, as `launch` does.
 
-        The two graphs are recorded when they are first asked for, if not at the start.
+        Without `masks` the first call records the two graphs.
         """
         staging = self._feed(buffers)
         rest = self._graphs.launch_until_sampling()
 
-        def go_on() -> Wait:
+        def launch_rest() -> Wait:
             self._gpu.use()
             rest()
             return self._fetch(staging, buffers)
 
-        return go_on
+        return launch_rest
 
     def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         """Queues the copy of the step inputs."""
         if not self._open:
-            raise ExecutorError(f"{self._label} was closed")
+            raise ExecutorError(f"{self._label} is closed")
         self._gpu.use()
         staging = self._staging(buffers)
         for name, view in staging.fed:
@@ -253,13 +253,13 @@ class NativeExecutor:
         return staging
 
     def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
-        """Queues the copy of the outputs, and returns what waits for them."""
+        """Queues the copy of the outputs and returns the function that waits for them."""
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
 
         def wait() -> None:
-            if not self._open:  # the copies are gone
-                raise ExecutorError(f"{self._label} was closed")
+            if not self._open:  # `close` has freed the copies
+                raise ExecutorError(f"{self._label} is closed")
             self._gpu.use()
             self._gpu.wait_for(staging.done)
             for name, view in staging.read:
@@ -298,7 +298,9 @@ class NativeExecutor:
         return made
 
     def _check_specs(self) -> None:
-        """Holds tables and states to the manifest's, by which they were allocated."""
+        """Raises EngineError if tables or states differ from the manifest's, which sized the
+        allocations.
+        """
         kept = self._engine.specs
         tables = (s for s in self._specs.inputs if s.name in self._engine.tables.addresses)
         for spec in (*tables, *self._specs.states):
@@ -316,7 +318,7 @@ class NativeExecutor:
                     self._value(arg)
         except (KeyError, ValueError) as error:
             raise EngineError(
-                f"the {self._label} bucket's launches are not readable ({error!r}); rebuild the "
+                f"the {self._label} bucket's launches cannot be read ({error!r}); rebuild the "
                 "engine with spark-build"
             ) from error
         for kind, wanted, there in (
@@ -326,27 +328,27 @@ class NativeExecutor:
         ):
             if wanted > there:
                 raise EngineError(
-                    f"the {self._label} bucket wants {wanted} bytes of {kind} memory, "
+                    f"the {self._label} bucket needs {wanted} bytes of {kind} memory, "
                     f"the engine has {there}; rebuild the engine with spark-build"
                 )
         return program
 
-    def _check_room(self, function: Function, symbol: str, record: LaunchRecord) -> None:
-        """Blocks of one launch that wait for one another must all run at once."""
+    def _check_resident(self, function: Function, symbol: str, record: LaunchRecord) -> None:
+        """Raises EngineError if the blocks of a resident launch do not all fit at once."""
         if not record.resident:
             return
-        room = self._gpu.resident_blocks(function, record.shape)
+        fitting = self._gpu.resident_blocks(function, record.shape)
         blocks = math.prod(record.shape.grid)
-        if blocks > room:
+        if blocks > fitting:
             raise EngineError(
                 f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
                 f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
-                f"multiprocessors) runs {room} at once: use the card that the engine was built "
+                f"multiprocessors) runs {fitting} at once: use the card that the engine was built "
                 f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
     def _capture(self, payload: bytes) -> BucketGraphs:
-        """Loads the cubins, runs every launch once over inert rows, and records them."""
+        """Loads the cubins, runs every launch once over inactive rows, and records the graph."""
         launches = self.launches(payload)
         self._fill_inert()
         for launch in launches:
@@ -361,7 +363,7 @@ class NativeExecutor:
             self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:
-        """Addresses of what launches name, by kind and name."""
+        """Device addresses of launch operands, by kind and name."""
         engine, buffers = self._engine, self._buffers
 
         def of(block: Block, address: int) -> dict[str, int]:
@@ -376,7 +378,7 @@ class NativeExecutor:
         }
 
     def _value(self, arg: Operand) -> int | float:
-        """A number as it is, and a place in memory as its address."""
+        """The scalar itself, or the address of a memory operand."""
         if isinstance(arg, ScalarOperand):
             return arg.value
         if isinstance(arg, RankOperand):
@@ -390,8 +392,8 @@ class NativeExecutor:
         return self._addresses[arg.kind][arg.name]
 
     def _shared(self, arg: MemoryOperand) -> int:
-        """A place in this rank's region, or where the regions of all ranks are written."""
+        """Address in this rank's region, or of the table of all ranks' regions."""
         peers = self._engine.peers
         if peers is None:
-            raise ValueError(f"{arg.kind} is asked for, and the engine has one rank")
+            raise ValueError(f"{arg.kind} memory needs several ranks, and the engine has one")
         return peers.table if arg.kind == PEERS else peers.own + arg.offset

@@ -1,9 +1,9 @@
 """The onnxruntime executor: one session per bucket, states updated in place.
 
-Knows the header's specs and onnxruntime; knows no op. Output states are bound to the memory of
-the input states: onnxruntime's ScatterND then writes in place and copies nothing. It promises
-nothing of the kind, so a session proves it once, on wild data, when it is opened, and otherwise
-runs into separate memory and copies back.
+Knows the header's specs and onnxruntime; knows no op. Output states are bound to the memory of the
+input states, so that onnxruntime's ScatterND writes in place and copies nothing. onnxruntime does
+not guarantee this. Each session therefore tests it once on random data when it is opened; if the
+test fails, the session runs into separate memory and copies the states back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
-MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
+MAX_BOUND = 4  # sets of buffers that a bucket remembers; an engine has one or two
 _LOG = logging.getLogger(__name__)
 
 
 class OrtExecutor(SynchronousExecutor):
-    """Runs an ONNX model whose weights are external data in `folder`.
+    """Runs an ONNX model with external weights in `folder`.
 
-    Raises EngineError when onnxruntime refuses the model. `threads` 0: one per core.
+    Raises EngineError if onnxruntime refuses the model. `threads` 0: one per core.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class OrtExecutor(SynchronousExecutor):
             payload, folder, threads, self._label
         )
         _trim_heap()
-        # One binding per set of buffers; holding the buffers keeps their memory alive.
+        # One binding per set of buffers; the reference to the buffers keeps their memory allocated.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
         self.in_place = True
         if not self._proves_in_place(header):
             self.in_place = False
-            _LOG.warning("%s: states cannot be updated in place, each run copies them", self._label)
+            _LOG.warning("%s: cannot update states in place; each run copies them", self._label)
         _trim_heap()
 
     @property
@@ -59,7 +59,7 @@ class OrtExecutor(SynchronousExecutor):
         return self._specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step over `buffers`. Raises ExecutorError when one is missing or misshapen."""
+        """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen."""
         if self.in_place:
             self._open().run_with_iobinding(self._binding(buffers))
         else:
@@ -67,7 +67,7 @@ class OrtExecutor(SynchronousExecutor):
                 np.copyto(buffers[name], state)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs at once; there is nothing to wait for."""
+        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return _done
 
@@ -78,7 +78,7 @@ class OrtExecutor(SynchronousExecutor):
 
     def _open(self) -> ort.InferenceSession:
         if self._session is None:
-            raise ExecutorError(f"{self._label} was closed")
+            raise ExecutorError(f"{self._label} is closed")
         return self._session
 
     def _binding(self, buffers: Mapping[str, Array]) -> ort.IOBinding:
@@ -99,14 +99,14 @@ class OrtExecutor(SynchronousExecutor):
         return binding
 
     def _run_apart(self, buffers: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs into fresh state memory; what the updated states are, by their names."""
+        """Runs into separate state memory; returns the updated states by name."""
         apart = {s.name: allocate(s) for s in self._updated}
         self._open().run_with_iobinding(self._bind({**buffers, **apart}))
         updated = self._updated.items()
         return {state: apart[s.name] for s, state in updated if s.name == state + STATE_OUT}
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
-        """Whether a run over aliased states equals, bit for bit, one over separate states."""
+        """Whether a run over aliased states equals, bit for bit, a run over separate states."""
         apart, together = random_step(header), random_step(header)
         apart |= self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
@@ -115,16 +115,16 @@ class OrtExecutor(SynchronousExecutor):
 
 
 def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
-    """A session over an ONNX model. Raises EngineError when onnxruntime refuses it."""
+    """A session over an ONNX model. Raises EngineError if onnxruntime refuses it."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3  # errors
-    # An arena never gives back what the largest step took, and each session has one of its own.
+    options.log_severity_level = 3  # errors only
+    # Each session would have its own arena, which never frees the memory of its largest step.
     # Without it a step of the embedded model takes 4 % longer alone, and 0.4 % with eight rows.
     options.enable_cpu_mem_arena = False
-    # Threads that spin between nodes take the cores from the frontend and from each other.
+    # Threads that spin between nodes take cores from the frontend and from each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(FOLDER_KEY, str(folder.resolve()))
     try:
@@ -137,22 +137,23 @@ def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.
 
 
 def _trim_heap() -> None:
-    """Hands what was freed back to the system: folding weights leaves four times their size in
-    the allocator, and proving states in place leaves the states."""
-    with contextlib.suppress(OSError, AttributeError):  # a C library that is not glibc
+    """Returns freed memory to the system: folding weights leaves four times their size in the
+    allocator, and testing in-place updates leaves the states' size.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
-    """Element type, shape and address. Raises ExecutorError unless `array` is as specified."""
+    """Element type, shape and address. Raises ExecutorError unless `array` fits the spec."""
     return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
 def random_step(header: EngineHeader) -> dict[str, Array]:
-    """Seeded buffers for one step in which every row works, on a slot and a page of its own.
+    """Seeded buffers for one step in which every row is active and has a slot and a page.
 
-    Only the slots and pages that the step may touch are wild, and the scratch ones: filling
-    all of a large pool would take longer than loading the engine.
+    Random values are in the slots and pages that the step may access, and in the scratch ones;
+    filling all of a large pool would take longer than loading the engine.
     """
     rng = np.random.default_rng(0)
     arrays = {s.name: allocate(s) for s in (*header.inputs, *header.states, *header.outputs)}
@@ -162,7 +163,7 @@ def random_step(header: EngineHeader) -> dict[str, Array]:
     table[:live, 0] = rng.permutation(live)
     for spec in header.states:
         if spec.dtype is not DType.I32:  # token ids and counts stay 0
-            low = 0 if spec.dtype is DType.U8 else -8  # e4m3 codes below 64 are plain numbers
+            low = 0 if spec.dtype is DType.U8 else -8  # e4m3 codes below 64 are finite and small
             for part in (arrays[spec.name][:live], arrays[spec.name][-1:]):
                 part[...] = rng.integers(low, 8, part.shape, np.int8).astype(part.dtype)
     arrays["slots"].fill(-1)
@@ -174,7 +175,7 @@ def random_step(header: EngineHeader) -> dict[str, Array]:
         arrays["sources"][:] = arrays["slots"]
         arrays["saves"].fill(-1)
     arrays["bias_ids"].fill(-1)
-    arrays["sampling_f"][:, :4] = (1, 1, 0, 1)  # plain sampling
+    arrays["sampling_f"][:, :4] = (1, 1, 0, 1)  # sampling without penalties
     return arrays
 
 
@@ -188,7 +189,7 @@ def _aliased(header: EngineHeader, arrays: Mapping[str, Array]) -> dict[str, Arr
 
 
 def _updated(header: EngineHeader) -> dict[TensorSpec, str]:
-    """What shares a state's memory, and its name: each update of it; some states are only read."""
+    """(memory shared with a state, output name) of each state update; some states are only read."""
     states = {s.name: s for s in header.states}
     return {
         TensorSpec(out, states[name].dtype, states[name].shape): name
@@ -197,7 +198,7 @@ def _updated(header: EngineHeader) -> dict[TensorSpec, str]:
 
 
 def _bits_equal(a: Array, b: Array) -> bool:
-    """NaN equals itself here."""
+    """Bitwise equality, in which NaN equals itself."""
     return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
 
 

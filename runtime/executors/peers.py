@@ -1,7 +1,7 @@
-"""Connects the GPUs of ranks, over the communicator that the ranks have: peer memory that they
-read of each other on one host, or NCCL's calls between hosts.
+"""Connects the GPUs of ranks over the ranks' communicator: peer memory on one host, or NCCL calls
+between hosts.
 
-Knows who gathers and the device's regions; knows no launch.
+Knows collectives and the device's regions; knows no launch.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import ExecutorError
 from spark_engine.tensors import Array
 
-PART_S = 3.0  # that a rank which closes waits for the others to close what is its own
+PART_S = 3.0  # time limit in which a closing rank waits for the others to close their mappings
 
 
 class Communicator(Protocol):
-    """What an owner needs of a communicator."""
+    """Interface of a communicator that this module needs."""
 
-    limit_s: float  # seconds that a call waits for the others
+    limit_s: float  # time limit of a call that waits for other ranks
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """This rank's number."""
         ...
 
     def all_gather(self, array: Array) -> Array:
-        """[ranks, *shape]."""
+        """Arrays of all ranks, [ranks, *shape]."""
         ...
 
     def barrier(self) -> None:
-        """Returns when all ranks have come."""
+        """Returns when all ranks have called it."""
         ...
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Does this too where a rank has fallen, in another thread."""
+        """Calls the function from another thread if a rank fails."""
         ...
 
 
 class CollectiveCalls(Protocol):
-    """What ranks make together by calls of a library."""
+    """Calls of a collectives library, which all ranks make together."""
 
     def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
-        """What puts the call on the GPU's stream."""
+        """A function that queues the call on the GPU's stream."""
         ...
 
     def close(self) -> None:
-        """Lets the others go."""
+        """Destroys the communicator without waiting for the other ranks."""
         ...
 
 
 def calls(
     resources: DeviceResources, nbytes: int, comm: Communicator | None
 ) -> CollectiveCalls | None:
-    """NCCL's, of ranks that show each other `nbytes` of memory, where that is none.
+    """NCCL's calls if the ranks share no memory; None if each shares `nbytes`.
 
-    It is closed when no GPU of a rank waits for another.
+    It may be closed only when no rank's GPU waits for another one.
     """
     if comm is None or nbytes:
         return None
@@ -76,10 +76,10 @@ def calls(
 def connect_peers(
     resources: DeviceResources, nbytes: int, comm: Communicator | None
 ) -> PeerMemory | None:
-    """This rank's region and the others', if they have any; all are there, and zero, when it
-    returns.
+    """This rank's region and the other ranks' regions, if they share memory. When it returns, all
+    regions exist and are zero.
 
-    When it is given back, a rank that has ended, or does not come within PART_S, is not waited for.
+    Freeing waits up to PART_S for the other ranks, and not for a rank that has ended.
     """
     if comm is None or not nbytes:
         return None
@@ -93,7 +93,7 @@ def connect_peers(
 
 
 def _part(comm: Communicator) -> None:
-    """Returns when all ranks have come so far, or one does not."""
+    """Waits until all ranks have called it, or one of them fails to."""
     comm.limit_s = min(comm.limit_s, PART_S)
     with contextlib.suppress(ExecutorError):
         comm.barrier()

@@ -1,7 +1,6 @@
-"""A native bucket's payload (docs/engine_file.md), parsed: kernels, and their launches.
+"""Parses a native bucket's payload (docs/engine_file.md): kernels and their launches.
 
-Knows the form of the bytes and what no launch can be; knows no device, and no address of what the
-records name.
+Knows the byte format and rejects invalid launches; knows no device and no address.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a cubin, and the most dynamic shared memory that a launch gives it; without a
-    cubin, a call of NCCL of that name."""
+    """An entry of a cubin, and the largest dynamic shared memory of its launches; without a cubin,
+    the NCCL call of that name.
+    """
 
     cubin: bytes | None
     symbol: str
@@ -35,11 +35,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class MemoryOperand:
-    """An operand in memory: `nbytes` from `offset` of what `kind` and `name` say.
+    """An operand in memory: `nbytes` from `offset` of the memory that `kind` and `name` identify.
 
-    The kinds "arena", "zeroed" and "symmetric", a rank's own region that others read, have an
-    offset and no name; "peers", where the region of each rank lies, has neither; the others have a
-    name and all of it.
+    The kinds "arena", "zeroed" and "symmetric" (this rank's region that other ranks read) have an
+    offset and no name. The kind "peers" (the addresses of all ranks' regions) has neither. The
+    other kinds have a name and no offset.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class MemoryOperand:
 
 @dataclass(frozen=True)
 class ScalarOperand:
-    """An operand by value; `kind` as of `kernel.Scalar`."""
+    """An operand by value; `kind` as in `kernel.Scalar`."""
 
     kind: str
     value: int | float
@@ -58,7 +58,7 @@ class ScalarOperand:
 
 @dataclass(frozen=True)
 class RankOperand:
-    """The number of the rank that launches it, an i32."""
+    """The number of the launching rank, an i32."""
 
 
 Operand = MemoryOperand | ScalarOperand | RankOperand
@@ -66,7 +66,7 @@ Operand = MemoryOperand | ScalarOperand | RankOperand
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One launch: the graph's node, the number of its kernel, and how it is launched on what."""
+    """One launch: the graph's node, the kernel's index, the launch geometry and the operands."""
 
     node: str
     kernel: int
@@ -77,10 +77,10 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class Program:
-    """A bucket's launches in order, and the scratch memory that they share; `symmetric_bytes` of it
-    are what ranks have at the same offsets.
+    """A bucket's launches in order, and the sizes of the scratch memory that they share;
+    `symmetric_bytes` is at the same offset in every rank.
 
-    `places`: where tensors between nodes lie, for who runs nodes by themselves.
+    `places`: memory of the tensors between nodes, for callers that run single nodes.
     """
 
     kernels: tuple[Kernel, ...]
@@ -92,7 +92,7 @@ class Program:
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
-        """Raises ValueError when the bytes are not a program, or one reaches beyond its memory."""
+        """Raises ValueError if the bytes are not a program, or an operand exceeds its memory."""
         length = int.from_bytes(payload[:8], "little")
         try:
             body = msgspec.json.decode(payload[8 : 8 + length], type=_Body)
@@ -100,7 +100,7 @@ class Program:
             raise ValueError(str(error)) from error
         ends = list(accumulate(body.cubins, initial=8 + length))
         if ends[-1] != len(payload):
-            raise ValueError(f"{ends[-1]} bytes of payload are named, {len(payload)} are there")
+            raise ValueError(f"{ends[-1]} bytes of payload expected, {len(payload)} found")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
         kernels = (_kernel(row, cubins) for row in body.kernels)
         sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}
@@ -142,7 +142,7 @@ class _Body(msgspec.Struct):
 
 _BY_OFFSET = ("arena", "zeroed", "symmetric")
 PEERS = "peers"
-CALLS = ("all_gather", "all_reduce")  # of NCCL; the second adds bf16
+CALLS = ("all_gather", "all_reduce")  # of NCCL; "all_reduce" sums bf16
 _BY_NAME = ("weight", "state", "input", "output")
 _BITS = {"i32": 32, "i64": 64}
 MOST_F32 = 3.4028235e38
@@ -151,7 +151,7 @@ MOST_F32 = 3.4028235e38
 def _kernel(row: _KernelRow, cubins: list[bytes]) -> Kernel:
     cubin = None if row.cubin is None else _pick(cubins, row.cubin)
     if cubin is None and row.symbol not in CALLS:
-        raise ValueError(f"{row.symbol!r} is no call of NCCL that this version makes")
+        raise ValueError(f"{row.symbol!r} is not an NCCL call that this version supports")
     return Kernel(cubin, row.symbol, row.shared)
 
 
@@ -165,7 +165,7 @@ def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:
 def _place(arg: list[Any], sizes: Mapping[str, int]) -> MemoryOperand:
     place = _operand(arg, sizes)
     if not isinstance(place, MemoryOperand):
-        raise ValueError(f"{arg!r} is no place")
+        raise ValueError(f"{arg!r} is not a memory operand")
     return place
 
 
@@ -174,7 +174,7 @@ def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
         case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:
                 where = f"{offset}:{offset + nbytes} of {sizes[kind]} bytes"
-                raise ValueError(f"an operand lies at {where} of the {kind} memory")
+                raise ValueError(f"an operand is at {where} of the {kind} memory")
             return MemoryOperand(kind, "", offset, nbytes)
         case ["peers"]:
             return MemoryOperand(PEERS)
@@ -184,11 +184,11 @@ def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
             return MemoryOperand(kind, name)
         case [str(kind), value] if kind in _BITS and _are_ints(value):
             if not -(1 << _BITS[kind] - 1) <= value < 1 << _BITS[kind] - 1:
-                raise ValueError(f"{value} is no {kind}")
+                raise ValueError(f"{value} is not of type {kind}")
             return ScalarOperand(kind, value)
         case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
             return ScalarOperand("f32", value)
-    raise ValueError(f"{arg!r} is no operand")
+    raise ValueError(f"{arg!r} is not an operand")
 
 
 def _kind(arg: Operand) -> str:
@@ -206,5 +206,5 @@ def _are_ints(*values: object) -> bool:
 
 def _pick(rows: list[T], index: int) -> T:
     if index >= len(rows):
-        raise ValueError(f"number {index} of {len(rows)} is asked for")
+        raise ValueError(f"index {index} is outside {len(rows)} rows")
     return rows[index]

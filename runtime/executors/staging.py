@@ -1,4 +1,4 @@
-"""The host's staging copies of buffers, for steps that are in flight on a device.
+"""The host's pinned copies of buffers, for steps in flight on a device.
 
 Knows arrays and an event; knows no launch.
 """
@@ -14,7 +14,7 @@ from spark_engine.tensors import Array, Bytes
 
 @dataclass(frozen=True)
 class Staging:
-    """Pinned copies of one set of host buffers, and when their last launch is done."""
+    """Pinned copies of one set of host buffers; `done`: their last launch has ended."""
 
     buffers: Mapping[str, Array]
     steps: Bytes

@@ -1,6 +1,6 @@
-"""An executor that reports when each of its launches ran.
+"""An executor that reports the start and end of each launch.
 
-Knows the `Executor` protocol and a device's clock; knows neither who listens nor why.
+Knows the `Executor` protocol and a device's clock; knows no listener.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from spark_engine.tensors import Array
 
 
 class Clock(Protocol):
-    """When a device came to a place in its queue."""
+    """Times at which a device reached marks in its queue."""
 
     def mark(self) -> Any:
-        """Queues a mark."""
+        """Records a mark."""
         ...
 
     def seconds(self, mark: Any) -> float:
-        """When the device came to the mark, as `time.perf_counter` counts; waits until it does.
+        """Waits for the mark and returns its time on the clock of `time.perf_counter`.
 
-        Asked once of every mark, in their order.
+        Call it once for every mark, in recording order.
         """
         ...
 
 
 class TimedExecutor:
-    """`inner`; `tell` gets the start and the end of each of its launches, in seconds.
+    """Wraps `inner` and passes the start and end of each launch to `tell`, in seconds.
 
-    Without a clock a launch is synchronous, and ran while it was called.
+    Without a clock a launch is synchronous and is timed around its call.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class TimedExecutor:
 
     @property
     def specs(self) -> Specs:
-        """The inner one's."""
+        """See `Executor`."""
         return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """The inner one's."""
+        """See `Executor`; not timed."""
         self._inner.run(buffers)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """The inner one's; its wait tells."""
+        """See `Executor`; the returned function reports the times."""
         clock = self._clock
         if clock is None:
             start = time.perf_counter()
@@ -57,17 +57,17 @@ class TimedExecutor:
             self._tell(start, time.perf_counter())
             return done
         first = clock.mark()
-        return self._told(first, self._inner.launch(buffers), clock)
+        return self._reported(first, self._inner.launch(buffers), clock)
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """The inner one's; what it waits for in between counts as its run."""
+        """See `Executor`; the wait between the two calls counts as run time."""
         clock = self._clock
         if clock is None:
-            return lambda: self.launch(buffers)  # synchronous: there is nothing to start early
+            return lambda: self.launch(buffers)  # a synchronous executor starts no part early
         first, rest = clock.mark(), self._inner.launch_to_sample(buffers)
-        return lambda: self._told(first, rest(), clock)
+        return lambda: self._reported(first, rest(), clock)
 
-    def _told(self, first: Any, inner: Wait, clock: Clock) -> Wait:
+    def _reported(self, first: Any, inner: Wait, clock: Clock) -> Wait:
         last = clock.mark()
 
         def wait() -> None:

@@ -1,8 +1,8 @@
-"""The `trt` executor: TensorRT-RTX's engine of a bucket, and onnxruntime for what runs behind it.
+"""The `trt` executor: TensorRT-RTX's engine of a bucket, and onnxruntime for the nodes after it.
 
-Knows both libraries and the device's copies; knows no op. Every buffer, states too, is the host's:
-a run copies what the engine reads to the device and what it makes back. That is slow where states
-are large and simple everywhere, and it is what a second witness of our kernels is for.
+Knows both libraries and the device's copies; knows no op. All buffers and states are host arrays: a
+run copies the engine's inputs to the device and its outputs back. This is slow for large states;
+the executor exists to verify our kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_engine.tensors import Array, TensorSpec
 class TrtExecutor(SynchronousExecutor):
     """One bucket.
 
-    Raises EngineError where TensorRT-RTX or a GPU is missing, or the engine is not for this GPU.
+    Raises EngineError if TensorRT-RTX or a GPU is missing, or the engine is for another GPU.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TrtExecutor(SynchronousExecutor):
         self._label = f"{header.family} {header.rows}"
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._states = {out: state for out, state in header.aliases.items()}
-        self._behind = open_session(made.behind, folder, threads, self._label)
+        self._rest = open_session(made.behind, folder, threads, self._label)
         self._gpu, self._addresses = _gpu(), dict[str, int]()
         self._open = True
         try:
@@ -47,7 +47,7 @@ class TrtExecutor(SynchronousExecutor):
             self._context = self._engine.create_execution_context()
             if self._context is None:
                 self._refuse_memory()
-                raise ExecutorError(f"{self._label} has no context{says(self._errors)}")
+                raise ExecutorError(f"{self._label} has no execution context{says(self._errors)}")
             self._fed, self._made = self._bind(trt)
         except BaseException:
             self.close()
@@ -59,10 +59,11 @@ class TrtExecutor(SynchronousExecutor):
         return self._specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step over `buffers`. Raises ExecutorError when one is missing or misshapen, or when
-        TensorRT does not start the engine."""
+        """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen, or if
+        TensorRT does not start the engine.
+        """
         if not self._open:
-            raise ExecutorError(f"{self._label} was closed")
+            raise ExecutorError(f"{self._label} is closed")
         for spec in (*self._specs.inputs, *self._specs.states, *self._specs.outputs):
             checked(spec, buffers.get(spec.name))
         self._gpu.use()
@@ -77,10 +78,10 @@ class TrtExecutor(SynchronousExecutor):
             self._gpu.download(array, self._addresses[name])
             passed[name] = array
         self._gpu.wait()
-        self._run_behind(buffers, passed)
+        self._run_rest(buffers, passed)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs at once; there is nothing to wait for."""
+        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return lambda: None
 
@@ -109,16 +110,16 @@ class TrtExecutor(SynchronousExecutor):
         return engine
 
     def _refuse_memory(self) -> None:
-        """Raises CapacityError where TensorRT speaks of memory."""
+        """Raises CapacityError if TensorRT's messages mention memory."""
         if out_of_memory(self._errors):
             raise CapacityError(
-                f"the GPU has not the memory for {self._label}: stop other programs on it, or "
-                f"rebuild with a smaller --max-context or --max-seqs, or fewer buckets (--decode, "
-                f"--prefill){says(self._errors)}"
+                f"the GPU does not have enough memory for {self._label}: stop other programs on "
+                f"it, or rebuild with a smaller --max-context or --max-seqs, or fewer buckets "
+                f"(--decode, --prefill){says(self._errors)}"
             )
 
     def _bind(self, trt: ModuleType) -> tuple[tuple[str, ...], dict[str, TensorSpec]]:
-        """(what the engine reads, what it makes), each with memory of its own on the device."""
+        """(inputs, outputs) of the engine, each with its own device memory."""
         known = {s.name: s for s in (*self._specs.inputs, *self._specs.states)}
         outs = {s.name: s for s in self._specs.outputs}
         for out, state in self._states.items():
@@ -142,19 +143,19 @@ class TrtExecutor(SynchronousExecutor):
                 made[name] = spec
         return tuple(fed), made
 
-    def _run_behind(self, buffers: Mapping[str, Array], passed: Mapping[str, Array]) -> None:
-        """What is left of the bucket, on the host; its updated states are copied back."""
-        wanted = [value.name for value in self._behind.get_inputs()]
-        names = [value.name for value in self._behind.get_outputs()]
+    def _run_rest(self, buffers: Mapping[str, Array], passed: Mapping[str, Array]) -> None:
+        """Runs the nodes after the engine's on the host and copies their updated states back."""
+        wanted = [value.name for value in self._rest.get_inputs()]
+        names = [value.name for value in self._rest.get_outputs()]
         fed = {name: passed[name] if name in passed else buffers[name] for name in wanted}
-        for name, array in zip(names, self._behind.run(names, fed), strict=True):
+        for name, array in zip(names, self._rest.run(names, fed), strict=True):
             np.copyto(buffers[self._states.get(name, name)], array)
 
 
 def _library() -> ModuleType:
     try:
         import tensorrt_rtx
-    except (ImportError, OSError) as error:  # the latter where its libraries cannot be loaded
+    except (ImportError, OSError) as error:  # OSError: the package's libraries cannot be loaded
         raise EngineError(f"the engine {missing(error)}") from None
     found: ModuleType = tensorrt_rtx
     if words := wrong_version(found):

@@ -1,8 +1,8 @@
-"""A file into device memory: read once, hashed while it is copied, by several threads.
+"""Copies a file into device memory: several threads read it once and hash it while they copy.
 
-Knows files, pinned memory and chunks; knows neither what the bytes mean nor what their digests
-should be. Where the device's memory is the host's, what was read is dropped from the page cache, or
-the weights would lie there twice.
+Knows files, pinned memory and chunks; knows no contents and no expected digests. If the device
+shares the host's memory, pages that were read are dropped from the page cache, so that the weights
+are not in memory twice.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import EngineError
 from spark_engine.tensors import Bytes
 
-PIECE = 4 << 20  # bytes read, queued and hashed at once: still in the core's cache when hashed
-STAGES = 2  # pieces of one thread: one is copied while the next is read
-MAX_LANES = 16  # threads; PCIe is full before that
-Check = Callable[[int, str], None]  # (chunk's number, its hex sha256) -> None, or raises
+PIECE = 4 << 20  # bytes read, copied and hashed at once: fits the core's cache
+STAGES = 2  # pieces per thread: one is copied while the next one is read
+MAX_LANES = 16  # threads; fewer saturate PCIe
+Check = Callable[[int, str], None]  # (chunk index, hex sha256); raises on a mismatch
 
 
 def upload_file(
     resources: DeviceResources, path: Path, chunk: int, check: Check, lanes: int = 0
 ) -> int:
-    """Address of the whole file in device memory, which `resources` gives back.
+    """Address of the whole file in device memory; `resources` frees it.
 
-    `chunk` bytes at a time are read, hashed and handed to `check`, whose error ends the upload;
-    the caller must use nothing of the file before this returned. `lanes` threads, 0 for one per
-    core. Raises EngineError when the file is cut meanwhile.
+    Threads read and hash `chunk` bytes at a time and pass the digest to `check`; its error ends
+    the upload. The caller must not use the file's bytes before this returns. `lanes`: threads, 0
+    for one per core. Raises EngineError if the file is truncated meanwhile.
     """
     size = path.stat().st_size
     chunks = -(-size // chunk)
@@ -47,10 +47,10 @@ def upload_file(
             try:
                 for done in running:
                     done.result()
-            except BaseException:  # Ctrl-C comes here, and the pool waits for its threads
+            except BaseException:  # KeyboardInterrupt too: the pool waits for its threads
                 job.stop()
                 raise
-    if resources.gpu.integrated:  # what was read ahead behind a piece that was dropped
+    if resources.gpu.integrated:  # drops pages that readahead loaded after their range was dropped
         with path.open("rb") as file:
             _drop(file.fileno(), 0, size)
     return address
@@ -61,7 +61,7 @@ def _drop(file: int, at: int, size: int) -> None:
 
 
 class _Job:
-    """One upload, shared by its threads."""
+    """State of one upload, shared by its threads."""
 
     def __init__(
         self, gpu: Gpu, path: Path, size: int, chunk: int, address: int, check: Check
@@ -73,11 +73,11 @@ class _Job:
         self._drops = gpu.integrated
 
     def stop(self) -> None:
-        """Lets every thread end after the chunk that it is at."""
+        """Lets every thread end after its current chunk."""
         self._stopped = True
 
     def run(self, stages: Bytes, copied: list[Event]) -> None:
-        """Takes chunks until none is left or another thread failed."""
+        """Processes chunks until none is left or another thread has failed."""
         self._gpu.use()
         try:
             with self._path.open("rb", buffering=0) as file:
@@ -91,7 +91,7 @@ class _Job:
             raise
 
     def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
-        """Brings one chunk to the device; its digest."""
+        """Copies one chunk to the device and returns its digest."""
         digest = hashlib.sha256()
         end = min(start + self._chunk, self._size)
         for turn, at in enumerate(range(start, end, PIECE)):
@@ -110,5 +110,7 @@ class _Job:
         while view:
             count = os.preadv(file, [view], at)
             if not count:
-                raise EngineError(f"{self._path} was cut while it was read; rebuild the engine")
+                raise EngineError(
+                    f"{self._path} was truncated while it was read; rebuild the engine"
+                )
             view, at = view[count:], at + count

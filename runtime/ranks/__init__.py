@@ -1,1 +1,3 @@
-"""The ranks of one engine: processes that run the same step over their own weights."""
+"""The ranks of one engine: processes that run the same step, each over its own shard of the
+weights.
+"""

@@ -1,8 +1,8 @@
-"""Broadcast of packets from rank 0 to every other rank, and their answers back.
+"""Broadcast of packets from rank 0 to the other ranks, and their answers.
 
-Knows sockets and memory that the processes of a host share; knows no message. On a host a large
-packet is written once, into a ring that all ranks read; its place, and every small packet, goes
-through each rank's socket, as everything does between hosts.
+Knows sockets and memory that the processes of a host share; knows no message. On one host rank 0
+writes a large packet once into a ring that all ranks read, and sends its position through each
+rank's socket. Small packets, and all packets between hosts, go through the sockets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks.links import LIMIT_S, prepare
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
-HEAD = struct.Struct("<Qq")  # a packet's bytes, and where it begins in the ring, or INLINE
+HEAD = struct.Struct("<Qq")  # a packet's size in bytes, and its start in the ring, or INLINE
 INLINE = -1
-SMALL = 8 << 10  # bytes that a socket carries as fast as the ring
+SMALL = 8 << 10  # bytes up to which a socket is as fast as the ring
 RING_BYTES = 16 << 20
-MOST_ANSWER = 1 << 20  # bytes; a rank says that it is open, or what it has fallen of
-_READ = 64  # bytes from one rank's count of what it has read to the next one's
+MOST_ANSWER = 1 << 20  # bytes; an answer is a state of opening or an error
+_READ = 64  # bytes between the read counters of two ranks
 _NAP_S = 50e-6
 
 
 class Ring:
-    """Memory that rank 0 writes in turn, and what each rank has read of it.
+    """A ring that rank 0 writes, and the read counter of each rank.
 
     `memory` is a file of `ring_bytes(ranks)`. Positions count bytes since the start.
     """
@@ -44,12 +44,12 @@ class Ring:
         self._at = 0
 
     def place(self, nbytes: int) -> int:
-        """Where the next packet begins: never across the ring's end."""
+        """Start of the next packet, such that it does not cross the ring's end."""
         over = self._at % RING_BYTES + nbytes > RING_BYTES
         return self._at + (-self._at % RING_BYTES if over else 0)
 
     def behind(self, end: int) -> list[int]:
-        """Ranks that still read what would be overwritten by what ends there."""
+        """Ranks that have not read the bytes which a packet that ends here would overwrite."""
         return [i for i, n in enumerate(self._read.tolist()) if i and end - n > RING_BYTES]
 
     def write(self, start: int, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Ring:
         return self._data[at : at + nbytes].tobytes()
 
     def done(self, rank: int, end: int) -> None:
-        """The rank has read all that ends there."""
+        """Sets the rank's read counter to this position."""
         self._read[rank] = end
 
 
@@ -74,8 +74,9 @@ def ring_bytes(ranks: int) -> int:
 
 
 class Sender:
-    """Rank 0's end. `limit_s`: seconds that a rank may take to make room for a packet, in which
-    this process runs."""
+    """Rank 0's end. `limit_s`: seconds for a rank to accept a packet, not counting time in which
+    this process is stopped.
+    """
 
     def __init__(
         self, peers: Mapping[int, socket.socket], ring: Ring | None, limit_s: float = LIMIT_S
@@ -86,7 +87,9 @@ class Sender:
             peer.settimeout(limit_s)
 
     def send(self, data: bytes) -> None:
-        """Gives every rank the packet. Raises ExecutorError naming the rank that takes none."""
+        """Sends the packet to every rank. Raises ExecutorError naming a rank that does not accept
+        it.
+        """
         start, inline = INLINE, data
         if self._ring is not None and SMALL < len(data) <= RING_BYTES // 2:
             start, inline = self._write(self._ring, data), b""
@@ -97,12 +100,12 @@ class Sender:
             except TimeoutError:
                 raise self._late([rank]) from None
             except OSError:
-                raise ExecutorError(f"rank {rank} is gone: it takes no more plans") from None
+                raise ExecutorError(f"rank {rank} is gone: it accepts no more packets") from None
 
     def _send_all(self, peer: socket.socket, packet: bytes) -> None:
         left, clock = memoryview(packet), RunningClock()
         while left:
-            try:  # by its number: a socket with a limit asks for room before each `send`
+            try:  # by descriptor: a socket object with a timeout polls before each `send`
                 left = left[os.write(peer.fileno(), left) :]
             except BlockingIOError:
                 room = select.poll()
@@ -121,11 +124,11 @@ class Sender:
 
     def _late(self, ranks: list[int]) -> ExecutorError:
         late = ", ".join(map(str, ranks))
-        return ExecutorError(f"rank {late} has read no plan for {self._limit_s:g} s")
+        return ExecutorError(f"rank {late} has read no packet for {self._limit_s:g} s")
 
 
 class Receiver:
-    """Another rank's end."""
+    """The end of another rank."""
 
     def __init__(self, rank: int, peer: socket.socket, ring: Ring | None) -> None:
         self._rank, self._peer, self._ring = rank, peer, ring
@@ -134,7 +137,7 @@ class Receiver:
         peer.setblocking(True)
 
     def receive(self) -> bytes | None:
-        """The next packet; None when rank 0 has closed its end."""
+        """The next packet; None if rank 0 has closed its end."""
         head = read(self._peer, HEAD.size)
         if head is None:
             return None
@@ -147,12 +150,12 @@ class Receiver:
         return data
 
     def answer(self, data: bytes) -> None:
-        """Tells rank 0 something. Raises OSError where it has gone."""
+        """Sends an answer to rank 0. Raises OSError if rank 0 has ended."""
         with self._lock:
             self._peer.sendall(HEAD.pack(len(data), INLINE) + data)
 
     def gone(self) -> bool:
-        """Waits until rank 0 has closed its end; for another thread than the one that receives."""
+        """Blocks until rank 0 has closed its end; called from a thread that does not receive."""
         poll = select.poll()
         poll.register(self._peer, select.POLLRDHUP)
         while not poll.poll():
@@ -161,14 +164,14 @@ class Receiver:
 
 
 def read_answer(peer: socket.socket) -> bytes | None:
-    """What a rank says; None when it has closed its end, or says what no rank does."""
+    """A rank's answer; None if it has closed its end, or the size is invalid."""
     head = read(peer, HEAD.size)
     size = 0 if head is None else HEAD.unpack(head)[0]
     return None if head is None or size > MOST_ANSWER else read(peer, size)
 
 
 def read(peer: socket.socket, nbytes: int) -> bytes | None:
-    """So many bytes of a blocking socket; None when it was closed before them."""
+    """This many bytes from a blocking socket; None if it was closed before."""
     data = bytearray()
     while len(data) < nbytes:
         try:

@@ -1,8 +1,8 @@
-"""Collectives between ranks on the host: all-reduce, all-gather, barrier of numpy arrays.
+"""Collectives between ranks on the host: all-reduce, all-gather and barrier of numpy arrays.
 
-Knows arrays and how they get to the other ranks: through memory that the processes of a host share,
-or through sockets between hosts. Every rank adds in the order of ranks, in f32, and rounds once, so
-that all have the same bits. Knows no plan, and nothing of what a device sums by itself.
+Arrays pass through memory that the processes of a host share, or through sockets between hosts.
+Every rank sums in rank order, in f32, and rounds once, so that all ranks have equal bits. Knows no
+plan and no collective on a device.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks.links import Links
 from spark_engine.tensors import Array, Bytes
 
-SLOT_BYTES = 4 << 20  # that a rank shows the others at once; larger arrays go in pieces
-Piece: TypeAlias = tuple[int, list[Bytes]]  # from which element on, and its bytes by rank
+SLOT_BYTES = 4 << 20  # bytes that a rank exchanges at once; larger arrays go in pieces
+Piece: TypeAlias = tuple[int, list[Bytes]]  # index of the first element, bytes by rank
 
 
 class Communicator(Protocol):
     """One rank's end. All ranks make the same calls in the same order.
 
-    Each call raises ExecutorError that names the rank, when one has ended, does not come within
-    the time limit, or makes another call.
+    Each call raises ExecutorError naming a rank that has ended, exceeds the time limit, or makes
+    another call.
     """
 
-    limit_s: float  # seconds that a call waits for the others
-    here: bool  # all ranks are this host's
+    limit_s: float  # time limit of a call that waits for other ranks
+    here: bool  # all ranks are on this host
 
     @property
     def rank(self) -> int:
-        """This one, from 0."""
+        """This rank's number, from 0."""
         ...
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     def all_reduce(self, array: Array) -> Array:
-        """The sum over ranks of arrays of one shape and dtype, in a fresh array of that dtype."""
+        """The sum over ranks of arrays of one shape and dtype, in a new array of that dtype."""
         ...
 
     def all_gather(self, array: Array) -> Array:
-        """[ranks, *shape]: the arrays of all ranks."""
+        """The arrays of all ranks, [ranks, *shape]."""
         ...
 
     def barrier(self) -> None:
-        """Returns when all ranks have come."""
+        """Returns when all ranks have called it."""
         ...
 
     def abort(self, why: str) -> None:
-        """Ends the call that waits, and all that come; for another thread."""
+        """Ends the waiting call and all later ones; callable from another thread."""
         ...
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Has `abort` do this too."""
+        """Registers a function for `abort` to call."""
         ...
 
     def at_wait(self, work: Callable[[], None]) -> None:
-        """Has every call that waits do this meanwhile, again and again."""
+        """Registers a function that every waiting call repeats."""
         ...
 
     def close(self) -> None:
-        """Gives everything back. May be called twice."""
+        """Frees all resources. May be called twice."""
         ...
 
 
 class _OverLinks:
-    """What both ways have in common: they differ in how pieces of bytes are gathered."""
+    """Base class of both communicators, which differ in how they gather pieces of bytes."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -79,17 +79,17 @@ class _OverLinks:
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """This rank's number."""
         return self._links.rank
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self._links.ranks
 
     @property
     def limit_s(self) -> float:
-        """Seconds that a call waits for the others."""
+        """Time limit of a call that waits for other ranks, in seconds."""
         return self._links.limit_s
 
     @limit_s.setter
@@ -97,7 +97,7 @@ class _OverLinks:
         self._links.limit_s = seconds
 
     def all_reduce(self, array: Array) -> Array:
-        """The sum, in the order of ranks."""
+        """The sum in rank order."""
         flat = np.ascontiguousarray(array).reshape(-1)
         total = np.empty_like(flat)
         for start, parts in self._pieces("all_reduce", flat):
@@ -107,7 +107,7 @@ class _OverLinks:
         return total.reshape(array.shape)
 
     def all_gather(self, array: Array) -> Array:
-        """[ranks, *shape]."""
+        """The arrays of all ranks, [ranks, *shape]."""
         flat = np.ascontiguousarray(array).reshape(-1)
         found = np.empty((self.ranks, len(flat)), flat.dtype)
         for start, parts in self._pieces("all_gather", flat):
@@ -117,21 +117,21 @@ class _OverLinks:
         return found.reshape(self.ranks, *array.shape)
 
     def barrier(self) -> None:
-        """Returns when all ranks have come."""
+        """Returns when all ranks have called it."""
         self._links.exchange("barrier", 0)
 
     def abort(self, why: str) -> None:
-        """Ends the call that waits."""
+        """Ends the waiting call and all later ones."""
         self._links.abort(why)
         while self._ends:
             self._ends.pop()()
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Has `abort` do this too."""
+        """Registers a function for `abort` to call."""
         self._ends.append(work)
 
     def at_wait(self, work: Callable[[], None]) -> None:
-        """Has every call that waits do this meanwhile."""
+        """Registers a function that every waiting call repeats."""
         self._links.at_wait = work
 
     def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
@@ -139,7 +139,7 @@ class _OverLinks:
 
 
 class TcpCommunicator(_OverLinks):
-    """Ranks of several hosts: arrays go through the links."""
+    """Ranks of several hosts: arrays pass through the links."""
 
     here = False
 
@@ -156,10 +156,10 @@ class TcpCommunicator(_OverLinks):
 
 
 class SharedCommunicator(_OverLinks):
-    """Ranks of one host: arrays lie in memory that all have mapped, the links say that they do.
+    """Ranks of one host: arrays are in memory that all have mapped; the links synchronise access.
 
-    `memory` is a file of `shared_bytes(ranks)`, a memfd for instance. A rank writes its two slots
-    in turn: who has heard of everybody's next call knows that all have read the last one.
+    `memory` is a file of `shared_bytes(ranks)`, such as a memfd. A rank writes its two slots in
+    turn: when every peer has started the next call, every peer has read the last one.
     """
 
     here = True
@@ -177,9 +177,9 @@ class SharedCommunicator(_OverLinks):
             yield start, self._shown(what, flat[start : start + most].view(np.uint8))
 
     def _shown(self, what: str, own: Bytes) -> list[Bytes]:
-        """The same stretch of all ranks, good until the call after the next."""
+        """One slot's bytes of all ranks, valid until the call after the next one."""
         if self._slots is None:
-            raise ExecutorError(f"rank {self.rank}'s communicator was closed")
+            raise ExecutorError(f"rank {self.rank}'s communicator is closed")
         slots = self._slots[self._turn]
         self._turn ^= 1
         slots[self.rank, : len(own)] = own
@@ -187,18 +187,18 @@ class SharedCommunicator(_OverLinks):
         return [slot[: len(own)] for slot in slots]
 
     def close(self) -> None:
-        """Closes the links and lets the memory go."""
+        """Closes the links and unmaps the memory."""
         self._links.close()
         self._slots = None
 
 
 def shared_bytes(ranks: int) -> int:
-    """Bytes of the memory that the ranks of a host share; what is not used takes none."""
+    """Bytes of the memory that the ranks of a host share; unused pages occupy no memory."""
     return 2 * ranks * SLOT_BYTES
 
 
 def sum_of(parts: Sequence[Array]) -> Array:
-    """The sum in f32 and in this order, rounded once to the parts' dtype."""
+    """The sum in f32, in rank order, rounded once to the parts' dtype."""
     total = parts[0].astype(np.float32)
     for part in parts[1:]:
         total += part.astype(np.float32)

@@ -1,8 +1,8 @@
-"""The loop of ranks 1 and up: replays rank 0's commands on its own executors, states and tables.
+"""The loop of ranks 1 and up: replays rank 0's commands on their own executors, states and tables.
 
-In: decoded packets (messages.py), in order. Out: launches over this rank's share of the weights.
-Knows no process, no scheduler and no request. It waits for a step only where the step's buffers are
-reused, which rank 0 has waited for before.
+Input: decoded packets (messages.py), in order. Output: launches over this rank's shard of the
+weights. Knows no process, scheduler or request. It waits for a step only before it reuses the
+step's buffers, and rank 0 has waited for that step before.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ from spark_engine.runtime.ranks.messages import (
 )
 from spark_engine.tensors import Array, TensorSpec
 
-SETS = 2  # of buffers, used in turn: as many steps may be in flight
+SETS = 2  # of buffers, used in turn: this many steps may be in flight
 
 
 @dataclass
 class _BufferSets:
-    """A family's buffers: which set is next, and what waits for the last launch over each."""
+    """A family's buffers: the index of the next set, and the wait of the last launch
+    over each set.
+    """
 
     next: int = 0
     pending: list[Wait | None] = field(default_factory=lambda: [None] * SETS)
 
 
 class Follower:
-    """One rank's replay. `store` and `sink` as of `Loaded`."""
+    """One rank's replay. `store` and `sink` as in `Loaded`."""
 
     def __init__(
         self,
@@ -72,8 +74,9 @@ class Follower:
         }
 
     def follow(self, orders: Iterable[Order]) -> bool:
-        """Does what is said; False when it is to leave. Raises ExecutorError, or what the
-        executors raise."""
+        """Executes the packet's commands; False after `Leave`. Raises ExecutorError, or the
+        executors' errors.
+        """
         for order in orders:
             if isinstance(order, Leave):
                 return False
@@ -86,7 +89,7 @@ class Follower:
             case Launch():
                 self._launch(order)
             case LaunchRest():
-                self._go_on()
+                self._launch_rest()
             case Tables():
                 self._write(order)
             case CopyRows(pairs):
@@ -105,7 +108,7 @@ class Follower:
     def _launch(self, order: Launch) -> None:
         key = order.family, order.rows
         if key not in self._executors:
-            raise ExecutorError(f"rank 0 launches {key}, which this rank has not")
+            raise ExecutorError(f"rank 0 launches {key}, which this rank does not have")
         turns = self._turns[order.family]
         at, turns.next = turns.next, (turns.next + 1) % SETS
         if (pending := turns.pending[at]) is not None:
@@ -120,9 +123,9 @@ class Follower:
         else:
             turns.pending[at] = executor.launch(buffers)
 
-    def _go_on(self) -> None:
+    def _launch_rest(self) -> None:
         if self._rest is None:
-            raise ExecutorError("rank 0 goes on with a launch that this rank has not begun")
+            raise ExecutorError("rank 0 continues a launch that this rank has not started")
         turns, at, rest = self._rest
         self._rest = None
         self.memory.flush()
@@ -135,7 +138,7 @@ class Follower:
             buffers[spec.name].reshape(-1)[:] = given
             at += given.nbytes
         if at != len(data):
-            raise ExecutorError(f"rank 0 gives {key} {len(data)} bytes, this rank takes {at}")
+            raise ExecutorError(f"rank 0 sent {len(data)} bytes for {key}, this rank expects {at}")
 
     def _write(self, order: Tables) -> None:
         for row in order.tables:
@@ -147,5 +150,5 @@ class Follower:
 
     def _saved(self, number: int) -> Snapshot:
         if number not in self.snapshots:
-            raise ExecutorError(f"rank 0 restores snapshot {number}, which this rank has not")
+            raise ExecutorError(f"rank 0 restores snapshot {number}, which this rank does not have")
         return self.snapshots[number]

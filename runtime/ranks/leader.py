@@ -1,8 +1,8 @@
-"""Rank 0's executors, states and tables, wrapped so that every call is replicated to the others.
+"""Rank 0's executors, states and tables, wrapped so that the other ranks replicate every call.
 
-In: the calls of the engine's loop. Out: the same calls on rank 0's own objects, and one packet of
-messages (messages.py) to all other ranks with each launch. Nothing here waits for another rank, and
-ranks answer only when they fail. Knows neither processes nor what a plan is for.
+Input: the calls of the engine's loop. Output: the same calls on rank 0's own objects, and one
+packet of messages (messages.py) to the other ranks with each launch. No call waits for another
+rank; a rank answers only if it fails. Knows no process and no plan.
 """
 
 from __future__ import annotations
@@ -41,72 +41,72 @@ from spark_engine.runtime.ranks.messages import (
 )
 from spark_engine.tensors import Array
 
-MOST_MERGED = 4  # sets of buffers remembered by an executor; an engine has one or two
+MOST_MERGED = 4  # sets of buffers that an executor remembers; an engine has one or two
 
 
 class FollowerLink(Protocol):
-    """Sends packets to the other ranks, and knows which of them failed (`Group`)."""
+    """Sends packets to the other ranks, and reports their failures (`Group`)."""
 
     def send(self, data: bytes) -> None:
-        """To every other rank. Raises ExecutorError naming one that takes nothing."""
+        """Sends to every other rank. Raises ExecutorError naming a rank that does not accept it."""
         ...
 
     def check(self) -> None:
-        """Raises what a rank has fallen of, if one has."""
+        """Raises a failed rank's error, if one has failed."""
         ...
 
     def explain(self, error: ExecutorError) -> SparkError:
-        """The error, or what a rank says that it fell of, which is what led to it."""
+        """The failed rank's own error, which caused this one, or this one."""
         ...
 
     def waiting(self, waits: bool) -> None:
-        """Rank 0 begins to wait for a device, or has ended to."""
+        """Marks the start or the end of a wait for a device."""
         ...
 
 
 class Orders:
-    """Commands that were not sent to the other ranks yet, in order."""
+    """Commands for the other ranks that are not sent yet, in order."""
 
-    def __init__(self, told: FollowerLink) -> None:
-        self._told = told
+    def __init__(self, link: FollowerLink) -> None:
+        self._link = link
         self._orders: list[Order] = []
-        self._dropped: deque[int] = deque()  # filled by finalizers, at any time
+        self._dropped: deque[int] = deque()  # finalizers append to it at any time
         self._numbers = 0
 
     def add(self, order: Order) -> None:
-        """Tells it with the next launch."""
+        """Adds a command to the next launch's packet."""
         while self._dropped:
             self._orders.append(Drop(self._dropped.popleft()))
         self._orders.append(order)
 
     def send(self) -> None:
-        """Tells all. Raises ExecutorError where a rank has fallen."""
-        self._told.check()
+        """Sends all commands. Raises ExecutorError if a rank has failed."""
+        self._link.check()
         orders, self._orders = self._orders, []
         with self.explained():
-            self._told.send(encode(orders))
+            self._link.send(encode(orders))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """A rank's own last words go before what was seen of its end."""
+        """Replaces an ExecutorError by the failed rank's own error, if it sends one."""
         try:
             yield
         except ExecutorError as error:
-            raise self._told.explain(error) from error
+            raise self._link.explain(error) from error
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Rank 0 waits for a device meanwhile; a rank's own last words, as above."""
-        self._told.waiting(True)
+        """Encloses rank 0's wait for a device; replaces errors as `explained` does."""
+        self._link.waiting(True)
         try:
             with self.explained():
                 yield
-                self._told.check()  # what a device gave after a rank had fallen is nobody's
+                self._link.check()  # results after a rank's failure are invalid
         finally:
-            self._told.waiting(False)
+            self._link.waiting(False)
 
     def number(self, snapshot: Callable[[int], LeadSnapshot]) -> LeadSnapshot:
-        """A snapshot under a number of its own; when it is forgotten, all ranks forget it."""
+        """A snapshot with a new number; when rank 0 frees it, all ranks free it."""
         self._numbers += 1
         made = snapshot(self._numbers)
         weakref.finalize(made, self._dropped.append, self._numbers)
@@ -114,8 +114,9 @@ class Orders:
 
 
 class LeadExecutor:
-    """One bucket of rank 0. `tables` are told apart; `states` stand in for those that the buffers
-    do not hold, where the inner executor wants them among its buffers."""
+    """One bucket of rank 0. `tables` are sent by `LeadTables`, not with launches. `states`: host
+    states, for an inner executor that reads them from its buffers.
+    """
 
     def __init__(
         self,
@@ -132,44 +133,46 @@ class LeadExecutor:
 
     @property
     def inner(self) -> Executor:
-        """Rank 0's own, whose launches no other rank follows."""
+        """Rank 0's own executor; other ranks do not replicate its launches."""
         return self._inner
 
     @property
     def specs(self) -> Specs:
-        """The inner one's."""
+        """See `Executor`."""
         return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step to its end, over the tables in `buffers` and states of every rank's own."""
-        told = [table_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
-        self._orders.add(Tables(told))
+        """Runs one step, over the tables in `buffers` and every rank's own states."""
+        rows = [table_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
+        self._orders.add(Tables(rows))
         self._tell(buffers, part=False)
         with self._orders.explained():
             self._inner.run(self._buffers.over(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Tells the others and launches."""
+        """Sends the launch to the other ranks and launches."""
         self._tell(buffers, part=False)
         with self._orders.explained():
             return self._watched(self._inner.launch(self._buffers.over(buffers)))
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """Tells the others and launches the part before sampling; the rest likewise."""
+        """Sends and launches the part before sampling; the returned function does the same for the
+        rest.
+        """
         self._tell(buffers, part=True)
         with self._orders.explained():
             rest = self._inner.launch_to_sample(self._buffers.over(buffers))
 
-        def go_on() -> Wait:
+        def launch_rest() -> Wait:
             self._orders.add(LaunchRest())
             self._orders.send()
             with self._orders.explained():
                 return self._watched(rest())
 
-        return go_on
+        return launch_rest
 
     def close(self) -> None:
-        """Closes the inner one."""
+        """Closes the inner executor."""
         self._inner.close()
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
@@ -186,8 +189,9 @@ class LeadExecutor:
 
 
 class WithStates:
-    """Buffers with the states that they do not hold; the same mapping for the same buffers, by
-    which executors remember what they have bound."""
+    """Buffers combined with states that they do not hold. Equal buffers give the identical mapping,
+    by which executors find their bindings.
+    """
 
     def __init__(self, specs: Specs, states: Mapping[str, Array]) -> None:
         mine = {s.name: states[s.name] for s in specs.states if s.name in states}
@@ -195,7 +199,7 @@ class WithStates:
         self._known: list[tuple[Mapping[str, Array], Mapping[str, Array]]] = []
 
     def over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        """`buffers` and the states."""
+        """`buffers` combined with the states."""
         if not self._states:
             return buffers
         for known, merged in self._known:
@@ -208,13 +212,13 @@ class WithStates:
 
 @dataclass(frozen=True)
 class LeadSnapshot(Snapshot):
-    """Rank 0's part; the others have theirs under the number."""
+    """Rank 0's part of a snapshot; the other ranks keep theirs under the number."""
 
     number: int
 
 
 class LeadStates:
-    """The states of rank 0, and those of the others like them."""
+    """The states of rank 0; the other ranks replicate every change."""
 
     def __init__(self, inner: States, orders: Orders) -> None:
         self._inner, self._orders = inner, orders
@@ -225,7 +229,7 @@ class LeadStates:
 
     @property
     def inner(self) -> States:
-        """Rank 0's own."""
+        """Rank 0's own states."""
         return self._inner
 
     def copy_rows(self, pairs: Pairs) -> None:
@@ -240,12 +244,12 @@ class LeadStates:
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts`."""
-        told = SetCounts(slot, list(ids), list(generated))
-        self._orders.add(told)
-        self._inner.set_counts(slot, told.ids, told.generated)
+        counts = SetCounts(slot, list(ids), list(generated))
+        self._orders.add(counts)
+        self._inner.set_counts(slot, counts.ids, counts.generated)
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, every rank its own."""
+        """Copies one sequence's slot rows and pages to the host, on every rank."""
         where = list(pages)
         with self._orders.waiting():
             own = self._inner.save(slot, where)
@@ -254,9 +258,9 @@ class LeadStates:
         return made
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot of `save` into a slot and pages, every rank its own."""
+        """Writes a snapshot of `save` into a slot and pages, on every rank."""
         if not isinstance(snapshot, LeadSnapshot):
-            raise ExecutorError("a snapshot that no rank but this one has is to be restored")
+            raise ExecutorError("cannot restore a snapshot that only rank 0 has")
         where = list(pages)
         self._orders.add(Restore(snapshot.number, slot, where))
         with self._orders.waiting():
@@ -270,14 +274,14 @@ class LeadTables:
         self._inner, self._orders = inner, orders
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
-        """Brings these rows to every rank, for every launch from here on."""
-        told = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
-        self._orders.add(Tables(told))
+        """Copies these rows to every rank; later launches see them."""
+        rows = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
+        self._orders.add(Tables(rows))
         if self._inner is not None:
             self._inner.write(tables, changed)
 
 
 def table_rows(name: str, table: Array, slots: Collection[int]) -> Table:
-    """These rows as they are now."""
+    """The current contents of these rows."""
     where = sorted(slots)
     return Table(name, where, table[where].tobytes())

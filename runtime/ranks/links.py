@@ -1,7 +1,7 @@
 """Sockets between the ranks of an engine, with timeouts that name the rank that did not answer.
 
-Knows sockets and time limits; knows neither arrays nor plans. A peer that ends closes its socket,
-so that nobody waits for the dead; one that stands still is named when the limit has passed.
+Knows sockets and time limits; knows neither arrays nor plans. A process that ends closes its
+sockets, which ends the others' waits at once; a process that hangs is named after the limit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 from spark_engine.tensors import Bytes
 
-LIMIT_S = 8.0  # shorter than the server's watchdog, so that the message can name the rank
-CPU_LIMIT_S = 40.0  # of CPU engines, as above: a host may be that much slower, or busier
+LIMIT_S = 8.0  # seconds; below the server's watchdog, so that the message can name the rank
+CPU_LIMIT_S = 40.0  # the same for CPU engines, as hosts may be slower or busier
 HEAD = struct.Struct("<QQ12s")  # of a call: its number, its bytes, its name
-_IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP asks a silent peer whether it is there
+_IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP keepalive: probes of a silent peer
 
 
 class Links:
-    """A socket to every other rank, by rank; all of them are used at once.
+    """A socket to every other rank, by rank; a call uses all of them.
 
-    `limit_s`: seconds that a call may wait for a peer, in which this process runs; the owner may
-    change it.
+    `limit_s`: time limit of a call, not counting time in which this process is stopped; the owner
+    may change it.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Links:
         self._peers = dict(sorted(peers.items()))
         self._calls = 0
         self._why: str | None = None
-        self.at_wait: Callable[[], None] = lambda: None  # each TICK_S of a call that waits
+        self.at_wait: Callable[[], None] = lambda: None  # runs every TICK_S while a call waits
         for peer in self._peers.values():
             prepare(peer)
             peer.setblocking(False)
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._peers) + 1
 
     def exchange(self, what: str, nbytes: int, body: bytes | Bytes = b"") -> dict[int, bytearray]:
-        """Gives every peer this call's head and body, and returns their bodies, by rank.
+        """Sends this call's head and body to every peer and returns their bodies, by rank.
 
-        All ranks make the same calls in the same order; `what` and `nbytes` say which this is.
-        Raises ExecutorError naming a rank that has ended, is at another call, or does not come.
+        All ranks make the same calls in the same order; `what` and `nbytes` identify the call.
+        Raises ExecutorError naming a rank that has ended, makes another call, or exceeds the limit.
         """
         head = HEAD.pack(self._calls, nbytes, what.encode())
         out = memoryview(head + bytes(body))
@@ -69,7 +69,7 @@ class Links:
         return {rank: data[HEAD.size :] for rank, data in taken.items()}
 
     def abort(self, why: str) -> None:
-        """Ends every call, of this thread or another, with an ExecutorError that says `why`."""
+        """Ends every call in any thread with an ExecutorError that contains `why`."""
         self._why = self._why or why
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ class Links:
         if due <= 0:
             late = ", ".join(str(rank) for rank in sorted({*left_out, *left_in}))
             raise ExecutorError(
-                f"rank {late} has not come to {call} for {self.limit_s:g} s; rank {self.rank} "
+                f"rank {late} did not reach {call} in {self.limit_s:g} s; rank {self.rank} "
                 "waits no longer"
             )
         poll = select.poll()
@@ -153,7 +153,7 @@ class Links:
 
 
 def prepare(peer: socket.socket) -> None:
-    """Small messages leave at once, and a host that vanished is noticed."""
+    """Disables Nagle's delay, and enables keepalive to detect a vanished host."""
     if peer.family == socket.AF_UNIX:
         return
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -164,5 +164,5 @@ def prepare(peer: socket.socket) -> None:
         ("TCP_KEEPCNT", _PROBES),
         ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _INTERVAL_S * _PROBES)),
     ):
-        if hasattr(socket, name):  # Linux has all of them
+        if hasattr(socket, name):  # not on every platform; Linux has all of them
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

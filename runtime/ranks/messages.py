@@ -1,7 +1,7 @@
 """The protocol between rank 0 and the other ranks: message types, encoded as MessagePack.
 
-A packet from rank 0 holds its calls on executors, states and tables since the last one, in order;
-arrays travel as raw bytes. A rank answers `Opening` as long as it opens its part, then `Opened`, or
+A packet from rank 0 holds its calls on executors, states and tables since the last packet, in
+order; arrays are raw bytes. A rank answers `Opening` while it opens its shard, then `Opened` or
 `RankFailed`. Knows no transport.
 """
 
@@ -13,11 +13,10 @@ import msgspec
 
 
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Open your part of the engine: the first packet that a rank gets, alone.
+    """Open this rank's shard of the engine: the first packet to a rank, which holds nothing else.
 
-    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too
-    (`Stamp`).
-    The others as of `load`.
+    `digest` and `version`: of rank 0's manifest and package; the rank's must be equal (`Stamp`).
+    The other fields as in `load`.
     """
 
     digest: str
@@ -31,17 +30,18 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
-    """The beginning of a `Begin` of any version: whatever follows in another one, these are there,
-    so that a rank can say what is to be installed."""
+    """The fields that a `Begin` of every version has, so that a rank can report which version it
+    needs.
+    """
 
     digest: str
     version: str
 
 
 class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Launch this bucket over the step inputs in `inputs`, one after the other as specified.
+    """Launch this bucket over the step inputs in `inputs`, concatenated in the order of the specs.
 
-    `part`: the whole of it, or what comes before sampling, whose rest a `LaunchRest` starts.
+    `part`: only the part before sampling; a `LaunchRest` launches the rest.
     """
 
     family: str
@@ -51,7 +51,7 @@ class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class LaunchRest(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Launch the rest of the part that was launched last."""
+    """Launch the rest of the last partial launch."""
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True):
@@ -63,7 +63,7 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tables(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Table rows, for every launch from here on."""
+    """Table rows; later launches see them."""
 
     tables: list[Table]
 
@@ -89,7 +89,7 @@ class SetCounts(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Keep a snapshot under a number."""
+    """Keep a snapshot under this number."""
 
     number: int
     slot: int
@@ -97,7 +97,7 @@ class Save(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Restore(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Write the snapshot of this number into a slot and pages; it is kept."""
+    """Write the snapshot of this number into a slot and pages, and keep it."""
 
     number: int
     slot: int
@@ -105,13 +105,13 @@ class Restore(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Forget a snapshot."""
+    """Free the snapshot of this number."""
 
     number: int
 
 
 class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Close the engine and end."""
+    """Close the engine and exit."""
 
 
 Order: TypeAlias = (
@@ -120,20 +120,21 @@ Order: TypeAlias = (
 
 
 class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The rank goes on with opening its part of the engine, and what it is at."""
+    """The rank makes progress with opening its shard; `at`: the stage."""
 
     at: str
 
 
 class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The rank has its part of the engine open."""
+    """The rank's shard is open."""
 
     pid: int
 
 
 class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The rank is about to end. `user`: something outside the program is wrong; `passing`: it may
-    be right later."""
+    """The rank is about to exit. `user`: the cause is outside the program. `passing`: a retry may
+    succeed.
+    """
 
     message: str
     user: bool
@@ -155,24 +156,26 @@ def encode(message: Begin | list[Order] | Answer) -> bytes:
 
 
 def decode_stamp(data: bytes | bytearray | memoryview) -> Stamp:
-    """Whose packet a rank's first one is, before the rest is read. Raises msgspec.DecodeError."""
+    """The sender's version and digest in a rank's first packet, read before the rest. Raises
+    msgspec.DecodeError.
+    """
     stamp: Stamp = _STAMP.decode(data)
     return stamp
 
 
 def decode_begin(data: bytes | bytearray | memoryview) -> Begin:
-    """The inverse in a rank, of its first packet. Raises msgspec.DecodeError."""
+    """A rank's first packet. Raises msgspec.DecodeError."""
     begin: Begin = _BEGIN.decode(data)
     return begin
 
 
 def decode_orders(data: bytes | bytearray | memoryview) -> list[Order]:
-    """The inverse in a rank. Raises msgspec.DecodeError."""
+    """A rank's later packets. Raises msgspec.DecodeError."""
     orders: list[Order] = _ORDERS.decode(data)
     return orders
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
-    """The inverse in rank 0. Raises msgspec.DecodeError."""
+    """An answer, in rank 0. Raises msgspec.DecodeError."""
     answer: Answer = _ANSWERS.decode(data)
     return answer

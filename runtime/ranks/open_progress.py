@@ -1,7 +1,7 @@
-"""Progress of a rank's engine load: rank 0's aborts it as soon as another rank has failed, another
-rank's is told to rank 0, which so knows that it does not hang.
+"""Progress of a rank's engine load. Rank 0's is aborted when another rank fails; another rank
+reports its own to rank 0, which thereby knows that the rank does not hang.
 
-Knows progress callbacks; knows neither ranks nor what is loaded.
+Knows progress callbacks; knows neither ranks nor the loader.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from spark_engine.progress import Progress
 
-TOLD_S = 1.0  # at least, between two tellings of how far a stage is
+REPORT_S = 1.0  # least time between two reports within one stage
 
 
 class OpenProgress(Progress):
-    """How far an opening is, as `shown` and `mark` are told, and `check` before it: raises what
-    another rank has fallen of, so that nobody opens to the end what nobody will run."""
+    """Calls `shown` and `mark` with the progress, and `check` before; `check` raises a failed
+    rank's error, which ends the load.
+    """
 
     def __init__(
         self, shown: Progress, mark: Callable[[str], None], check: Callable[[], None]
@@ -26,47 +27,47 @@ class OpenProgress(Progress):
         self._inner, self._mark, self._check = shown, mark, check
 
     def mark(self, stage: str) -> None:
-        """A stage has ended."""
+        """Ends a stage."""
         self._check()
         self._mark(stage)
 
     def say(self, text: str) -> None:
-        """A stage begins."""
+        """Starts a stage."""
         self._check()
         self._inner.say(text)
 
     def advance(self, done: int, total: int) -> None:
-        """How far the stage is; from several threads."""
+        """Reports progress within the stage; called from several threads."""
         self._check()
         self._inner.advance(done, total)
 
 
-class ToldProgress(Progress):
-    """What an opening is at, as `tell` is told: each stage, and that it goes on within one."""
+class ReportedProgress(Progress):
+    """Passes each stage, and progress within it, to `tell`."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(None)
-        self._tell, self._stage, self._told_at = tell, "", -math.inf
+        self._tell, self._stage, self._reported_at = tell, "", -math.inf
 
     def mark(self, stage: str) -> None:
-        """A stage has ended."""
+        """Ends a stage."""
         self._tell(f"after {stage}")
 
     def say(self, text: str) -> None:
-        """A stage begins."""
+        """Starts a stage."""
         self._stage = text
         self._tell(text)
 
     def advance(self, done: int, total: int) -> None:
-        """How far the stage is; from several threads."""
-        self._go_on(f"{self._stage}: {100 * done // max(total, 1)} %")
+        """Reports progress within the stage; called from several threads."""
+        self._report(f"{self._stage}: {100 * done // max(total, 1)} %")
 
     def wait(self) -> None:
-        """It waits for other ranks."""
-        self._go_on("waiting for other ranks")
+        """Reports that this rank waits for other ranks."""
+        self._report("waiting for other ranks")
 
-    def _go_on(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._told_at >= TOLD_S:
-            self._told_at = now
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
             self._tell(text)

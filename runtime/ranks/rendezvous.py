@@ -1,8 +1,8 @@
 """TCP rendezvous of ranks on several hosts: all connect to rank 0, which sends them each other's
 addresses.
 
-Knows addresses and sockets. Whoever reaches these addresses may take a rank's place, so they belong
-on a network of the hosts' own.
+Knows addresses and sockets. Connections are not authenticated: any peer that reaches these
+addresses may take a rank's place, so they belong on a private network.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from spark_engine.runtime.ranks.communicator import TcpCommunicator
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.links import LIMIT_S, Links
 
-PORT = 29700  # of rank 0's host, where --hosts names none
-COME_S = 600.0  # for people to start the others
-LINK_S = 60.0  # for ranks that are all there to be connected
+PORT = 29700  # of rank 0's host, unless --hosts names one
+CONNECT_S = 600.0  # time for an operator to start the other ranks
+LINK_S = 60.0  # time for connecting ranks that have all started
 HELLO_S = 5.0
-ASK_S = 0.5  # for a connection to where another rank 0 may wait
+ASK_S = 0.5  # time for connecting to a host that may run another rank 0
 RETRY_S = 0.5
-LENGTH = 4  # bytes before each message
+LENGTH = 4  # bytes of the length before each message
 MOST_BYTES = 1 << 16
-MOST_STRANGERS = 64  # that have connected and not said yet who they are
-MOST_SHOWN = 500  # characters of what a stranger said
+MOST_UNIDENTIFIED = 64  # connections that have not sent a message yet
+MOST_SHOWN = 500  # characters of an invalid message in the log
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who comes, and the port where it listens; 0 for a connection between ranks. `hosts`: as it
-    was given them. Rank 0's asks whether who listens there takes itself for rank 0 too."""
+    """The sender's rank, and the port on which it listens; 0 for a connection between ranks.
+    `hosts`: its --hosts. Rank 0 also sends it to the other hosts to find out whether another
+    process is rank 0.
+    """
 
     rank: int
     ranks: int
@@ -48,14 +50,14 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Where each rank listens, by rank; or why rank 0 does not take who came."""
+    """The port of each rank, by rank; or the reason why rank 0 refuses the peer."""
 
     ports: list[int]
     refused: str = ""
 
 
 def address_of(host: str, port: int = PORT) -> tuple[str, int]:
-    """`name`, `name:port`, or `[v6]:port`; `port` where it has none. Raises OptionError."""
+    """Parses `name`, `name:port`, or `[v6]:port`; `port` is the default. Raises OptionError."""
     name, found = host, str(port)
     if host.startswith("["):
         name, _, rest = host[1:].partition("]")
@@ -68,24 +70,26 @@ def address_of(host: str, port: int = PORT) -> tuple[str, int]:
 
 
 def split_hosts(text: str | None) -> tuple[str, ...]:
-    """`a,b:port,[v6]:port`; none where there is no text. Raises OptionError."""
+    """Parses `a,b:port,[v6]:port`; empty text gives none. Raises OptionError."""
     hosts = tuple(part.strip() for part in (text or "").split(",")) if text else ()
     for host in hosts:
         address_of(host)
     return hosts
 
 
-def accept_ranks(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
-    """Rank 0's group, when a rank has come from each of the other hosts.
+def accept_ranks(
+    hosts: Sequence[str], limit_s: float = LIMIT_S, connect_s: float = CONNECT_S
+) -> Group:
+    """Rank 0's group, when a rank has connected from each of the other hosts.
 
-    Raises OptionError where rank 0 cannot listen or be reached, or another host takes itself for
-    rank 0, ExecutorError naming those that do not come.
+    Raises OptionError if rank 0 cannot listen or be reached, or another process is rank 0 too;
+    ExecutorError naming the ranks that do not connect.
     """
     check_reached(hosts, 0)
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
         with ExitStack() as asking:
-            came = _accept(server, others, hosts, come_s, undo, _ask(hosts, asking))
+            came = _accept(server, others, hosts, connect_s, undo, _ask(hosts, asking))
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():
             _send(control, ports)
@@ -96,22 +100,22 @@ def accept_ranks(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float =
 
 
 def join_ranks(
-    hosts: Sequence[str], rank: int, come_s: float = COME_S
+    hosts: Sequence[str], rank: int, connect_s: float = CONNECT_S
 ) -> tuple[socket.socket, TcpCommunicator]:
-    """Another rank's socket to rank 0, and its communicator, when all have come together.
+    """Another rank's socket to rank 0, and its communicator, when all ranks have connected.
 
-    Raises OptionError where it cannot listen or be reached, or has the hosts in another order,
-    ExecutorError where rank 0 is not there in time, or ends meanwhile.
+    Raises OptionError if it cannot listen or be reached, or has the hosts in another order;
+    ExecutorError if rank 0 is not reached in time, or ends meanwhile.
     """
     check_reached(hosts, rank)
     ranks, first = len(hosts), address_of(hosts[0])
     with ExitStack() as undo, _listen(*address_of(hosts[rank], 0)) as server:
-        control = undo.enter_context(_connect(first, come_s))
+        control = undo.enter_context(_connect(first, connect_s))
         _send(control, Hello(rank, ranks, server.getsockname()[1], tuple(hosts)))
-        control.settimeout(come_s)
+        control.settimeout(connect_s)
         found = _receive(control, Ports)
         if found is None:
-            raise ExecutorError(f"rank 0 has gone before all {ranks} ranks had come")
+            raise ExecutorError(f"rank 0 ended before all {ranks} ranks had connected")
         if found.refused:
             raise OptionError(found.refused)
         links = {0: undo.enter_context(_connect(first, HELLO_S))}
@@ -127,18 +131,20 @@ def join_ranks(
 
 
 def check_reached(hosts: Sequence[str], rank: int) -> None:
-    """Raises OptionError where this host's name is an address of its own that no other reaches."""
+    """Raises OptionError if this host's name resolves to an address that other hosts
+    cannot reach.
+    """
     names = [address_of(host)[0] for host in hosts]
     here = _loopback(names[rank])
     if here and not all(map(_loopback, names)):
         raise OptionError(
-            f"--hosts: {names[rank]} is {here} on this host (as /etc/hosts may say), where no "
-            "other host reaches it: give the address by which they do, on every host"
+            f"--hosts: {names[rank]} is {here} on this host (see /etc/hosts), where no "
+            "other host reaches it: give an address that they reach, on every host"
         )
 
 
 def _loopback(name: str) -> str | None:
-    """The address of this name, where it is one that a host has of itself."""
+    """The loopback address to which this name resolves, if it does."""
     try:
         found = [row[4][0] for row in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)]
     except OSError:
@@ -161,15 +167,15 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _connect(address: tuple[str, int], come_s: float) -> socket.socket:
-    """A connection, as soon as somebody listens there."""
-    until = time.monotonic() + come_s
+def _connect(address: tuple[str, int], connect_s: float) -> socket.socket:
+    """A connection to the address, retried until a process listens there."""
+    until = time.monotonic() + connect_s
     while True:
         try:
             return socket.create_connection(address, timeout=HELLO_S)
         except OSError as error:
             if time.monotonic() > until:
-                words = f"nobody answers at {address[0]}:{address[1]} ({error})"
+                words = f"no process answers at {address[0]}:{address[1]} ({error})"
                 raise ExecutorError(words) from None
         time.sleep(RETRY_S)
 
@@ -178,50 +184,56 @@ def _accept(
     server: socket.socket,
     wanted: Sequence[int],
     hosts: Sequence[str],
-    come_s: float,
+    connect_s: float,
     undo: ExitStack,
     asked: Sequence[socket.socket] | None = None,
 ) -> dict[int, tuple[socket.socket, Hello]]:
-    """A connection of each of these ranks: the first, by which it comes, where one that comes again
-    takes its own place and who was `asked` is heard; or one between ranks, which nobody comes by
-    anew. Raises ExecutorError naming ranks that do not come, OptionError of who was asked."""
+    """One connection of each of these ranks. In the first phase a rank that connects again replaces
+    its earlier connection, and the answers of the `asked` hosts are read; between ranks a second
+    connection is an error. Raises ExecutorError naming the missing ranks, OptionError from the
+    answers.
+    """
     came: dict[int, tuple[socket.socket, Hello]] = {}
-    first, unheard = asked is not None, [_Incoming(one, Ports, come_s) for one in asked or ()]
-    strangers: list[_Incoming[Hello]] = []
-    until, knocks = time.monotonic() + come_s, server.fileno()
+    first, unanswered = asked is not None, [_Incoming(one, Ports, connect_s) for one in asked or ()]
+    unidentified: list[_Incoming[Hello]] = []
+    until, listening = time.monotonic() + connect_s, server.fileno()
     server.setblocking(False)
     undo.callback(_close, came)
-    refused: OptionError | None = None  # said when nobody waits for our answer any more
+    refused: OptionError | None = None  # raised at the end: other peers still get their answers
     try:
         while missing := sorted(set(wanted) - set(came)):
-            found = _wait(knocks, [*strangers, *unheard], 0 if refused and not strangers else until)
-            if knocks in found:
-                _let_in(server, strangers)
-            for one in [one for one in strangers if one.over]:
+            found = _wait(
+                listening,
+                [*unidentified, *unanswered],
+                0 if refused and not unidentified else until,
+            )
+            if listening in found:
+                _accept_one(server, unidentified)
+            for one in [one for one in unidentified if one.over]:
                 taken = _take(one, hosts, wanted, came, first)
-                strangers.remove(one)
+                unidentified.remove(one)
                 if not taken:
                     one.peer.close()
-            for other in [other for other in unheard if other.over]:
-                unheard.remove(other)
+            for other in [other for other in unanswered if other.over]:
+                unanswered.remove(other)
                 if other.message is not None and other.message.refused:
                     refused = OptionError(other.message.refused)
-            if refused and knocks not in found and not strangers:
+            if refused and listening not in found and not unidentified:
                 raise refused
             if time.monotonic() >= until and set(wanted) - set(came):
-                raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s")
+                raise ExecutorError(f"ranks {missing} did not connect within {connect_s:g} s")
     finally:
-        for one in strangers:
+        for one in unidentified:
             one.peer.close()
     return came
 
 
 class _Incoming(Generic[T]):
-    """A message on its way: all of it within `limit_s` seconds, or none.
+    """A message being received: complete within `limit_s` seconds, or rejected.
 
     Attributes:
-        over: it has come, or never will.
-        message: None while it has not come, and where the other end says anything else.
+        over: it is complete, or never will be.
+        message: None until it is complete, and if it is not a valid message.
     """
 
     def __init__(self, peer: socket.socket, kind: type[T], limit_s: float) -> None:
@@ -231,7 +243,7 @@ class _Incoming(Generic[T]):
         peer.setblocking(False)
 
     def read(self) -> None:
-        """Takes what is there, and no byte of what comes behind the message."""
+        """Reads available bytes, and none after the end of the message."""
         size = int.from_bytes(self._data[:LENGTH], "little")
         left = LENGTH - len(self._data)
         if left <= 0:
@@ -254,8 +266,9 @@ class _Incoming(Generic[T]):
 
 
 def _wait(server: int, incoming: Sequence[_Incoming[Any]], until: float) -> set[int]:
-    """Reads what came until something does, a message takes too long, or it is `until`: what can be
-    read."""
+    """Reads incoming bytes until a listener or a message is ready, a message exceeds its limit, or
+    `until`; returns what is ready.
+    """
     poll = select.poll()
     for number in (server, *(one.peer.fileno() for one in incoming)):
         poll.register(number, select.POLLIN)
@@ -268,15 +281,15 @@ def _wait(server: int, incoming: Sequence[_Incoming[Any]], until: float) -> set[
     return found
 
 
-def _let_in(server: socket.socket, strangers: list[_Incoming[Hello]]) -> None:
-    """Takes each peer that connects. Of too many who say nothing the first gives way."""
+def _accept_one(server: socket.socket, unidentified: list[_Incoming[Hello]]) -> None:
+    """Accepts each peer that connects. Closes the oldest beyond MOST_UNIDENTIFIED peers."""
     try:
         peer, _ = server.accept()
-    except OSError:  # it has left again
+    except OSError:  # the peer has already left
         return
-    if len(strangers) >= MOST_STRANGERS:
-        strangers.pop(0).peer.close()
-    strangers.append(_Incoming(peer, Hello, HELLO_S))
+    if len(unidentified) >= MOST_UNIDENTIFIED:
+        unidentified.pop(0).peer.close()
+    unidentified.append(_Incoming(peer, Hello, HELLO_S))
 
 
 def _take(
@@ -286,21 +299,22 @@ def _take(
     came: dict[int, tuple[socket.socket, Hello]],
     first: bool,
 ) -> bool:
-    """Whether it is a rank that is wanted. Raises ExecutorError for one that comes anew while all
-    are being connected."""
+    """Whether the message is from a missing rank. Raises ExecutorError for a rank that connects
+    again during the second phase.
+    """
     hello, peer = one.message, one.peer
-    if hello is not None and (words := _disorder(hello, hosts, first)):
+    if hello is not None and (words := _host_conflict(hello, hosts, first)):
         log.warning("%s: %s", _name(peer), words)
         with suppress(ExecutorError):
             _send(peer, Ports([], words))
         return False
     if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
         said = str(hello)[:MOST_SHOWN]
-        log.warning("%s said %s, which is no rank that is missing", _name(peer), said)
+        log.warning("%s sent %s, which is not a missing rank", _name(peer), said)
         return False
     if not first and hello.port:
-        raise ExecutorError(f"rank {hello.rank} has come anew while all were being connected")
-    if hello.rank in came:  # its process was started again
+        raise ExecutorError(f"rank {hello.rank} connected again while all ranks were connecting")
+    if hello.rank in came:  # its process was restarted
         came[hello.rank][0].close()
     came[hello.rank] = peer, hello
     return True
@@ -315,12 +329,13 @@ def _name(peer: socket.socket) -> str:
     try:
         return str(peer.getpeername()[0])
     except OSError:
-        return "a host that has left"
+        return "a host that has disconnected"
 
 
 def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
-    """Connections to those of the other hosts that listen, each asked whether it is rank 0 too. It
-    may answer at any time: at once where it waits already, later where it asks meanwhile."""
+    """Connections to the other hosts that listen; each is asked whether it is rank 0 too. It may
+    answer at any time: at once if it already waits, later if it is also asking.
+    """
     asked = []
     for host in hosts[1:]:
         with suppress(OSError, ExecutorError):
@@ -331,19 +346,20 @@ def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
     return asked
 
 
-def _disorder(hello: Hello, ours: Sequence[str], first: bool) -> str:
-    """What to do where there are two of rank 0, who asks the `first` one alone, or somebody has the
-    same hosts in another order."""
+def _host_conflict(hello: Hello, ours: Sequence[str], first: bool) -> str:
+    """The error if two processes are rank 0, which asks only the `first` host, or if another host
+    has the same hosts in another order; otherwise empty.
+    """
     theirs, two = hello.hosts, first and hello.rank == 0
     given = f"--hosts {','.join(ours)}"
     if theirs == tuple(ours):
-        mend = "name each host once, and give --rank 0 to the first alone, if at all"
-        return f"two processes are rank 0 of {given}: {mend}" if two else ""
+        remedy = "name each host once, and give --rank 0 to the first alone, if at all"
+        return f"two processes are rank 0 of {given}: {remedy}" if two else ""
     if sorted(theirs) != sorted(ours) and not two:
         return ""
     shown = "".join(c if c.isprintable() else "?" for c in ",".join(theirs)[:MOST_SHOWN])
-    words = f"one host was given --hosts {shown}, another {given}"
-    return f"{words}: give all the same hosts in the same order, of which the first is rank 0"
+    words = f"one host has --hosts {shown}, another {given}"
+    return f"{words}: give the same hosts in the same order everywhere; the first is rank 0"
 
 
 def _send(peer: socket.socket, message: msgspec.Struct) -> None:
@@ -351,12 +367,13 @@ def _send(peer: socket.socket, message: msgspec.Struct) -> None:
     try:
         peer.sendall(len(data).to_bytes(LENGTH, "little") + data)
     except OSError as error:
-        raise ExecutorError(f"a rank has gone before all had come ({error})") from None
+        raise ExecutorError(f"a rank ended before all had connected ({error})") from None
 
 
 def _receive(peer: socket.socket, kind: type[T]) -> T | None:
-    """What the other end says within the socket's timeout; None where it closes, is silent, or says
-    anything else."""
+    """The peer's message within the socket's timeout; None if it closes, is silent, or sends
+    another message.
+    """
     limit_s = peer.gettimeout()
     one = _Incoming(peer, kind, HELLO_S if limit_s is None else limit_s)
     poll = select.poll()

@@ -1,8 +1,8 @@
 """One rank's bucket on the CPU: onnxruntime sessions with collectives between them.
 
-Knows the payload of `spark_engine/segments.py` and the communicator; knows no op. A segment whose
-updated states may lie where they are read from, which each proves by itself when it is opened,
-writes them there; any other writes elsewhere and copies.
+Knows the payload of `spark_engine/segments.py` and the communicator; knows no op. Each segment is
+tested when it is opened: if it can update its states in place it does, otherwise it writes to
+separate memory and copies.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import Array, TensorSpec
 
-MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
+MAX_BOUND = 4  # sets of buffers that a bucket remembers; an engine has one or two
 Arrays = Mapping[str, Array]
 
 
 class SegmentsExecutor(SynchronousExecutor):
-    """Runs a bucket with the other ranks, which run the same one. Its states are this rank's.
+    """Runs a bucket together with the other ranks. Its states are this rank's.
 
-    Raises EngineError when the payload is of another form, or onnxruntime refuses a segment.
+    Raises EngineError if the payload has another format, or onnxruntime refuses a segment.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class SegmentsExecutor(SynchronousExecutor):
 
     @property
     def in_place(self) -> bool:
-        """Whether every state is updated where it lies."""
+        """Whether every state is updated in place."""
         return all(step.in_place for step in self._steps if isinstance(step, _Session))
 
     def run(self, buffers: Arrays) -> None:
-        """One step over `buffers`, with all ranks.
+        """Runs one step over `buffers`, together with all ranks.
 
-        Raises ExecutorError when a buffer is missing or misshapen, or a rank does not come.
+        Raises ExecutorError if a buffer is missing or misshapen, or a rank does not reach the step.
         """
         for work in self._bind(buffers):
             work()
 
     def launch(self, buffers: Arrays) -> Wait:
-        """Runs at once; there is nothing to wait for."""
+        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return lambda: None
 
@@ -94,7 +94,7 @@ class SegmentsExecutor(SynchronousExecutor):
         return open_session(step.of_rank(self._comm.rank), folder, threads, self._label)
 
     def _named(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """With the updated states, which lie where the states do."""
+        """The arrays by name, where an updated state has its state's array."""
         return arrays | {out: arrays[state] for out, state in self._aliases.items()}
 
     def _bind(self, buffers: Arrays) -> list[Any]:
@@ -102,7 +102,7 @@ class SegmentsExecutor(SynchronousExecutor):
             if known is buffers:
                 return bound
         if not self._steps:
-            raise ExecutorError(f"{self._label} was closed")
+            raise ExecutorError(f"{self._label} is closed")
         for spec in (*self._specs.inputs, *self._specs.states, *self._specs.outputs):
             checked(spec, buffers.get(spec.name))
         arrays = self._named({**buffers, **self._values})
@@ -128,7 +128,9 @@ class SegmentsExecutor(SynchronousExecutor):
 
 
 class _Session:
-    """One segment; `wild` holds arrays of all names that it may be tried on, and is written to."""
+    """One segment; `wild` holds arrays of all names for the in-place test, which
+    overwrites them.
+    """
 
     def __init__(
         self, step: Segment, specs: Mapping[str, TensorSpec], session: Any, wild: Arrays
@@ -138,7 +140,7 @@ class _Session:
         self.in_place = self._proves_in_place(wild)
 
     def bind(self, arrays: Arrays) -> Any:
-        """What runs it over these arrays."""
+        """A function that runs it over these arrays."""
         if self.in_place:
             return partial(self._session.run_with_iobinding, self._binding(arrays, arrays))
         apart = {name: allocate(self._specs[name]) for name in self._step.outputs}
@@ -162,7 +164,7 @@ class _Session:
         return binding
 
     def _proves_in_place(self, wild: Arrays) -> bool:
-        """Whether a run over the arrays themselves equals one into others, bit for bit."""
+        """Whether a run in place equals, bit for bit, a run into separate arrays."""
         if not any(_shared(arrays_of, wild) for arrays_of in self._pairs()):
             return True
         apart = {name: allocate(self._specs[name]) for name in self._step.outputs}
@@ -179,7 +181,7 @@ def _shared(pair: tuple[str, str], arrays: Arrays) -> bool:
 
 
 def _wild(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
-    """Small numbers for what passes between segments."""
+    """Small random values for tensors between segments."""
     rng = np.random.default_rng(0)
     arrays = {spec.name: allocate(spec) for spec in specs}
     for array in arrays.values():

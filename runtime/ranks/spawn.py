@@ -1,8 +1,8 @@
 """Starts the processes of a tensor-parallel engine's other ranks, and connects them with rank 0.
 
 On one host rank 0 spawns them with inherited sockets and shared memory (`RankSpec`); on several
-hosts they connect over TCP (`rendezvous.py`). Returned is rank 0's `Group`; a rank's own process
-gets its `RankChannels`. Knows nothing of what is sent.
+hosts they connect over TCP (`rendezvous.py`). Rank 0 gets a `Group`; each other rank's process gets
+its `RankChannels`. Knows no message content.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MODULE = "spark_engine.runtime.cli.rank_process"
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a rank's process is started with.
+    """Parameters of a rank's process.
 
-    On rank 0's host, descriptors that it inherits: of its socket to rank 0, of those to all ranks,
-    by rank, of the memory that they share, and of the ring. From another host, instead of them, the
-    addresses of all, and of the pipe by which it tells who has started it that it runs.
+    On rank 0's host: inherited descriptors of its socket to rank 0, of its sockets to all ranks (by
+    rank), of the memory that all share, and of the ring. On another host: the addresses of all, and
+    a pipe on which it reports to its parent that it runs.
     """
 
     engine: str
@@ -55,13 +55,13 @@ class RankSpec(msgspec.Struct, frozen=True):
     memory: int = -1
     ring: int = -1
     hosts: tuple[str, ...] = ()
-    parent: int = 0  # the process that started it
+    parent: int = 0  # pid of the parent process
     beat: int = -1
 
 
 @dataclass(frozen=True)
 class RankChannels:
-    """A rank's ends: commands from rank 0, collectives, and the ring of large packets."""
+    """A rank's connections: commands from rank 0, collectives, and the ring for large packets."""
 
     control: socket.socket
     comm: Communicator
@@ -74,29 +74,30 @@ def gather_ranks(
     hosts: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> Group:
-    """Rank 0's group: the other ranks are processes of this host, or come from the other `hosts`.
+    """Rank 0's group: it starts the other ranks on this host, or waits for ranks on the other
+    `hosts`.
 
-    Raises CapacityError where this host has fewer GPUs than ranks, OptionError for hosts that are
-    not one for each rank or whose GPUs are to read each other, EngineError without NCCL where that
-    connects them, ExecutorError where a rank does not
-    come.
+    Raises CapacityError if this host has fewer GPUs than ranks; OptionError unless there is one
+    host per rank, and for ranks that read each other's memory; EngineError if the ranks need NCCL
+    and it is missing; ExecutorError if a rank does not connect.
     """
     check_hosts(hosts, manifest)
     if hosts:
-        say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
+        say(f"waiting on {hosts[0]} for ranks on {', '.join(hosts[1:])}")
         return accept_ranks(hosts, limit_of(manifest))
     check_gpus(manifest)
     return start_ranks(engine, manifest.ranks, limit_of(manifest))
 
 
 def limit_of(manifest: Manifest) -> float:
-    """Seconds that a call between its ranks may wait for one of them."""
+    """Time limit of a call between ranks, in seconds."""
     return LIMIT_S if manifest.executor == NATIVE else CPU_LIMIT_S
 
 
 def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
-    """Raises OptionError unless there are none, or one for each rank of an engine that can be on
-    several, and EngineError where that needs a package that is not there."""
+    """Raises OptionError unless there are no hosts, or one per rank of an engine that supports
+    several; EngineError if a package for that is missing.
+    """
     ranks = manifest.ranks
     if hosts and len(hosts) != ranks:
         raise OptionError(
@@ -105,23 +106,23 @@ def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
         )
     if hosts and manifest.executor == NATIVE and not manifest.across_hosts:
         raise OptionError(
-            "--hosts: the ranks of this engine read each other's memory, as GPUs of one host can: "
-            f"leave --hosts out, or build it with --tp {ranks} --across-hosts"
+            "--hosts: the ranks of this engine read each other's memory, which works on one host "
+            f"only: leave --hosts out, or build it with --tp {ranks} --across-hosts"
         )
     check_nccl(manifest)
 
 
 def check_nccl(manifest: Manifest) -> None:
-    """Raises EngineError where the ranks need NCCL and its package is not there."""
+    """Raises EngineError if the ranks need NCCL and its package is missing."""
     if manifest.across_hosts and find_spec("nccl") is None:
         raise EngineError(
-            f"engine {manifest.name} brings its ranks together through NCCL, whose package is not "
-            f"here: {extra('nccl')}"
+            f"engine {manifest.name} connects its ranks through NCCL, and its package is not "
+            f"installed: {extra('nccl')}"
         )
 
 
 def check_gpus(manifest: Manifest) -> None:
-    """Raises CapacityError where this host has fewer GPUs than the engine has ranks on them."""
+    """Raises CapacityError if this host has fewer GPUs than the engine has ranks on it."""
     if manifest.executor != NATIVE or manifest.ranks == 1:
         return
     from spark_engine.device.gpu import count  # needs the extra `cuda`
@@ -147,16 +148,16 @@ def begin_message(
     least: bool,
     host_bytes: int | None,
 ) -> Begin:
-    """The first message to every rank: which engine to open, and how."""
+    """The first message to every rank: the engine to open, and its options."""
     digest, own = manifest_digest(engine), version("spark-engine")
     return Begin(digest, own, threads, cache_bytes, graphs, masks, least, host_bytes)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
-    """Rank 0's group, whose other ranks are new processes of this host.
+    """Rank 0's group; the other ranks are new processes of this host.
 
-    They end with the thread that calls this, or with the group. Raises OSError where no process
-    can be started.
+    They end with the thread that calls this, or with the group. Raises OSError if no process can be
+    started.
     """
     with ExitStack() as ends, ExitStack() as undo:
         memory, ring = (
@@ -183,8 +184,8 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
             undo.callback(processes[rank].kill)
         mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
         comm = SharedCommunicator(Links(0, mine, limit_s), memory)
-        told = {rank: pair[0] for rank, pair in controls.items()}
-        group = Group(comm, told, processes, Ring(ring, ranks), limit_s)
+        connected = {rank: pair[0] for rank, pair in controls.items()}
+        group = Group(comm, connected, processes, Ring(ring, ranks), limit_s)
         undo.pop_all()
         return group
 
@@ -198,9 +199,9 @@ def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
 
 
 def connect_rank(spec: RankSpec) -> RankChannels:
-    """A rank's ends: of the descriptors that it has inherited, or of connections to all hosts.
+    """A rank's connections, over inherited descriptors or to all hosts.
 
-    Raises ExecutorError where rank 0's host does not answer.
+    Raises ExecutorError if rank 0's host does not answer.
     """
     if spec.hosts:
         return RankChannels(*join_ranks(spec.hosts, spec.rank))
@@ -214,13 +215,15 @@ def connect_rank(spec: RankSpec) -> RankChannels:
 
 
 def manifest_digest(engine: Path) -> str:
-    """By which ranks know that they have the same engine. Raises EngineError without one."""
+    """Digest by which ranks verify that they have the same engine. Raises EngineError if there is
+    no manifest.
+    """
     read_manifest(engine)
     return hashlib.sha256((engine / MANIFEST).read_bytes()).hexdigest()
 
 
 def _memory(name: str, size: int, ends: ExitStack) -> int:
-    """A file in memory that goes with the last process that has it."""
+    """An anonymous file in memory, freed with the last process that holds it."""
     number = os.memfd_create(f"spark-{name}")
     ends.callback(os.close, number)
     os.ftruncate(number, size)

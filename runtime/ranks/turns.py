@@ -1,12 +1,11 @@
-"""The turns of an engine's ranks at the memory of their hosts, taken in one order by all engines.
+"""Turns of an engine's ranks at the memory of their hosts, in one order for all engines.
 
-A rank that has its turn waits for the others, to plan what all of them have room for. Were each to
-take its own as it comes, rank 0 of one engine could hold host A and wait for its rank on B, whose
-turn rank 0 of another engine holds, which waits for A: neither would ever go on. So turns are
-taken host by host in the order of the hosts' names, each when those before it are held. Whoever
-holds a host's turn then waits for turns of later hosts alone; who holds the last waits for none;
-so there is no circle. The name is the kernel's own of its start: all containers of a host have the
-same, whatever they call themselves, and no two hosts. Knows no engine and no memory.
+A rank that holds its host's turn waits for the other ranks, to plan what fits on all hosts. If each
+rank took its turn on arrival, two engines could deadlock: rank 0 of one holds host A and waits for
+its rank on B, while rank 0 of the other holds B and waits for A. Turns are therefore taken in the
+order of the hosts' names, each after the ones before it. A holder then waits only for hosts later
+in the order, so there is no cycle. The name is the kernel's boot id: equal in all containers of a
+host, different between hosts. Knows no engine and no memory.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ def take_turns(
     comm: Communicator | None,
     boot: Path = BOOT,
 ) -> None:
-    """Enters this rank's `startup_lock` into `turn`; returns when all ranks have theirs. Of several
-    on a host, whose GPUs then have a memory of their own in all machines known, the first takes it.
+    """Enters this rank's `startup_lock` into `turn`; returns when all ranks hold theirs. Of several
+    ranks on one host the first takes it, since their GPUs then have separate memory on all known
+    machines.
     """
     if comm is None:
         turn.enter_context(startup_lock(shared, say))
@@ -46,7 +46,7 @@ def take_turns(
 
 
 def _host(shared: bool, boot: Path) -> bytes:
-    """32 bytes that name this host; zeros where its memory is not `shared` with the GPU."""
+    """32 bytes that identify this host; zeros if its memory is not `shared` with the GPU."""
     if not shared:
         return bytes(32)
     try:

@@ -1,1 +1,1 @@
-"""Several engines behind one address: who gets a request, and how it is carried there and back."""
+"""Several engines behind one address: routing of requests, and their transport to a replica."""

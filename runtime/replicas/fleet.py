@@ -1,7 +1,7 @@
-"""The replicas that there are: which take requests, which are silent, which have gone.
+"""The known replicas and their states: serving, unresponsive, leaving.
 
-Knows addresses, health and times; knows no request beyond the task that carries it. All methods
-belong to one event loop.
+Knows addresses, health and times; of a request it knows only the task. All methods belong to one
+event loop.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Lost, Refused, Upstream
 
-PROBE_S = 1.0  # between two looks at a replica's health, of up to A_SECOND of them
-A_SECOND = 200  # looks; with more replicas each is looked at less often
-PATIENCE_S = 3.0  # for the answer to one
-MISSES = 3  # answers missed in a row after which a replica counts as dead
+PROBE_S = 1.0  # between two health checks of a replica, at up to A_SECOND checks
+A_SECOND = 200  # checks; more replicas are checked less often
+PATIENCE_S = 3.0  # time limit of a check
+MISSES = 3  # consecutive failed checks after which a replica counts as dead
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a replica is. `name` is of one life: one that is started again has another."""
+    """Address of a replica. A restarted replica has a new `name`."""
 
     name: str
     url: str
@@ -41,29 +41,29 @@ class Replica:
     """One replica.
 
     Attributes:
-        up: it takes requests, as far as is known.
-        dead: it was given up; what was on its way there is cut off.
-        listed: it is still named. One that is not is looked at until what it has has ended.
-        why: why it is not up.
-        flights: the tasks that carry requests there.
+        up: it accepts requests, as far as is known.
+        dead: it was removed; its running requests are aborted.
+        listed: `members` lists it. A replica that is not listed is checked until its requests end.
+        why: the reason why it is not up.
+        flights: the tasks of its requests.
     """
 
     address: Address
     up: bool = False
     dead: bool = False
     listed: bool = True
-    why: str = "its health was not asked for yet"
+    why: str = "its health is not checked yet"
     misses: int = 0
     flights: set[asyncio.Task[object]] = field(default_factory=set)
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The replica's name."""
         return self.address.name
 
     @contextlib.contextmanager
     def flight(self) -> Iterator[None]:
-        """What is done in the block is cut off with Lost where the replica dies meanwhile."""
+        """Aborts the block with Lost if the replica dies meanwhile."""
         task = asyncio.current_task()
         assert task is not None
         if self.dead:
@@ -80,55 +80,57 @@ class Replica:
 
 
 class Fleet:
-    """The replicas that `members` names, each asked for its health again and again."""
+    """The replicas that `members` lists, with periodic health checks."""
 
     def __init__(self, members: Members, upstream: Upstream, router: Router) -> None:
         self._members, self._upstream, self.router = members, upstream, router
         self.replicas: dict[str, Replica] = {}
-        self._blind = False  # nobody says who is there
-        self.leaving: dict[str, Replica] = {}  # no longer named, with requests that have not ended
+        self._blind = False  # `members` failed
+        self.leaving: dict[str, Replica] = {}  # no longer listed, with running requests
 
     @property
     def up(self) -> list[Replica]:
-        """Those that take requests."""
+        """The replicas that accept requests."""
         return [replica for replica in self.replicas.values() if replica.up]
 
     async def watch(self) -> None:
-        """Looks after them until it is cancelled."""
+        """Checks the replicas until it is cancelled."""
         while True:
             try:
                 await self.look()
-            except Exception:  # a front that looks no more sends requests to the dead for ever
-                log.exception("a look at the replicas failed")
+            except Exception:  # without checks the front would send requests to dead replicas
+                log.exception("a check of the replicas failed")
             await asyncio.sleep(PROBE_S * max(1.0, len(self.replicas) / A_SECOND))
 
     async def look(self) -> None:
-        """One look: who is there, and how everybody is."""
+        """One update of the list and of every replica's health."""
         try:
             self._set(await self._members())
             if self._blind:
-                log.info("replicas can be asked for again")
+                log.info("the list of replicas is available again")
             self._blind = False
-        except Exception as error:  # who knows the members may be away for a while
+        except Exception as error:  # the directory may be unavailable for a while
             if not self._blind:
-                log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
+                log.warning(
+                    "the list of replicas is not available: %s: %s", type(error).__name__, error
+                )
             self._blind = True
         self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
-        everybody = [*self.replicas.values(), *self.leaving.values()]
+        known = [*self.replicas.values(), *self.leaving.values()]
         for replica, found in zip(
-            everybody,
-            await asyncio.gather(*map(self._probe, everybody), return_exceptions=True),
+            known,
+            await asyncio.gather(*map(self._probe, known), return_exceptions=True),
             strict=True,
         ):
-            if isinstance(found, Exception):  # what it says is none of HTTP
+            if isinstance(found, Exception):  # invalid HTTP, for example
                 self.miss(replica, f"{type(found).__name__}: {found}")
 
     def _set(self, addresses: Sequence[Address]) -> None:
         named = {address.name: address for address in addresses}
-        for name in self.replicas.keys() - named.keys():  # on its way down: what it has may end
+        for name in self.replicas.keys() - named.keys():  # its requests may end
             replica = self.leaving[name] = self.replicas.pop(name)
             self.router.remove(name)
-            replica.up, replica.listed, replica.why = False, False, "it is on its way down"
+            replica.up, replica.listed, replica.why = False, False, "it is shutting down"
             log.info("replica %s leaves", name)
         for name, address in named.items():
             if name not in self.replicas:
@@ -139,7 +141,7 @@ class Fleet:
     async def _probe(self, replica: Replica) -> None:
         try:
             status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
-        except Refused as error:  # it drains, or is gone: then its streams are gone with it
+        except Refused as error:  # it drains, or its process ended, and with it its streams
             self._down(replica, str(error))
             return
         except Lost as error:
@@ -154,16 +156,18 @@ class Fleet:
             log.info("replica %s takes requests at %s", replica.name, replica.address.url)
 
     def suspect(self, replica: Replica, why: str) -> None:
-        """A request broke there: no other goes there until its health was asked for again."""
+        """Marks a replica that broke a request; it gets no other until its next health check."""
         self._down(replica, why)
 
     def miss(self, replica: Replica, why: str) -> None:
-        """It did not answer. No new requests; after some misses what it has is cut off."""
+        """Records a failed check: no new requests; after MISSES its running requests
+        are aborted.
+        """
         replica.misses += 1
         self._down(replica, why)
         if replica.misses >= MISSES and not replica.dead:
             replica.dead = True
-            log.error("replica %s is given up: %s", replica.name, why)
+            log.error("replica %s is removed: %s", replica.name, why)
             for task in list(replica.flights):
                 task.cancel()
 
@@ -175,8 +179,9 @@ class Fleet:
 
 
 def listed(urls: Sequence[str]) -> Members:
-    """The members that `urls` name: http://HOST:PORT, or dns://NAME:PORT for every address of a
-    name, as a Kubernetes service without a cluster IP has them. Raises OptionError."""
+    """The members of `urls`: http://HOST:PORT, or dns://NAME:PORT for every address of a name, such
+    as a Kubernetes service without a cluster IP. Raises OptionError.
+    """
     fixed, names = [], []
     for url in urls:
         parts = urlsplit(url)
@@ -186,8 +191,8 @@ def listed(urls: Sequence[str]) -> Members:
         except ValueError:
             good = False
         if not good:
-            words = "give http://HOST:PORT, or dns://NAME:PORT for all addresses of a name"
-            raise OptionError(f"replica {url!r} is no address: {words}")
+            words = "use http://HOST:PORT, or dns://NAME:PORT for all addresses of a name"
+            raise OptionError(f"replica {url!r} is not an address: {words}")
         if parts.scheme == "dns":
             names.append((str(parts.hostname), port or 8000))
         else:

@@ -1,7 +1,7 @@
 """The proxy's path of one request: pick a replica, forward, stream back, retry where that is safe.
 
-Knows which failures may be tried again: those of which the client has seen nothing. Knows HTTP's
-heads; knows no socket.
+Retries only failures before the client has received any byte. Knows HTTP headers and status; knows
+no socket.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstre
 from spark_engine.runtime.server.api.answers import anthropic_error, error
 from spark_engine.runtime.server.http.bodies import Body
 
-TRIES = 3  # replicas that a request is offered to while they refuse it
-BREAKS = 2  # replicas that may break under it: a request that breaks engines breaks no more
+TRIES = 3  # replicas that may refuse a request before it fails
+BREAKS = 2  # replicas that a request may break: it might be the cause
 REFUSED = 503
 ENGINE_ERROR = b'"engine_error"'
-ASK_S = 5.0  # in which all replicas are asked for an answer that one of them keeps
-ASKING = 16  # replicas that are asked for such at a time, by all requests together
-MOST_KEPT = 1 << 16  # ids of kept answers whose replica is remembered
+ASK_S = 5.0  # time limit of asking all replicas for a stored answer
+ASKING = 16  # concurrent questions for stored answers, over all requests
+MOST_KEPT = 1 << 16  # ids of stored answers with a known replica
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 _HOP |= {"proxy-connection", "proxy-authenticate", "proxy-authorization"}
@@ -38,9 +38,9 @@ _NOT_UP = _HOP | {"host", "content-length", "content-encoding", "expect", "x-req
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
 _PREVIOUS = re.compile(rb'"previous_response_id"\s{0,64}:\s{0,64}"([^"]{1,200})"')
 LOOK = 2 << 20  # bytes of a body that are searched at a time
-_LONGEST = 512  # bytes of what is searched for
+_LONGEST = 512  # bytes of the longest match
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
-_BYTES = "surrogateescape"  # as aiohttp reads a header that is no UTF-8
+_BYTES = "surrogateescape"  # as aiohttp decodes a header that is not UTF-8
 _ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 
 Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
@@ -48,11 +48,11 @@ Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
 
 @dataclass
 class ClientRequest:
-    """A request as it came. `target`: its path and query; `name`: its x-request-id; its body is
-    unpacked, and dropped as soon as no other replica can need it.
+    """A client's request. `target`: its path and query; `name`: its x-request-id. Its body is
+    decompressed, and freed when no other replica can need it.
 
-    `send` gets the status and the headers (0 and none after the first time), a part of the body,
-    and whether more comes.
+    `send` gets the status and the headers (0 and none after the first call), a part of the body,
+    and whether more follows.
     """
 
     method: str
@@ -62,8 +62,8 @@ class ClientRequest:
     body: Body
     name: str
     send: Send
-    begun: bool = False  # the client has seen something
-    ended: bool = False  # and all there is
+    started: bool = False  # the client has received bytes
+    ended: bool = False  # the client has received everything
     tried: set[str] = field(default_factory=set)
 
     @property
@@ -75,7 +75,7 @@ class ClientRequest:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that says: not here, not now."""
+    """A replica's refusal of a request, which another replica may accept."""
 
     status: int
     headers: Headers
@@ -83,15 +83,15 @@ class Refusal:
 
 
 class Unsure(Exception):
-    """Some replica that may keep the answer did not say whether it does."""
+    """A replica that may store the answer did not reply."""
 
 
 class Failed(Lost):
-    """A replica whose engine failed, while its server did not."""
+    """The engine of a replica failed; its server is running."""
 
 
 class Forwarder:
-    """Carries requests to the replicas of one fleet."""
+    """Forwards requests to the replicas of one fleet."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
         self._fleet, self._upstream, self._metrics = fleet, upstream, metrics
@@ -99,16 +99,16 @@ class Forwarder:
         self._asking = asyncio.Semaphore(ASKING)
 
     async def forward(self, asked: ClientRequest) -> None:
-        """Answers the request, by whichever replica."""
+        """Answers the request by one of the replicas."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
         try:
             owner = await self._owner(asked)
-        except Unsure as problem:  # another replica would say that there is no such answer
+        except Unsure as problem:  # another replica would answer that the id does not exist
             await self._refuse(asked, str(problem))
             return
         refused: Refusal | None = None
         lost: list[Lost] = []
-        again = ""  # why it goes to another
+        again = ""  # reason of a retry, for the metrics
         for left in reversed(range(TRIES)):
             choice = self._fleet.router.choose(prompt, asked.tried)
             name = owner or (choice.name if choice else None)
@@ -155,7 +155,7 @@ class Forwarder:
                 whole = asked.body.data
                 sent = asked.body.drop if last and asked.body.large else None
                 asking = self._upstream.ask(asked.method, url, asked.up, whole, sent)
-                del whole  # what is sent is held by who sends it
+                del whole  # the sender holds the body now
                 async with asking as answer:
                     return await self._pass_on(replica, asked, answer, ticket)
         finally:
@@ -165,7 +165,7 @@ class Forwarder:
         self, replica: Replica, asked: ClientRequest, answer: Answer, ticket: Ticket
     ) -> Refusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
-        if answer.status not in (401, 403):  # its name may be its address
+        if answer.status not in (401, 403):  # the replica's name may be its address
             headers.append(("x-spark-replica", replica.name))
         if not answer.streams:
             body = await answer.whole()
@@ -180,32 +180,32 @@ class Forwarder:
         async for part in answer.parts():
             if not (whole := events.take(part)):
                 continue
-            if not asked.begun:
+            if not asked.started:
                 self._fleet.router.started(ticket)
                 self._note_kept(asked, replica, whole)
                 await self._send(asked, status, headers, whole, more=True)
             else:
                 await self._send(asked, 0, (), whole, more=True)
-        await self._send(asked, 0 if asked.begun else status, headers, events.left, more=False)
+        await self._send(asked, 0 if asked.started else status, headers, events.left, more=False)
         return None
 
     async def _send(
         self, asked: ClientRequest, status: int, headers: Headers, part: bytes, more: bool
     ) -> None:
-        asked.begun, asked.ended = True, not more
+        asked.started, asked.ended = True, not more
         asked.body.drop()
         await asked.send(status, headers, part, more)
 
     async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
-        """A replica broke; whether the request has ended with that."""
+        """Handles a replica that broke; returns whether the request has ended."""
         if not isinstance(problem, Failed):
             self._fleet.suspect(replica, str(problem))
-        if not asked.begun:
+        if not asked.started:
             return False
-        if asked.ended:  # it was being taken by a slow client
+        if asked.ended:  # the rest was in transit to a slow client
             return True
         self._metrics.broken()
-        words = f"replica {replica.name} broke its answer off: {problem}; ask again"
+        words = f"replica {replica.name} ended during its answer: {problem}; send the request again"
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
 
@@ -214,7 +214,7 @@ class Forwarder:
             await self._send(asked, refused.status, refused.headers, refused.body, more=False)
             return
         if lost is not None:
-            words = f"the replica broke before its first token: {lost}; nothing was said, ask again"
+            words = f"the replica ended before its first token: {lost}; send the request again"
         else:
             words = "no replica takes requests now; retry"
         await self._refuse(asked, words)
@@ -225,7 +225,7 @@ class Forwarder:
         await self._send(asked, status, headers, body, more=False)
 
     def _note_kept(self, asked: ClientRequest, replica: Replica, body: bytes) -> None:
-        """Whose answer this is, if it is one that may be asked for again."""
+        """Stores which replica has this answer, if it can be requested later."""
         if asked.path == RESPONSES and (found := _MADE.search(body)):
             self._keep(found[1].decode("utf-8", "replace"), replica)
 
@@ -236,28 +236,30 @@ class Forwarder:
                 self._kept.popitem(last=False)
 
     async def _owner(self, asked: ClientRequest) -> str | None:
-        """The replica that keeps the answer which the request is about; None: any will do. Raises
-        Unsure."""
+        """The replica that stores the answer in the request's path; None if any replica will do.
+        Raises Unsure.
+        """
         ident = ""
         if asked.path == RESPONSES:
             ident = await _previous(asked.body)
         elif asked.path.startswith(RESPONSES + "/"):
             ident = asked.path.removeprefix(RESPONSES + "/").partition("/")[0]
-        if not _ID.fullmatch(ident):  # nobody made it, and it is part of an address below
+        if not _ID.fullmatch(ident):  # it must not get into a URL
             return None
         known = self._kept.get(ident)
         if known is not None and known in self._fleet.replicas:
             return known
         headers = credentials(asked)
-        # this front was started again, or there are several
+        # this front was restarted, or there are several
         replica = await self._ask_all(f"{RESPONSES}/{ident}", headers)
         if replica is not None:
             self._keep(ident, replica)
         return replica.name if replica else None
 
     async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
-        """The first replica found that has this, asked a few at a time within ASK_S seconds. Raises
-        Unsure where none is found and not all have said so."""
+        """The first replica found that stores it; asks ASKING replicas at a time within ASK_S
+        seconds. Raises Unsure if none is found and some did not reply.
+        """
         left, silent = deque(self._fleet.up), 0
 
         async def ask() -> Replica | None:
@@ -277,7 +279,7 @@ class Forwarder:
                 if status == 200:
                     return replica
                 silent += status == REFUSED
-                if status in (401, 403):  # no other will tell either
+                if status in (401, 403):  # every replica would refuse this key
                     left.clear()
             return None
 
@@ -294,13 +296,14 @@ class Forwarder:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if silent:
-            raise Unsure("some replica did not say whether it keeps this answer; retry")
+            raise Unsure("a replica did not reply whether it stores this answer; retry")
         return None
 
 
 async def _previous(body: Body) -> str:
-    """The response that a body goes on from; empty where it names none. A large body is searched in
-    parts, between which the event loop does other work."""
+    """The body's `previous_response_id`; empty without one. A large body is searched in parts,
+    between which the event loop runs other tasks.
+    """
     for at in range(0, len(body.data), LOOK):
         if at:
             await asyncio.sleep(0)
@@ -311,15 +314,16 @@ async def _previous(body: Body) -> str:
 
 
 def credentials(asked: ClientRequest) -> Headers:
-    """The headers by which a replica knows whose request it is."""
+    """The headers that authenticate the request at a replica."""
     return [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
 
 
 def problem_of(
     path: str, status: int, words: str, name: str, code: str = "no_replica"
 ) -> tuple[int, bytes, Headers]:
-    """(status, body, headers) of an error in the form of the API under `path`; `code` is that of a
-    refusal."""
+    """(status, body, headers) of an error in the format of the API under `path`; `code`: of a
+    refusal.
+    """
     kind = "service_unavailable" if status == REFUSED else "invalid_request_error"
     code = code if status == REFUSED else ""
     headers = [("content-type", "application/json")]
@@ -333,7 +337,7 @@ def problem_of(
 
 
 def last_words(path: str, words: str, name: str) -> bytes:
-    """The events that end a stream which has begun, in the form of its API."""
+    """Final events of a started stream, in the format of its API."""
     body = _form(path, 500, words, name, "server_error", "replica_lost")
     if path.startswith(MESSAGES):
         return _event("error", body)
@@ -359,8 +363,7 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
 
 
 def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
-    """The headers that go on to the other side: none of `without`, and none that `Connection`
-    names as of this connection alone."""
+    """The headers to forward: without those in `without`, and those that `Connection` lists."""
     named = {
         word.strip().lower()
         for name, value in headers
@@ -371,13 +374,14 @@ def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
 
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Headers as ASGI has them, as text: in UTF-8, in which they are sent on, or else in the
-    encoding that takes any byte."""
+    """ASGI headers as text: decoded as UTF-8, in which they are sent, or in an encoding of any
+    bytes.
+    """
     return [(k.decode("latin-1"), _text(v)) for k, v in headers]
 
 
 def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """A replica's headers for ASGI, with the bytes that they came with."""
+    """A replica's headers for ASGI, with their original bytes."""
     return [(k.encode("utf-8", _BYTES), v.encode("utf-8", _BYTES)) for k, v in headers]
 
 

@@ -1,7 +1,7 @@
-"""The address in front of the replicas: an ASGI application that passes requests on.
+"""The front: an ASGI application that forwards requests to replicas.
 
-It answers for all of them: /health, /ready, /load, /metrics, /replicas. Everything else is one
-replica's. Keys are the replicas' matter: whoever they turn away is turned away.
+It answers /health, /ready, /load, /metrics and /replicas for all replicas, and forwards all other
+paths. The replicas check keys; the front forwards their refusals.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from spark_engine.runtime.server.http.guard import Guard, Guarded, is_own
 from spark_engine.runtime.server.operation.request_ids import RequestIds, current
 from spark_engine.runtime.server.replies.errors import error_response
 
-METRICS_S = 5.0  # for one replica's counters
-ASKED = 3  # replicas, each of which may be silent, that are asked whether they take a key
+METRICS_S = 5.0  # time limit of one replica's metrics
+ASKED = 3  # unresponsive replicas that are tried for a check of a key
 JSON = [("content-type", "application/json")]
 TEXT = [("content-type", "text/plain; version=0.0.4; charset=utf-8")]
 
 
 class Front:
-    """The application. `max_body` in bytes; what all bodies together may hold is as at a server.
-    `guard`: by which names and pages it may be called; None: by any."""
+    """The application. `max_body` in bytes; all bodies together have the same limit as in a server.
+    `guard`: host names and origins that may call it; None: any.
+    """
 
     def __init__(
         self, fleet: Fleet, upstream: Upstream, max_body: int, guard: Guard | None = None
@@ -56,19 +57,19 @@ class Front:
         self.app: ASGIApp = RequestIds(self if guard is None else Guarded(self, guard))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http":
             return
-        begun = False
+        started = False
 
         async def answer(status: int, headers: Headers, part: bytes, more: bool) -> None:
-            nonlocal begun
-            if not begun:
+            nonlocal started
+            if not started:
                 rows = encoded(headers)
                 if not more:
                     rows.append((b"content-length", str(len(part)).encode()))
                 await send({"type": "http.response.start", "status": status, "headers": rows})
-                begun = True
+                started = True
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
         path, target = (
@@ -99,7 +100,9 @@ class Front:
             whole.drop()
 
     def _own(self, method: str, path: str) -> tuple[int, object] | None:
-        """(status, body) of what is answered here, for anybody: no replica's name or address."""
+        """(status, body) of a path that needs no key: it contains no name or address of
+        a replica.
+        """
         if method != "GET" or path not in ("/health", "/ping", "/ready", "/load"):
             return None
         up, opened = self._fleet.up, self._fleet.router.open
@@ -112,7 +115,7 @@ class Front:
         return 503, {"status": "unhealthy", "reason": why, **counts}
 
     async def _list(self, asked: ClientRequest) -> None:
-        """All replicas: their names and addresses are for those whose key one of them takes."""
+        """The replicas' names and addresses, for clients with a key that a replica accepts."""
         replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
         rows: list[dict[str, object]] = [
             {"up": r.up, "requests": opened.get(r.name, 0)} for r in replicas
@@ -142,12 +145,12 @@ class Front:
         try:
             await self._forwarder.forward(asked)
         except Unsendable as error:
-            words = f"the request cannot be sent on: {error}"
+            words = f"the request cannot be forwarded: {error}"
             status, body, headers = problem_of(asked.path, 400, words, asked.name)
             await asked.send(status, headers, body, False)
 
     async def _metrics(self, asked: ClientRequest) -> None:
-        """Every replica's counters, and ours. Who may not see theirs sees none."""
+        """Metrics of every replica and of the front, for clients that may read the replicas'."""
         names = [replica.name for replica in self._fleet.up]
         urls = [f"{replica.address.url}/metrics" for replica in self._fleet.up]
         headers = credentials(asked)
@@ -164,7 +167,7 @@ class Front:
             if status in (401, 403):
                 await asked.send(status, JSON, body, False)
                 return
-            if status != 200:  # as of one that is on its way down
+            if status != 200:  # treated like a replica that is shutting down
                 continue
             texts[name] = body.decode("utf-8", "replace")
         opened = self._fleet.router.open
@@ -174,7 +177,9 @@ class Front:
 
 
 def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that a replica may see: a page that came from here is of no other server's."""
+    """The headers for a replica: same-origin for a page of this front, which the replica cannot
+    know.
+    """
     hosts = [value for name, value in headers if name == b"host"]
     return [
         (name, value)
@@ -184,7 +189,7 @@ def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 async def _unless_gone(receive: Receive, work: asyncio.Future[None]) -> None:
-    """Does the work, unless the client leaves before; then it is cut off."""
+    """Runs the work, and cancels it if the client disconnects."""
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""The front's process: listens, looks after the replicas, drains.
+"""The front's process: listens, checks the replicas, drains.
 
-Knows uvicorn and signals; knows not who starts the replicas.
+Knows uvicorn and signals; knows nothing about the start of replicas.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """The bound address, which does not listen yet. Raises OptionError."""
+    """A socket bound to the address, not listening yet. Raises OptionError."""
     check_tls(options.tls_cert, options.tls_key)
     return bind(options.host, options.port)
 
@@ -48,8 +48,8 @@ async def serve(
 ) -> int:
     """Serves the replicas behind one address until a signal; returns the exit code.
 
-    Of `options` those count that are of connections: bounds, times, TLS, and by which names and
-    pages it may be called where there are no keys.
+    Uses the connection options of `options`: limits, timeouts, TLS, and the host names and origins
+    that may call it without keys.
     """
     return_large_buffers()
     descriptors = raise_descriptor_limit()
@@ -59,7 +59,7 @@ async def serve(
     hosts, origins = options.allowed_hosts, options.cors_origins
     guard = guard_of(hosts, options.host, listener, locked, origins)
     front = Front(fleet, upstream, options.max_body_mib << 20, guard)
-    # half of the descriptors are for the replicas' side
+    # half of the descriptors are for connections to replicas
     room = min(options.max_connections, max(1, room_for_connections(descriptors) // 2))
     connections = Connections(room, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
@@ -95,31 +95,32 @@ def _config(front: Front, connections: Connections, options: ServerOptions) -> u
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which is unhealthy as soon as it is asked to stop, and answers for `drain_s` seconds
-    or until its last request has ended."""
+    """uvicorn; on a stop it reports unhealthy, and serves for `drain_s` seconds or until its last
+    request has ended.
+    """
 
     def __init__(
         self, config: uvicorn.Config, front: Front, listener: socket.socket, drain_s: float
     ) -> None:
         super().__init__(config)
         self._front, self._listener, self._drain_s = front, listener, drain_s
-        self._end = 0.0  # of the drain, once it has started; `time.monotonic`
+        self._end = 0.0  # end of a started drain on the clock of `time.monotonic`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, then a line that says where."""
+        """uvicorn's startup, then a log line with the address."""
         keep_loaded()
         await super().startup(sockets)
         scheme = "https" if self.config.is_ssl else "http"
         log.info("the front is at %s://%s:%d", scheme, *self._listener.getsockname()[:2])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM and SIGINT; a second one does not wait for answers."""
+        """Handles SIGTERM and SIGINT; a second signal ends without waiting for answers."""
         if self._front.draining:
             self.force_exit = self.should_exit = True
         self._front.draining, self._end = True, time.monotonic() + self._drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn's, ten times a second; the port stays open while requests run."""
+        """uvicorn's tick, ten times a second; the port stays open while requests run."""
         if self._front.draining and not self.should_exit:
             left = self._end - time.monotonic()
             self.should_exit = left <= 0 or not self.server_state.tasks

@@ -1,4 +1,4 @@
-"""The counters of several servers as one text: each sample with the label `replica`.
+"""The metrics of several servers in one text: each sample gets the label `replica`.
 
 Knows Prometheus' text format.
 """
@@ -14,7 +14,7 @@ LABEL = "replica"
 
 
 def merge(texts: Mapping[str, str]) -> str:
-    """One text of those by replica. A family's samples stand together, as the format wants."""
+    """Merges metrics by replica. The format requires that a family's samples are consecutive."""
     about: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for name, text in texts.items():

@@ -1,6 +1,6 @@
-"""What is placed: which engine, how many, on what each stands, when there are to be more.
+"""The placement plan: which engine, how many replicas, their resources, and scaling.
 
-Knows numbers and refuses those that cannot be; knows no library that places.
+Validates numbers; knows no placement library.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.server.process.server import ServerOptions
 
-START_S = 1800.0  # that a replica may take to load its engine
+START_S = 1800.0  # time limit of a replica's engine load
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One engine, several times.
+    """Replicas of one engine.
 
     Attributes:
-        folder: the engine folder, on every machine under this path.
-        server: how each serves; an empty host is the address of the machine that it stands on.
-        least, most: replicas; more than `least` only while requests ask for it.
-        gpus, cpus: what each takes of a machine; parts of one are counted, not enforced.
-        follows: those of `gpus` and `target` that nobody named: they are the engine's.
-        target: requests, running or waiting, that one replica is to have; beyond that there are to
-            be more of them.
-        stamp: of the engine's content, by `stamp_of`.
-        known: the machines will not become more.
+        folder: path of the engine folder, equal on every machine.
+        server: server options; an empty host is the address of the replica's machine.
+        least, most: bounds of the number of replicas; requests decide within them.
+        gpus, cpus: resources of one replica; fractions are counted, not enforced.
+        follows: those of `gpus` and `target` without a user's value: the engine decides.
+        target: running and waiting requests per replica; above it the plan scales up.
+        stamp: digest of the engine's content, by `stamp_of`.
+        known: the number of machines is fixed.
     """
 
     folder: str
@@ -49,20 +48,21 @@ class Plan:
 
     @property
     def scales(self) -> bool:
-        """Does the number follow the requests?"""
+        """Whether the number of replicas depends on the requests."""
         return self.most > self.least
 
     @property
     def version(self) -> str:
-        """Equal where the replicas of one plan may be those of the other: how many does not
-        count, nor does what each takes of a machine."""
+        """Equal for two plans that may share replicas: numbers and resources are not a
+        part of it.
+        """
         server = msgspec.json.encode(self.server)
         found = hashlib.sha256(msgspec.json.encode([self.folder, self.stamp, server]))
         return found.hexdigest()[:32]
 
 
 def counts(given: str) -> tuple[int, int]:
-    """`4`, or `2-8`, as (least, most). Raises OptionError."""
+    """Parses `4`, or `2-8`, to (least, most). Raises OptionError."""
     low, _, high = given.partition("-")
     try:
         least, most = int(low), int(high or low)
@@ -74,7 +74,7 @@ def counts(given: str) -> tuple[int, int]:
 
 
 def sizes(manifest: Manifest, **named: float | None) -> dict[str, Any]:
-    """`gpus`, `target` and `follows` of a plan for this engine; `named`: what the user gave."""
+    """`gpus`, `target` and `follows` of a plan for this engine; `named`: the user's values."""
     own = {
         "gpus": float(manifest.ranks) if manifest.executor == NATIVE else 0.0,
         "target": float(manifest.limits.max_seqs),
@@ -84,24 +84,26 @@ def sizes(manifest: Manifest, **named: float | None) -> dict[str, Any]:
 
 
 def stamp_of(manifest: Manifest) -> str:
-    """A digest of the engine: the manifest holds those of all its files."""
+    """A digest of the engine's manifest, which contains the digests of all its files."""
     return hashlib.sha256(manifest.encode()).hexdigest()
 
 
 def moved(plan: Plan, folder: str, manifest: Manifest, **named: float | None) -> Plan:
-    """The plan for another engine: what followed the engine follows this one."""
+    """The plan for another engine: values in `follows` are recomputed."""
     kept = {name: getattr(plan, name) for name in ("gpus", "target") if name not in plan.follows}
     given = kept | {name: value for name, value in named.items() if value is not None}
     return replace(plan, folder=folder, stamp=stamp_of(manifest), **sizes(manifest, **given))
 
 
 def wanted(requests: float, plan: Plan) -> int:
-    """Replicas for so many requests, running or waiting, of all together."""
+    """Number of replicas for this total of running and waiting requests."""
     return min(plan.most, max(plan.least, math.ceil(requests / plan.target)))
 
 
 def check_room(plan: Plan, there: Mapping[str, float]) -> None:
-    """Raises CapacityError where the machines, `there` together, cannot hold the least replicas."""
+    """Raises CapacityError if the machines' resources `there` cannot hold the least number of
+    replicas.
+    """
     for word, each in (("GPU", plan.gpus), ("CPU", plan.cpus)):
         need, have = each * plan.least, there.get(word, 0.0)
         if need > have:

@@ -1,12 +1,12 @@
-"""How a request begins: digests of its prompt at places where another may part from it.
+"""Digests of a prompt's prefixes, at positions where another prompt may differ.
 
-Knows the bodies of the APIs as far as a prompt stands in them; knows no tokens and no template. A
-place is the end of a message (there the engines keep recurrent states) or, within a long text, a
-grid like that of the pages. Two requests that share a beginning share the digests of its places,
-because each digest is of everything before it.
+Knows where the APIs' bodies contain the prompt; knows no tokens and no template. A position is the
+end of a message (where engines keep recurrent states) or, within a long text, a point of a grid
+like that of the pages. Each digest covers everything before it, so requests with a common beginning
+share digests.
 
-No key was looked at when a body comes here, so its cost is bounded whatever it holds: its JSON is
-gone over without building anything of it, and only the bytes of some messages are made objects.
+The body's sender is not authenticated yet, so the cost is bounded for every body: the JSON is
+scanned without building objects, and only some messages are decoded.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from typing import NamedTuple
 import msgspec
 
 GRID = 2048  # bytes of JSON, about 512 tokens: several pages
-MOST = 2 << 20  # bytes of a body that is read; a longer one, which few engines take, goes anywhere
-MOST_PARTS = 1 << 16  # commas in messages that are taken apart; others are one text
-MOST_MESSAGES = 1 << 12  # whose ends are places; of more only the first are
-FIRST, LAST = 96, 160  # places of one request that are kept
+MOST = 2 << 20  # bytes of a body that is read; a longer body may go to any replica
+MOST_PARTS = 1 << 16  # commas in messages that are split; longer ones are one text
+MOST_MESSAGES = 1 << 12  # messages with a position at their end; later ones have none
+FIRST, LAST = 96, 160  # positions of one request that are kept
 _NOTHING = (b"", b"null", b"[]", b"{}", b'""', b"false", b"0")
 
 
 class Place(NamedTuple):
-    """A place in a prompt: the digest of all before it, and how many bytes those are."""
+    """A position in a prompt: the digest and the number of all bytes before it."""
 
     digest: bytes
     length: int
 
 
 class _Body(msgspec.Struct):
-    """What a prompt is made of, in its order, as JSON. `cache_salt` parts all that follows."""
+    """The parts of a body that form the prompt, in order, as JSON. `cache_salt` changes all
+    digests.
+    """
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -47,17 +49,17 @@ class _Body(msgspec.Struct):
 
     @property
     def before(self) -> Iterable[msgspec.Raw]:
-        """What a template puts before the messages."""
+        """What a template renders before the messages."""
         return self.tools, self.functions, self.system, self.instructions
 
     @property
     def prompts(self) -> Iterable[msgspec.Raw]:
-        """The conversation or the text; one of them as a rule."""
+        """The conversation or the text; usually one."""
         return self.messages, self.input, self.prompt
 
 
 def places(body: bytes) -> tuple[Place, ...]:
-    """The places of a request's prompt, from its beginning on; none of what is not understood."""
+    """The positions of a request's prompt in order; none for an invalid body."""
     if len(body) > MOST:
         return ()
     try:
@@ -70,14 +72,14 @@ def places(body: bytes) -> tuple[Place, ...]:
 
 
 def _marked(pieces: Sequence[bytes], root: bytes) -> Iterator[Place]:
-    """The first and the last places of these pieces, whose digests begin with `root`."""
-    ends = [-(-len(piece) // GRID) for piece in pieces]  # places of each
+    """The first and last positions of these pieces; their digests start from `root`."""
+    ends = [-(-len(piece) // GRID) for piece in pieces]  # grid points of each piece
     total, number, length = sum(ends), 0, 0
     digest = blake2b(root, digest_size=16)
     for piece, count in zip(pieces, ends, strict=True):
         at = 0
         while at < len(piece):
-            if FIRST <= number < total - LAST:  # not kept: hashed up to where one is, or the end
+            if FIRST <= number < total - LAST:  # not kept: hashed with the next one
                 skipped = min(total - LAST - number, count - at // GRID)
                 step = skipped * GRID
             else:
@@ -90,7 +92,7 @@ def _marked(pieces: Sequence[bytes], root: bytes) -> Iterator[Place]:
 
 
 def _pieces(body: _Body) -> Iterator[bytes]:
-    """Texts of JSON, each of which shows where it ends."""
+    """Delimited JSON texts of the prompt's parts."""
     before = [b"" if raw in _NOTHING else raw for raw in map(bytes, body.before)]
     if any(before):
         yield b"\0".join(before)
@@ -104,7 +106,7 @@ def _pieces(body: _Body) -> Iterator[bytes]:
 
 
 def _parts(raw: bytes) -> Iterator[bytes]:
-    """A list's elements; its text as a whole where it is one of token ids, or has too many."""
+    """A list's elements; the whole text for a list of token ids, or for too many elements."""
     begin = raw[1:65].lstrip()[:1]
     if begin.isdigit() or raw.count(b",") > MOST_PARTS:
         yield raw[1:-1]

@@ -1,8 +1,8 @@
-"""Replicas placed by Ray Serve: on which machine, on which GPU, whether they live, how many.
+"""Replicas placed by Ray Serve: machine, GPU, liveness, number.
 
-Knows Ray, and no other file does. Requests do not go through it: each replica is a server at an
-address of its own, which a directory tells to the fronts (docs/decisions.md says why). Ray starts a
-directory that dies again; until it is there the fronts go on with what they know.
+The only file that knows Ray. Requests do not pass through Ray: each replica is a server with its
+own address, which a directory reports to the fronts (docs/decisions.md gives the reasons). Ray
+restarts a directory that dies; meanwhile the fronts use the last known replicas.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from spark_engine.runtime.replicas.server_process import ANSWER_S, ServerProcess
 from spark_engine.runtime.server.process.server import ServerOptions
 
 NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spark", "engine"
-HEALTH_S = 2.0  # between two looks of Ray's at a replica
-STARTS = 3  # of a replica that fails, after which the placing has failed
-DRAIN_MORE_S = 15.0  # beyond the server's own drain
-REMOVE_MORE_S = 30.0  # beyond it, until the replicas are gone or are ended
-TELL_S = 2.0  # for the directory's answer, and between two times that a replica tells it
-FRONTS_S = 2.5  # in which the fronts have heard that a replica leaves
+HEALTH_S = 2.0  # between two health checks by Ray
+STARTS = 3  # failed starts of a replica after which the placement fails
+DRAIN_MORE_S = 15.0  # in addition to the server's drain
+REMOVE_MORE_S = 30.0  # in addition to that, until the replicas have ended or are killed
+TELL_S = 2.0  # time limit of the directory's answer, and heartbeat interval
+FRONTS_S = 2.5  # time until the fronts know that a replica leaves
 SCALE_UP_S, SCALE_DOWN_S, LOOK_BACK_S = 10.0, 300.0, 30.0
-STORE = 128 << 20  # bytes of Ray's object store, of which nothing is used
+STORE = 128 << 20  # bytes of Ray's object store, which is unused
 
 log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One replica, as Ray Serve keeps it: a server in a process of its own."""
+    """One replica as a Ray Serve deployment: a server in a separate process."""
 
     def __init__(self, folder: str, server: bytes) -> None:
         options = msgspec.json.decode(server, type=ServerOptions)
@@ -58,22 +58,24 @@ class Engine:
             newest: Noted = ray.get(telling, timeout=TELL_S)
             return newest
 
-        self._telling = Heartbeat(tell, TELL_S)  # by itself: Ray's controller may be away
+        self._telling = Heartbeat(tell, TELL_S)  # works without Ray's controller
 
     def check_health(self) -> None:
-        """Raises where the server is gone or silent. It starts its engine again by itself."""
+        """Raises if the server has ended or is unresponsive. The server restarts its
+        engine itself.
+        """
         if words := self._child.ended:
             raise RuntimeError(words)
         if not self._child.health():
             raise RuntimeError(f"{self._child.url} does not answer")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Requests that run or wait."""
+        """Running and waiting requests."""
         status, body = self._child.get("/load")
         return {"requests": float(msgspec.json.decode(body)["server_load"]) if status == 200 else 0}
 
     def __del__(self) -> None:
-        """Out of the directory first, so that no more comes; then the server drains."""
+        """Leaves the directory, so that no request arrives, then drains the server."""
         child = getattr(self, "_child", None)
         if child is None:
             return
@@ -85,35 +87,35 @@ class Engine:
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
     async def __call__(self) -> str:
-        """Where it is."""
+        """The server's address."""
         return self._child.url
 
 
 class ByQueue:
-    """As many replicas as all requests ask for that run or wait."""
+    """Scales the replicas by the running and waiting requests."""
 
     def __init__(self, plan: str) -> None:
         self._plan = msgspec.json.decode(plan, type=Plan)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """(replicas, no state)."""
+        """(number of replicas, no state)."""
         found = (context.aggregated_metrics or {}).get("requests", {})
         return wanted(sum(found.values()), self._plan), {}
 
 
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[None]:
-    """Ray's cluster: the one at `address`, or one of this machine alone, which ends with the block.
+    """Ray's cluster: the one at `address`, or a new one on this machine that ends with the block.
 
-    Raises OptionError where there is none.
+    Raises OptionError if there is none.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is phoned
-    os.environ.setdefault("RAY_worker_niceness", "0")  # an engine is no work for spare moments
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disables telemetry
+    os.environ.setdefault("RAY_worker_niceness", "0")  # an engine must not run at low priority
     given: dict[str, Any] = {"address": address}
     if address is None:
         given = {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
     try:
-        with contextlib.chdir("/"):  # Ray's processes import what lies there before anything else
+        with contextlib.chdir("/"):  # Ray's processes import from the current folder first
             ray.init(**given, namespace=NAMESPACE, logging_level="warning")
     except Exception as error:
         raise OptionError(_no_ray(address, f"{type(error).__name__}: {error}")) from None
@@ -124,36 +126,37 @@ def cluster(address: str | None) -> Iterator[None]:
 
 
 def _no_ray(address: str | None, why: str) -> str:
-    """What a user may do where Ray is not there."""
+    """The error and its remedy if Ray is unavailable."""
     if address is None:
-        words = "it gives up after some 15 s, which a busy machine may take: run it again"
+        words = "it stops after about 15 s, which a busy machine may need: run it again"
         return f"Ray does not start on this machine ({why}); {words}"
-    words = "is it started, and is its Ray of this version?"
+    words = "check that it runs, with this version of Ray"
     if address != "auto" and "RAY_AUTH_MODE" not in os.environ:
         words += (
-            " Where its machines have a token (~/.ray/auth_token), set RAY_AUTH_MODE=token here: "
-            "Ray takes it by itself for --ray auto alone."
+            " If its machines have a token (~/.ray/auth_token), set RAY_AUTH_MODE=token here: "
+            "Ray uses it automatically only for --ray auto."
         )
     return f"Ray does not answer at {address} ({why}); {words}"
 
 
 def check_free() -> None:
-    """Raises OptionError where this cluster has replicas already."""
+    """Raises OptionError if this cluster has replicas already."""
     if APPLICATION in serve.status().applications:
-        words = "spark-replicas update and scale change them, front stands before them, remove ends"
+        words = "spark-replicas update and scale change them, front serves them, remove ends"
         raise OptionError(f"replicas are placed in this cluster already: {words} them")
 
 
 def place(plan: Plan) -> None:
-    """Starts the replicas. Returns when they take requests. Raises CapacityError."""
+    """Starts the replicas; returns when they accept requests. Raises CapacityError."""
     _check_room(plan)
     _put(plan)
     _note(plan)
 
 
 def _check_room(plan: Plan) -> None:
-    """Raises CapacityError where the replicas can never be placed; where they may wait for a
-    machine, says so."""
+    """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
+    a machine.
+    """
     try:
         check_room(plan, ray.cluster_resources())
     except CapacityError as error:
@@ -167,10 +170,10 @@ def _note(plan: Plan) -> None:
 
 
 def _put(plan: Plan) -> None:
-    """Has Ray place it, or change what was placed: one replica after the other where the engine or
-    the options differ, and none where only numbers do.
+    """Places the plan with Ray, or changes the placed one: Ray replaces the replicas one after the
+    other if the engine or the options differ, and none if only numbers do.
 
-    Raises CapacityError; then what was there before is there still, in part.
+    Raises CapacityError; then the earlier replicas are still placed, at least some of them.
     """
     data = msgspec.json.encode(plan)
     serve.start(proxy_location="Disabled")
@@ -197,7 +200,7 @@ def _put(plan: Plan) -> None:
         max_constructor_retry_count=STARTS,
         **how,
     )
-    # without a version Ray makes one up each time, and replaces every replica
+    # without a version Ray generates one each time, and replaces every replica
     deployment = deployment.options(version=plan.version, _internal=True)
     try:
         bound = deployment.bind(plan.folder, msgspec.json.encode(plan.server))
@@ -207,8 +210,8 @@ def _put(plan: Plan) -> None:
 
 
 def change(edit: Callable[[Plan], Plan]) -> None:
-    """Places what `edit` makes of what is placed; where that fails, what was placed again. What is
-    asked of Ray is noted first: Ray goes on with it where this process ends. Raises OptionError,
+    """Places the result of `edit` on the current plan; if that fails, places the old plan again.
+    The directory records the plan first: Ray continues if this process ends. Raises OptionError,
     CapacityError.
     """
     old = placed()
@@ -224,20 +227,20 @@ def change(edit: Callable[[Plan], Plan]) -> None:
 
 
 def placed() -> Plan:
-    """What is placed in this cluster. Raises OptionError where nothing is."""
-    end = time.monotonic() + LEASE_S  # a new directory has heard of it by then
+    """The plan of this cluster. Raises OptionError if there is none."""
+    end = time.monotonic() + LEASE_S  # a new directory has received it by then
     while APPLICATION in serve.status().applications:
         if found := _noted():
             return found
         if time.monotonic() > end:
-            words = "the replicas are being placed for the first time: ask again later, or, where "
-            raise OptionError(words + "the run that does it is lost, end them by remove")
+            words = "the replicas are being placed for the first time: try again later, or, if "
+            raise OptionError(words + "the run that places them has ended, remove them")
         time.sleep(HEALTH_S / 4)
-    raise OptionError("nothing is placed in this cluster: begin with spark-replicas run")
+    raise OptionError("this cluster has no replicas: start with spark-replicas run")
 
 
 def states() -> dict[str, int]:
-    """How many replicas are in which state, as Ray sees them."""
+    """Number of replicas by state, as reported by Ray."""
     application = serve.status().applications.get(APPLICATION)
     found = application.deployments.get(DEPLOYMENT) if application else None
     return (
@@ -246,9 +249,9 @@ def states() -> dict[str, int]:
 
 
 def remove() -> None:
-    """Ends all replicas; they drain. Nothing of ours stays in the cluster."""
+    """Ends all replicas after their drain, and removes the application from the cluster."""
     drain_s = (plan.server if (plan := _noted()) else ServerOptions()).drain_timeout_s
-    with contextlib.ExitStack() as last:  # whatever happens; the directory at the very end
+    with contextlib.ExitStack() as last:  # runs even after an error; the directory ends last
         last.callback(_kill_directory)
         last.callback(_end_serve)
         with contextlib.suppress(Exception):
@@ -265,7 +268,7 @@ def remove() -> None:
 
 
 def _end_serve() -> None:
-    if not serve.status().applications.keys() - {APPLICATION}:  # others have theirs
+    if not serve.status().applications.keys() - {APPLICATION}:  # other applications may be running
         serve.shutdown()
 
 
@@ -275,22 +278,22 @@ def _kill_directory() -> None:
 
 
 def named() -> tuple[Rows, bool]:
-    """What the directory answers, for a front's `Members`. Blocks."""
+    """The directory's list of replicas, for a front's `Members`. Blocks."""
     try:
         directory = _found()
-    except ValueError:  # no replica was there yet
+    except ValueError:  # no replica has started the directory yet
         return (), True
     rows: tuple[Rows, bool] = ray.get(directory.names.remote(), timeout=TELL_S)
     return rows
 
 
 def address_here() -> str:
-    """The address of this machine that the others of the cluster know."""
+    """This machine's address within the cluster."""
     return str(ray.util.get_node_ip_address())
 
 
 def _noted() -> Plan | None:
-    """The plan that the directory knows, if it is there and knows one."""
+    """The directory's plan, if there is one."""
     try:
         data = ray.get(_found().plan.remote(), timeout=TELL_S)
     except (ValueError, TimeoutError, ray.exceptions.RayError):
@@ -299,12 +302,12 @@ def _noted() -> Plan | None:
 
 
 def _found() -> Any:
-    """The directory. Raises ValueError where none is: who only reads makes none."""
+    """The directory. Raises ValueError if there is none; readers do not create one."""
     return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
 
 
 def _made() -> Any:
-    """The directory, which is made where none is."""
+    """The directory, created if there is none."""
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Directory)
     return actor.options(
         name=DIRECTORY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True

@@ -1,7 +1,8 @@
-"""Which replica gets a request: the one that holds its beginning, unless others are much freer.
+"""Chooses a replica for a request: the one with the longest cached prefix, unless others have much
+less load.
 
-Knows replicas by name, how many requests each has, and which prompts went where. Knows no HTTP and
-no clock; the simulation (`benchmarks/replicas/simulated.py`) runs the same code.
+Knows replicas by name, their numbers of requests, and which prompts they received. Knows no HTTP
+and no clock; the simulation (`benchmarks/replicas/simulated.py`) runs the same code.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 
 from spark_engine.runtime.replicas.prefix import Place
 
-REQUEST = 512  # bytes of a prompt worth one more request in front: prefilled in its time
-MOST_PLACES = 1 << 17  # that are remembered: some 50 MiB
-MOST_PARTS = 64  # where so many prompts part, more make no difference
-HOLDERS = 8  # replicas that are remembered for a place
+REQUEST = 512  # bytes of a prompt that take as long to prefill as one waiting request
+MOST_PLACES = 1 << 17  # known positions: about 50 MiB
+MOST_PARTS = 64  # prompts that diverge at one position; more are counted as this many
+HOLDERS = 8  # replicas that are stored per position
 
 
 class Policy(enum.StrEnum):
-    """By what a replica is chosen."""
+    """The policies."""
 
     PREFIX = "prefix"
     LEAST = "least"
@@ -29,7 +30,7 @@ class Policy(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Choice:
-    """A replica, and how many bytes of the prompt went to it before."""
+    """A replica, and the number of the prompt's bytes that it received before."""
 
     name: str
     shared: int = 0
@@ -37,8 +38,9 @@ class Choice:
 
 @dataclass(slots=True)
 class _Known:
-    """A place: the replicas that a prompt up to it went to, the place that came next and how often
-    another came. Where many prompts part, what is before it will soon be held by all."""
+    """A position: the replicas that received a prompt up to it, the next position, and how often
+    another one followed. If many prompts diverge here, all replicas will soon have its prefix.
+    """
 
     names: tuple[str, ...] = ()
     next: bytes = b""
@@ -47,36 +49,38 @@ class _Known:
 
 @dataclass
 class Ticket:
-    """A request at a replica: bytes of its prompt that are still to be computed there."""
+    """A request at a replica; `bytes`: of its prompt that the replica still has to compute."""
 
     name: str
     ahead: int
 
 
 class Router:
-    """The replicas that take requests. `places` bounds what is remembered of prompts."""
+    """The replicas that accept requests. `places` limits the number of stored positions."""
 
     def __init__(self, policy: Policy = Policy.PREFIX, places: int = MOST_PLACES) -> None:
         self._policy, self._most = policy, places
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # the longest unused first
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # least recently used first
         self._turn = 0
-        self._order: dict[str, int] = {}  # by name: its last turn; the lowest is next
-        self.open: dict[str, int] = {}  # requests of each that have not ended
+        self._order: dict[str, int] = {}  # by name: index of its last choice; lowest first
+        self.open: dict[str, int] = {}  # running requests of each
         self._ahead: dict[str, int] = {}  # bytes of their prompts that are not computed yet
 
     def add(self, name: str) -> None:
-        """A replica takes requests from now on; one that was known keeps its count."""
+        """Adds a replica; a known one keeps its running requests."""
         self._order.setdefault(name, 0)
         self.open.setdefault(name, 0)
         self._ahead.setdefault(name, 0)
 
     def remove(self, name: str) -> None:
-        """It takes no more; what is open is counted on. What it held is forgotten as it is met."""
+        """Removes a replica; its running requests stay counted. Its positions are removed when they
+        are read.
+        """
         self._order.pop(name, None)
         self._forget(name)
 
     def choose(self, prompt: Sequence[Place], without: Collection[str] = ()) -> Choice | None:
-        """A replica for this prompt, none of `without`; None where there is no other."""
+        """A replica for this prompt, not in `without`; None if there is none."""
         names = [name for name in self._order if name not in without]
         if not names:
             return None
@@ -93,7 +97,7 @@ class Router:
         return best
 
     def begin(self, choice: Choice, prompt: Sequence[Place]) -> Ticket:
-        """The request goes to this replica. `started` and `end` say how it goes on."""
+        """Records that the request goes to this replica. Call `started` and `end` later."""
         name = choice.name
         ticket = Ticket(name, (prompt[-1].length if prompt else 0) - choice.shared)
         self.open[name] = self.open.get(name, 0) + 1
@@ -106,19 +110,19 @@ class Router:
         return ticket
 
     def started(self, ticket: Ticket) -> None:
-        """Its first token came: the prompt is computed. May be called twice."""
+        """Records the first token: the prompt is computed. May be called twice."""
         self._ahead[ticket.name] -= ticket.ahead
         ticket.ahead = 0
 
     def end(self, ticket: Ticket) -> None:
-        """It has ended."""
+        """Records the end of the request."""
         self.started(ticket)
         self.open[ticket.name] -= 1
         if ticket.name not in self._order:
             self._forget(ticket.name)
 
     def _load(self, name: str) -> int:
-        """What a request would find there, as bytes of prompts."""
+        """The wait of a request at this replica, in bytes of prompts."""
         return REQUEST * self.open[name] + self._ahead[name]
 
     def _forget(self, name: str) -> None:
@@ -129,8 +133,9 @@ class Router:
     def _held(
         self, prompt: Sequence[Place], without: Collection[str]
     ) -> dict[str, tuple[int, float]]:
-        """By replica: bytes of the prompt's beginning that went to it before, and what those are
-        worth: what many prompts share is worth less, as it is computed once for all of them."""
+        """By replica: bytes of the prompt's prefix that it received before, and their value. A
+        prefix that many prompts share counts less, as one computation serves all of them.
+        """
         met: list[tuple[Place, _Known]] = []
         for place in prompt:
             if (known := self._known.get(place.digest)) is None:
@@ -150,7 +155,7 @@ class Router:
         return found
 
     def _remember(self, name: str, prompt: Sequence[Place]) -> None:
-        # the last place first: the beginnings, which more prompts share, are forgotten last
+        # last position first, so that shared prefixes are the most recently used
         following = b""
         for place in reversed(prompt):
             known = self._known.pop(place.digest, None) or _Known()

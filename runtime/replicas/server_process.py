@@ -1,8 +1,8 @@
-"""One replica's server: `spark-run --serve`, started by what places the replicas.
+"""One replica's server: `spark-run --serve`, started by the placement.
 
-`python -m spark_engine.runtime.replicas.server_process ENGINE`, the first line of its standard
-input being the ServerOptions as JSON: a key on the command line is everybody's. It leaves when its
-standard input ends: a server never outlives what placed it.
+`python -m spark_engine.runtime.replicas.server_process ENGINE` reads the ServerOptions as JSON from
+the first line of its standard input, since a key on the command line would be visible to other
+users. It exits when its standard input closes, so that a server does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import set_up
 from spark_engine.runtime.server.process.server import ServerOptions, run
 
-LOOK_S = 0.1  # between two looks while it starts
+LOOK_S = 0.1  # polling interval during the start
 ANSWER_S = 3.0
 
 
 class ServerProcess:
-    """A server in a process of its own. `stop` ends it."""
+    """A server in a separate process. `stop` ends it."""
 
     def __init__(self, folder: str, options: ServerOptions) -> None:
         port = free_port(options.host)
@@ -42,7 +42,7 @@ class ServerProcess:
         words = [sys.executable, "-P", "-m", module, folder]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: `wait` says so
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` raises the error
             self._process.stdin.write(msgspec.json.encode(own) + b"\n")
             self._process.stdin.flush()
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -55,7 +55,7 @@ class ServerProcess:
         return "" if code is None else f"the server ended with {code}; its log says why"
 
     def wait(self, limit_s: float) -> None:
-        """Until it takes requests. Raises CapacityError where it ended, or takes too long."""
+        """Waits until it accepts requests. Raises CapacityError if it ends, or takes too long."""
         end = time.monotonic() + limit_s
         while self.health() != 200:
             if words := self.ended:
@@ -66,11 +66,11 @@ class ServerProcess:
             time.sleep(LOOK_S)
 
     def health(self) -> int:
-        """The status of its health; 0 where it does not answer."""
+        """The status of /health; 0 without an answer."""
         return self.get("/health")[0]
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """(status, body); 0 where it does not answer."""
+        """(status, body); 0 without an answer."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as response:
                 return int(response.status), response.read()
@@ -93,7 +93,7 @@ class ServerProcess:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port without a listener."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as found:
         found.bind((host, 0))
@@ -103,11 +103,11 @@ def free_port(host: str) -> int:
 def _leave_with_the_parent() -> None:
     while os.read(0, 64):
         pass
-    os._exit(0)  # the engine process leaves by itself: it reads of our end in the same way
+    os._exit(0)  # the engine process exits by itself: it reads a pipe from this process
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process."""
+    """The process's entry point."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerOptions)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()

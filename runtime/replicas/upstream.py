@@ -1,6 +1,6 @@
-"""HTTP to the replicas: a question asked, an answer as it comes.
+"""HTTP client for the replicas.
 
-Knows aiohttp, and no other file of the runtime does. What breaks on the way is `Lost`.
+The only file that knows aiohttp in the runtime. A broken connection raises `Lost`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ BROKEN = (aiohttp.ClientError, OSError, TimeoutError, EOFError)
 
 
 class Lost(Exception):
-    """A replica could not be reached, or broke its answer off."""
+    """A replica could not be reached, or broke its answer."""
 
 
 class Refused(Lost):
-    """Nobody listens there: a server that drains, or none."""
+    """The connection was refused: the server drains, or there is none."""
 
 
 class Unsendable(ValueError):
-    """A request that cannot be put into HTTP as it is: its sender's mistake."""
+    """A request that cannot be encoded as HTTP: an error of its sender."""
 
 
 class Answer:
-    """An answer whose head has come."""
+    """An answer after its headers."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -40,18 +40,18 @@ class Answer:
 
     @property
     def streams(self) -> bool:
-        """Is it a stream of events?"""
+        """Whether it is an event stream."""
         return bool(self._response.content_type == "text/event-stream")
 
     async def whole(self) -> bytes:
-        """All of its body. Raises Lost."""
+        """The whole body. Raises Lost."""
         try:
             return bytes(await self._response.read())
         except BROKEN as error:
             raise Lost(_words(error)) from None
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Its body as it comes. Raises Lost."""
+        """The body in parts, as they arrive. Raises Lost."""
         try:
             while part := await self._response.content.readany():
                 yield part
@@ -60,7 +60,7 @@ class Answer:
 
 
 class Upstream:
-    """Connections to all replicas. Made within the event loop."""
+    """Connections to all replicas. Create it within the event loop."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=10)
@@ -71,7 +71,7 @@ class Upstream:
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=READ,
-            cookie_jar=aiohttp.DummyCookieJar(),  # those of one client are no other's
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies must not reach another
         )
 
     @contextlib.asynccontextmanager
@@ -83,9 +83,9 @@ class Upstream:
         body: bytes = b"",
         sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
-        """The answer; leaving the block early ends it over there. Raises Lost, Unsendable.
-        `url` stands in it as it is given. With `sent` nothing holds the body once it is on its way,
-        and `sent` is called then."""
+        """The answer; leaving the block early aborts the request. Raises Lost, Unsendable. `url` is
+        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called.
+        """
         head, data = list(headers), cast(Any, body or None)
         if body and sent is not None:
             head.append(("Content-Length", str(len(body))))
@@ -95,7 +95,7 @@ class Upstream:
                 method, URL(url, encoded=True), headers=head, data=data, allow_redirects=False
             )
             del data
-            del body  # nothing holds it while the answer comes
+            del body  # freed before the answer arrives
             response = await asked
         except (aiohttp.InvalidURL, ValueError) as error:
             raise Unsendable(_words(error)) from None
@@ -109,8 +109,9 @@ class Upstream:
     async def get(
         self, url: str, limit_s: float, headers: Headers = ()
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds,
-        Refused."""
+        """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds, and
+        Refused.
+        """
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             asked = self._session.get(

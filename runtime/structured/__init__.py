@@ -1,1 +1,1 @@
-"""Answers of a form that the request asks for: from schemas, regexes and tools to token masks."""
+"""Structured outputs: from schemas, regexes, grammars and tools to token masks."""

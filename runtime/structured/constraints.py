@@ -1,6 +1,6 @@
-"""What a request's fields, tools and tool choice mean for the form of its answer.
+"""The constraint of an answer, from a request's fields, tools and tool choice.
 
-Knows the fields of OpenAI and vLLM. Knows no API and no engine: `ConstraintSpec` goes there.
+Knows the fields of OpenAI and vLLM. Knows no API and no engine; the result is a `ConstraintSpec`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-_GAP = '("\\n\\n" | "\\n")?'  # between a thought and the answer
+_GAP = '("\\n\\n" | "\\n")?'  # between reasoning and answer
 
 
 def constraint_for(
@@ -35,13 +35,13 @@ def constraint_for(
     thinking: bool = False,
     parallel: bool = True,
 ) -> ConstraintSpec | None:
-    """The form of one answer; None where anything may be said.
+    """The constraint of one answer; None if the answer is free.
 
-    `thinking`: the prompt ends inside an open thought, so the form begins behind it. `parallel`:
-    more than one call may be made. Compiles, so it may take up to a second: not for an event loop.
+    `thinking`: the prompt ends inside an open thought, so the grammar starts after it. `parallel`:
+    more than one call is allowed. Compiles for up to a second: not for an event loop.
 
-    Raises RequestError, whose `param` is the field and whose words name the place in it, for a
-    form that is malformed, contradicts another field, or cannot be enforced.
+    Raises RequestError; its `param` is the field, its text names the place in it. The cause is a
+    constraint that is malformed, contradicts another field, or cannot be enforced.
     """
     form = form_of(body)
     choice = ToolChoice.of(tools, tool_choice)
@@ -54,7 +54,7 @@ def constraint_for(
             return answer
         if number is not None:
             return f"{_GAP} {answer}"
-        mark = thoughts.end  # it is text, and the thought part of the grammar
+        mark = thoughts.end  # the end mark is plain text, so the thought is a part of the grammar
         return f"{without(lark, [mark])} {quoted(mark)} {_GAP} {answer}"
 
     calls = choice.mode != NONE and formats.calls is not None
@@ -68,7 +68,7 @@ def constraint_for(
 def _answer(
     lark: Lark, form: Form | None, choice: ToolChoice, writer: CallWriter | None, parallel: bool
 ) -> str | None:
-    """The expression of the answer behind its thought; None where it is free."""
+    """The grammar expression of the answer after its thought; None if it is free."""
     if choice.mode == NONE or writer is None:
         if choice.mode not in (NONE, AUTO):
             words = "this model's replies have no form of tool calls (--tools none)"

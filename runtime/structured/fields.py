@@ -1,6 +1,6 @@
-"""The fields of a request body that ask for a form of the answer.
+"""The fields of a request body that constrain the answer.
 
-Knows names only; what they mean stands in `constraints`.
+Knows names only; `constraints` defines their meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class StructuredFields(msgspec.Struct, kw_only=True):
-    """Null is as good as absent. `guided_*` are vLLM's older names for `structured_outputs`."""
+    """Null means absent. `guided_*` are vLLM's older names for `structured_outputs`."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""The form that a request's fields ask of its answer: JSON, a schema's, a regex's, a choice's.
+"""The constraint that a request's fields set: JSON, a schema, a regex, a choice or a grammar.
 
-Knows OpenAI's and vLLM's names for one. Knows no tools; compiles nothing.
+Knows OpenAI's and vLLM's names. Knows no tools; compiles nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from spark_engine.runtime.structured.schema_errors import check_size
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OBJECT = {"type": "object"}
 _HOW = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-_IGNORED = ("disable_fallback", "backend")  # change no answer here
-_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')  # of a grammar
+_IGNORED = ("disable_fallback", "backend")  # without effect here
+# quoted parts and comments of a grammar
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _SETS = re.compile("[&~]")
 MOST_REGEX = 8 << 10  # characters
-MOST_GRAMMAR = 32 << 10  # characters of a grammar that a client wrote
+MOST_GRAMMAR = 32 << 10  # characters of a client's grammar
 MOST_CHOICES = 4096
 
 
 @dataclass(frozen=True)
 class Form:
-    """One of KINDS, its value, and where in the request it stands."""
+    """One of KINDS, its value, and its place in the request."""
 
     kind: str
     value: Any
@@ -51,7 +52,7 @@ class Form:
         return self.place.partition(".")[0]
 
     def write(self, lark: Lark) -> str:
-        """Its expression. Raises RequestError naming the place."""
+        """Its grammar expression. Raises RequestError naming the place."""
         if self.kind in ("json", "json_object"):
             least = _OBJECT if self.kind == "json_object" else True
             return lark.schema(self._schema(), self.style, self.place, least)
@@ -68,7 +69,9 @@ class Form:
         if self.kind == "regex":
             return lark.terminal(regex(text))
         if _SETS.search(_QUOTED.sub("", text)):
-            raise self._error("uses & or ~ on lexemes, whose cost has no bound: write it without")
+            raise self._error(
+                "uses & or ~ on lexemes, and their cost has no bound: write it without"
+            )
         try:
             return lark.grammar(ebnf(text))
         except RequestError as error:
@@ -97,10 +100,10 @@ class Form:
 
 
 def form_of(body: StructuredFields) -> Form | None:
-    """The form that is asked for, or None. Raises RequestError for two, or a malformed one."""
+    """The requested form, or None. Raises RequestError for two forms, or a malformed one."""
     found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if len(found) > 1:
-        words = f"{found[0].place} and {found[1].place} both ask for a form of the answer: give one"
+        words = f"{found[0].place} and {found[1].place} both constrain the answer: send only one"
         raise RequestError(words, found[1].field)
     return found[0] if found else None
 
@@ -134,7 +137,7 @@ def _structured_outputs(body: StructuredFields) -> list[Form]:
         return []
     for key, value in given.items():
         if key not in (*KINDS, *_HOW, *_IGNORED) and value is not None:
-            words = f"{place}.{key} is not supported; there are {', '.join((*KINDS, *_HOW))}"
+            words = f"{place}.{key} is not supported; supported are {', '.join((*KINDS, *_HOW))}"
             raise RequestError(words, place)
     blank = given.get("whitespace_pattern") or body.guided_whitespace_pattern or BLANK
     if not isinstance(blank, str):
@@ -167,7 +170,7 @@ def _guided(body: StructuredFields) -> list[Form]:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema without properties that it does not name."""
+    """The schema, with additional properties disallowed."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, Mapping):

@@ -1,6 +1,6 @@
-"""A grammar as it is written down, in the Lark form that llguidance reads.
+"""Writes a grammar in llguidance's Lark format.
 
-Knows that form's words and escapes. Knows no request and no tool; `matcher` compiles the text.
+Knows the format's syntax and escapes. Knows no request and no tool; `matcher` compiles the text.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from llguidance.gbnf_to_lark import any_to_lark
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.schemas import Bundle, states
 
-# Between JSON's parts, once at each place: models indent, and must not write blanks for ever.
+# Between JSON's parts, once at each place: models indent, and must not write blanks without end.
 BLANK = r"[ \t]|\n[ \t]{0,24}"
 MOST_TEXT = 256 << 10  # characters of a grammar
-MULTIPLES = 20_000  # all `multipleOf` of a grammar together: each takes so many states
+MULTIPLES = 20_000  # sum over all `multipleOf` of a grammar: each costs this many states
 _OPTIONS = "x-guidance"  # llguidance's own key in a schema
 
 
 @dataclass(frozen=True)
 class Style:
-    """How JSON is written and how closely its schema is followed.
+    """Whitespace and strictness of a JSON value.
 
     Attributes:
         blank: regex of the white space between parts; "" for none.
-        lenient: keywords that no grammar holds are left out, instead of refused.
+        lenient: keywords that a grammar cannot express are removed, instead of refused.
     """
 
     blank: str = BLANK
     lenient: bool = False
 
     def options(self) -> dict[str, Any]:
-        """For llguidance."""
+        """The options for llguidance."""
         how: dict[str, Any] = {"whitespace_pattern": self.blank} if self.blank else {}
         how["whitespace_flexible"] = bool(self.blank)
         return {**how, "lenient": self.lenient, "coerce_one_of": self.lenient}
@@ -46,14 +46,13 @@ class Style:
 
 @dataclass(frozen=True)
 class Piece:
-    """A schema in a grammar, or another form, and where in the request it is.
+    """A schema or another form in a grammar, and its place in the request.
 
     Attributes:
-        make: the schema. It may be long, and is made where it is asked for.
-        write: its expression; raises RequestError for what has none. Given the schema, or another
-            in its place.
-        anything: the schema in its place that binds least.
-        places: where the definitions in the schema's `$defs` are, by their names.
+        make: creates the schema on demand, as it may be long.
+        write: its expression, from the schema or a replacement; raises RequestError if it has none.
+        anything: the least restrictive replacement of the schema.
+        places: by name, the places of the definitions in the schema's `$defs`.
     """
 
     place: str
@@ -65,7 +64,7 @@ class Piece:
 
     @cached_property
     def schema(self) -> Any:
-        """What `make` makes."""
+        """The result of `make`."""
         return self.make()
 
     @property
@@ -74,7 +73,7 @@ class Piece:
         return param_of(self.place)
 
     def real(self, place: str) -> str:
-        """A place in `schema` as a place in the request."""
+        """A place in `schema`, as a place in the request."""
         shared = f"{self.place}.$defs."
         name, *rest = re.split(r"(?=[.\[])", place.removeprefix(shared), maxsplit=1)
         if not place.startswith(shared) or name not in self.places:
@@ -90,33 +89,35 @@ class TooLong(RequestError):
 
 
 class Lark:
-    """Collects rules. Expressions are texts; those that a method returns name what it added.
+    """Collects rules. Methods add rules and return grammar expressions as text.
 
     Attributes:
-        pieces: what was written by `piece`.
-        failed: what kept a piece from being written; the text is then of no use.
+        pieces: the pieces that `piece` has written.
+        failed: the error of a piece that could not be written; the text is then invalid.
     """
 
     def __init__(self, instead: Callable[[Piece], Any] | None = None) -> None:
-        """`instead`: the schema to write in the place of a piece's own."""
+        """`instead`: the schema that replaces each piece's own."""
         self.pieces: list[Piece] = []
         self.failed: RequestError | None = None
         self._instead = instead or (lambda piece: piece.schema)
         self._names: dict[tuple[str, str], str] = {}  # by kind and expression
         self._written: dict[Hashable, str] = {}
         self._others: list[dict[str, str]] = []
-        self._size = self._states = 0  # characters, and of all `multipleOf`
+        self._size = self._states = 0  # characters of the text; states of all `multipleOf`
 
     def rule(self, expression: str) -> str:
-        """A new rule."""
+        """Adds a rule and returns its name."""
         return self._add("r", expression)
 
     def terminal(self, expression: str) -> str:
-        """A new lexeme: strings, regexes and other lexemes, read as one."""
+        """Adds a lexeme and returns its name: strings, regexes and other lexemes,
+        matched as one.
+        """
         return self._add("T", expression)
 
     def piece(self, piece: Piece) -> str:
-        """Its expression. Raises TooLong; what else is wrong with it is `failed`."""
+        """The piece's expression. Raises TooLong; stores any other error in `failed`."""
         self.pieces.append(piece)
         try:
             return piece.write(self, self._instead(piece))
@@ -127,14 +128,16 @@ class Lark:
             return '""'
 
     def schema(self, schema: Any, style: Style, place: str, anything: Any = True) -> str:
-        """Values of a JSON schema that is at `place` in the request."""
+        """The expression of a JSON schema at `place` in the request."""
         bundle = Bundle(schema, place)
         write = partial(Lark.json, style=style)
         make = partial(bundle.whole, schema)
         return self.piece(Piece(place, make, style, write, anything, bundle.places))
 
     def json(self, schema: Any, style: Style) -> str:
-        """Values of a JSON schema. Raises RequestError where its `multipleOf` are too costly."""
+        """The expression of a JSON schema. Raises RequestError if its `multipleOf` are
+        too costly.
+        """
         self._states += states(schema)
         if self._states > MULTIPLES:
             words = f"its values of multipleOf are {self._states} together"
@@ -145,20 +148,20 @@ class Lark:
         return self.rule(text)
 
     def once(self, key: Hashable, write: Callable[[], str]) -> str:
-        """What `write` wrote for this key before, or writes now."""
+        """The result of `write` for this key, computed once."""
         if key not in self._written:
             self._written[key] = write()
         return self._written[key]
 
     def grammar(self, text: str) -> str:
-        """A whole grammar of somebody else's, with its own `start`."""
+        """A complete foreign grammar, with its own `start`."""
         name = f"g{len(self._others)}"
         self.count(text)
         self._others.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """What `Grammars` compiles: an answer is `start`. Raises TooLong, and what is `failed`."""
+        """The text for `Grammars`; an answer matches `start`. Raises TooLong, and `failed`."""
         if self.failed is not None:
             raise self.failed
         self.count(start)
@@ -175,14 +178,14 @@ class Lark:
         return self._names[kind, expression]
 
     def count(self, text: str) -> None:
-        """Of the grammar's text, or of what adds nothing to it and took as long. Raises TooLong."""
+        """Adds to the text's length, or to the cost of discarded work. Raises TooLong."""
         self._size += len(text) + 8
         if self._size > MOST_TEXT:
             raise TooLong
 
 
 def param_of(place: str) -> str:
-    """The field of the body in which a place is."""
+    """The body's field that contains a place."""
     return re.split(r"[.\[]", place)[0]
 
 
@@ -196,7 +199,7 @@ def json_of(schema: Any, style: Style) -> str:
 
 
 def quoted(text: str) -> str:
-    """The expression of a text. Raises RequestError where it is not Unicode."""
+    """The expression of a text. Raises RequestError if it is not valid Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -205,20 +208,20 @@ def quoted(text: str) -> str:
 
 
 def one_of(expressions: Iterable[str]) -> str:
-    """Any of them."""
+    """The expression of any one of them."""
     return f"({' | '.join(expressions)})"
 
 
 def regex(text: str) -> str:
-    """The expression of a regex that a whole text must match. `\\d` is 0 to 9."""
+    r"""The expression of a regex that must match a whole text. `\d` is 0 to 9."""
     return f"/{regex_to_lark(text, 'd')}/"
 
 
 def ebnf(text: str) -> str:
-    """A Lark grammar from one in GBNF's or in Lark's form. Raises RequestError."""
+    """A Lark grammar from a GBNF or Lark one. Raises RequestError."""
     try:
         made = str(any_to_lark(text))
-    except Exception as error:  # the library raises what it trips over
+    except Exception as error:  # the library raises various exceptions
         raise RequestError(f"it is neither EBNF nor Lark: {error}") from None
     return made
 
@@ -234,5 +237,5 @@ def in_regex(text: str) -> str:
 
 
 def in_class(letter: str) -> str:
-    """A character of a regex, escaped for a class or outside one."""
+    """A regex character, escaped for a class or outside one."""
     return letter if letter.isalnum() or letter in "_=<> " else f"\\{letter}"

@@ -1,7 +1,8 @@
-"""The grammar of an answer, which holds of what was asked all that can be enforced.
+"""The grammar of an answer that enforces as much of the request as possible.
 
-A grammar that does not compile is taken apart: what keeps a strict piece from it is the client's to
-know, with its place; a lenient piece is written again without what cannot be enforced.
+If a grammar does not compile, the pieces are tried separately. A strict piece that cannot be
+enforced is an error with its place; a lenient piece is written again without its unenforceable
+parts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from spark_engine.runtime.structured.schemas import LISTS, MAPS, ONE, coarse
 
 Rows: TypeAlias = Sequence[tuple[Any, Any]]
 _Each: TypeAlias = Callable[[Rows, Callable[[Rows], Any]], Rows]
-# keywords, and those that bind what they leave: more, where they are gone
+# keywords, and those that restrict what they leave: without the first they would restrict more
 _LEFT = {
     "properties": ("additionalProperties", "unevaluatedProperties"),
     "patternProperties": ("additionalProperties", "unevaluatedProperties"),
@@ -28,21 +29,21 @@ _LEFT = {
 
 def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) -> str | None:
     """A grammar's text, which `grammars` compiles; `write` writes it and returns its start, or None
-    where there is none.
+    without a grammar.
 
-    `place` in the request is named where the pieces are right and the whole is not. Raises
-    RequestError, whose `param` is the field, for what is strict and cannot be enforced.
+    `place` in the request is named if each piece compiles and the whole does not. Raises
+    RequestError, with the field as `param`, for a strict piece that cannot be enforced.
     """
     lark = Lark()
     try:
         return _checked(lark, write, grammars)
     except RequestError as error:
-        if error.param and error is not lark.failed:  # it is of no piece
+        if error.param and error is not lark.failed:  # the error belongs to no piece
             raise
         first = error
     lenient = any(piece.style.lenient for piece in lark.pieces)
     plans: list[Callable[[Piece], Any]] = [_anything] if lenient else []
-    if not isinstance(first, TooSlow | TooLong):  # else what is wrong is known
+    if not isinstance(first, TooSlow | TooLong):  # otherwise the error is known
         loose = explain(lark.pieces, grammars)
         if lenient:
             plans = [partial(_loosened, loose), _coarse, _anything]
@@ -57,10 +58,10 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
 
 
 def explain(pieces: Sequence[Piece], grammars: Grammars) -> dict[str, Any]:
-    """{place: schema} of the lenient pieces, without what is wrong in them.
+    """{place: schema} of the lenient pieces, without their unenforceable parts.
 
-    Those for which there was no time are not there. Raises RequestError, which names the place, for
-    a strict piece that cannot be enforced. Takes as long as `Trials` has.
+    Lacks the pieces for which time ran out. Raises RequestError, which names the place, for a
+    strict piece that cannot be enforced. Takes as long as `Trials` allows.
     """
     trials = Trials()
     loose = {}
@@ -79,7 +80,7 @@ def explain(pieces: Sequence[Piece], grammars: Grammars) -> dict[str, Any]:
 
 
 def _own_words(piece: Piece) -> None:
-    """Raises what its writer says, where that names the place."""
+    """Raises the writer's own error, if it names the place."""
     try:
         piece.write(Lark(), piece.schema)
     except RequestError as error:
@@ -109,7 +110,7 @@ def _anything(piece: Piece) -> Any:
 
 
 class _Loosening(Search):
-    """Makes one piece's schema one that can be enforced."""
+    """Makes one piece's schema enforceable."""
 
     def __init__(self, piece: Piece, grammars: Grammars, trials: Trials) -> None:
         def error_of(schema: Any) -> str:
@@ -123,14 +124,14 @@ class _Loosening(Search):
         self._anything = piece.anything
 
     def loosened(self) -> Any:
-        """The schema without what cannot be enforced; at worst anything."""
+        """The schema without its unenforceable parts; at worst one that allows anything."""
         schema = self.schema
         if isinstance(schema, Mapping):
             made = self._loose({key: part for key, part in schema.items() if key != "$defs"})
             if isinstance(made, Mapping) and isinstance(shared := schema.get("$defs"), Mapping):
                 made = {**made, "$defs": {name: self._loose(part) for name, part in shared.items()}}
             for plan in (made, coarse(made)):
-                if not self.error(plan):  # or nobody knows
+                if not self.error(plan):  # or no time is left
                     return plan
         return self._anything
 
@@ -138,10 +139,10 @@ class _Loosening(Search):
         error = self.error(schema)
         if error == "":
             return schema
-        if error is None or not isinstance(schema, Mapping):  # no time, or no schema
+        if error is None or not isinstance(schema, Mapping):  # out of time, or not a schema
             return coarse(schema) if isinstance(schema, Mapping) else True
         made = dict(schema)
-        # the second: a property may be wrong and the properties not, as none needs to be there
+        # both: a property may be invalid and `properties` not, since all properties are optional
         for each in (self._halves, self._all):
             rows = {key: self._rows(key, part, each) for key, part in made.items()}
             lost = [key for key in _LEFT if _count(rows.get(key)) < _count(made.get(key))]
@@ -156,11 +157,11 @@ class _Loosening(Search):
         return {key: part for key, part in kept.items() if not self._left(key, lost)}
 
     def _left(self, key: str, lost: Sequence[str]) -> bool:
-        """Whether a keyword would bind more without those that are lost than it did."""
+        """Whether a keyword would restrict more without the removed ones."""
         return any(key in _LEFT.get(name, ()) for name in lost)
 
     def _rows(self, name: str, value: Any, each: _Each) -> Any:
-        """The schemas below a keyword loosened, without those that cannot be kept."""
+        """The schemas below a keyword, loosened, without those that cannot be kept."""
         if name in MAPS and isinstance(value, Mapping):
             return dict(each([*value.items()], lambda rows: {name: dict(rows)}))
         if name in LISTS and isinstance(value, list):
@@ -169,12 +170,12 @@ class _Loosening(Search):
         return self._loose(value) if name in ONE and isinstance(value, Mapping) else value
 
     def _halves(self, rows: Rows, wrap: Callable[[Rows], Any]) -> Rows:
-        """Halves until those are found that are wrong."""
+        """The valid rows, found by bisection."""
         if not rows or self.error(wrap(rows)) == "":
             return rows
         if len(rows) == 1:
             rows = self._all(rows, wrap)
-            return [] if self.error(wrap(rows)) else rows  # a pattern that is none
+            return [] if self.error(wrap(rows)) else rows  # a single invalid row
         middle = len(rows) // 2
         return [*self._halves(rows[:middle], wrap), *self._halves(rows[middle:], wrap)]
 

@@ -1,7 +1,7 @@
-"""Grammars in llguidance's text form, compiled for one tokenizer, and the masks they give.
+"""Compiles grammars in llguidance's format for one tokenizer, and computes token masks.
 
-Knows llguidance and tokens as bytes. Knows no schema, no request and no engine. Both processes
-use it: the frontend checks a grammar before it sends it, the engine's process follows it.
+Knows llguidance and tokens as bytes. Knows no schema, request or engine. Both processes use it: the
+frontend validates a grammar before it sends it, the engine process applies it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from spark_engine.runtime.structured import raw_text
 from spark_engine.runtime.structured.lark import MOST_TEXT
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set, the
-# narrower before the wider. Those of JSON's strings are the library's; the others are of raw text.
+# Slices: sets of tokens that a lexeme allows without a check of each, one regex a set, subsets
+# before supersets. The library has those for JSON strings; these are for raw text.
 SLICES = (*raw_text.SLICES, *LLTokenizer.json_slices(), "[^<]+")
 _LONGEST = 400  # characters of an error
-MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be beside each other
-LOADED_S = 30.0  # seconds of loading the vocabulary; 2 is usual
-_HEAD = 1024  # bytes of forced text that are tokenised as text
+MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and concurrent compilations
+LOADED_S = 30.0  # seconds of loading the vocabulary; usual is 2
+_HEAD = 1024  # bytes of forced text that are tokenised like the tokenizer does
 _FUEL = 200_000  # of building lexemes; the library's default allows half a minute
 KEPT = 64  # compiled grammars,
-KEPT_TEXT = 256 << 10  # and characters of them: a compiled one takes some 120 bytes for each
-_STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
+KEPT_TEXT = 256 << 10  # and their characters: a compiled one takes about 120 bytes each
+_STACK = 512 << 20  # bytes of address space for a compilation: it recurses from rule to rule
 _WORD = 32  # bits
-_WORDS = (  # what the library says, and what it means to who wrote the schema
+_WORDS = (  # the library's message, and its meaning for the schema's author
     ("NoExtension", "no answer satisfies it"),
     ("lexer precomputation failed", "its patterns are too complex"),
     ("too many expressions", "its patterns are too complex"),
@@ -51,16 +51,16 @@ class TooSlow(RequestError):
 
 
 class Matcher:
-    """One sequence's place in a grammar; a `Constraint` of the engine."""
+    """The state of one sequence in a grammar; a `Constraint` of the engine."""
 
     def __init__(self, matcher: LLMatcher, tokens: int) -> None:
         self._matcher = matcher
         self._words = -(-tokens // _WORD)
 
     def fill(self, row: Words) -> bool:
-        """Writes the allowed ids into u32 [ceil(vocab / 32)]; always True.
+        """Writes the allowed ids to u32 [ceil(vocab / 32)]; always True.
 
-        Raises RequestError where the grammar became too complex at this place.
+        Raises RequestError if the grammar became too complex at this position.
         """
         own = row[: self._words]
         self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
@@ -76,25 +76,25 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """Nothing but the end can follow."""
+        """Whether only an end token may follow."""
         return self._matcher.is_stopped()
 
     @property
     def accepting(self) -> bool:
-        """What came so far is whole."""
+        """Whether the text so far is complete."""
         return self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
-        """What is wrong with the grammar, or "" ."""
+        """The grammar's error, or ""."""
         return _plain(self._matcher.get_error())
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those it compiled. Thread-safe.
+    """Compiles grammars for one tokenizer and caches them. Thread-safe.
 
-    A compilation recurses as deeply as rules refer to rules, so it has a thread of its own with a
-    large stack, and happens beside whoever asks: Python's lock is free meanwhile.
+    A compilation recurses as deeply as rules refer to rules, so it has its own thread with a large
+    stack. It releases Python's lock.
     """
 
     def __init__(
@@ -104,8 +104,9 @@ class Grammars:
         eos: Sequence[int],
         most_s: float | None = None,
     ) -> None:
-        """`vocab` is the engine's, `eos` the ids that end an answer. `most_s`: seconds of one
-        compilation; None: MOST_S."""
+        """`vocab`: the engine's; `eos`: the ids that end an answer; `most_s`: seconds of one
+        compilation, None: MOST_S.
+        """
         self._most_s = most_s
         self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -117,14 +118,14 @@ class Grammars:
 
     @classmethod
     def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
-        """Those of a folder with a tokenizer."""
+        """The grammars of a tokenizer folder."""
         return cls(lambda: Tokenizer.load(folder), vocab, eos)
 
     def __call__(self, grammar: str) -> Matcher:
-        """A sequence's own matcher, at the start. May take as long as a compilation.
+        """A new matcher at the grammar's start. May take as long as a compilation.
 
-        Raises RequestError for a text that is no grammar, or one that is too complex, and
-        CapacityError where too many others are compiled.
+        Raises RequestError for an invalid or too complex grammar, and CapacityError if too many
+        others are compiling.
         """
         if len(grammar) > MOST_TEXT:
             words = f"the grammar has {len(grammar)} characters; at most {MOST_TEXT} are compiled"
@@ -141,7 +142,7 @@ class Grammars:
             return self._own(made)
 
     def _make(self, grammar: str, making: Future[LLMatcher]) -> LLMatcher:
-        """Compiles it for all who ask meanwhile, and keeps it."""
+        """Compiles it once for all concurrent callers, and caches it."""
         try:
             made = self._wait_for(grammar)
         except BaseException as error:
@@ -159,7 +160,7 @@ class Grammars:
         return made
 
     def check(self, grammar: str) -> None:
-        """Raises RequestError where a text is no grammar, is too complex, or allows no answer."""
+        """Raises RequestError if the grammar is invalid, too complex, or allows no answer."""
         matcher = self(grammar)
         row = np.zeros(-(-self._vocab // _WORD), np.uint32)
         matcher.fill(row)
@@ -169,12 +170,12 @@ class Grammars:
             raise RequestError("no answer satisfies it")
 
     def forget(self) -> None:
-        """Drops the grammars that were compiled."""
+        """Empties the cache of compiled grammars."""
         with self._lock:
             self._known.clear()
 
     def error_of(self, grammar: str) -> str:
-        """What keeps a text from being a grammar, or ""; it is not kept."""
+        """A grammar's error, or ""; the result is not cached."""
         try:
             self._wait_for(grammar)
         except RequestError as error:
@@ -182,48 +183,51 @@ class Grammars:
         return ""
 
     def begin(self) -> None:
-        """Loads the tokenizer, and makes it ready for masks, in a thread of its own; else the first
-        grammar does."""
+        """Loads the tokenizer in a thread and prepares it for masks; otherwise the first grammar
+        does.
+        """
         with self._lock:
             if self._opened is None:
                 self._opened = _run(self._open, "grammars")
 
     @property
     def _tokens(self) -> LLTokenizer:
-        """Waits until it is ready. Raises what loading raises, and CapacityError where it hangs."""
+        """Waits until the tokenizer is ready. Raises loading errors, and CapacityError after
+        LOADED_S.
+        """
         self.begin()
         assert self._opened is not None
         try:
             return self._opened.result(LOADED_S)
         except TimeoutError:
-            if self._opened.done():  # its own
+            if self._opened.done():  # loading raised it, not the wait
                 raise
         raise CapacityError(
             f"the tokenizer was not ready for grammars within {LOADED_S:g} s: try again later, and "
-            "look whether the disk that holds the engine answers"
+            "check whether the engine's disk answers"
         )
 
     def _own(self, made: LLMatcher) -> Matcher:
         return Matcher(made.deep_copy(), self._count)
 
     def _wait_for(self, grammar: str) -> LLMatcher:
-        """Compiled beside; a few at once, and for so long."""
+        """Runs a compilation in a thread, at most AT_ONCE at once, with a time limit."""
         most = MOST_S if self._most_s is None else self._most_s
         tokens = self._tokens
         if not self._slots.acquire(timeout=most):
             raise CapacityError(
-                f"{AT_ONCE} other grammars are compiled already, and none was done within "
+                f"{AT_ONCE} other grammars are compiling, and none finished within "
                 f"{most:g} s: try again later"
             )
         try:
             future = _run(lambda: _compile(tokens, grammar), "grammar")
-        except BaseException:  # no thread
+        except BaseException:  # the thread did not start
             self._slots.release()
             raise
         future.add_done_callback(lambda _: self._slots.release())
         with contextlib.suppress(TimeoutError):
             return future.result(most)
-        raise TooSlow(f"it did not become a grammar within {most:g} s: make it simpler")
+        raise TooSlow(f"it did not compile within {most:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
         if not self.ends:
@@ -235,11 +239,12 @@ class Grammars:
 
 
 class _Tokens(TokenizerWrapper):
-    """A tokenizer as llguidance looks at it. Marks of thoughts and calls are no text: only the
-    token itself is one."""
+    """A tokenizer in llguidance's interface. Marks of thoughts and calls are not text: only their
+    own tokens produce them.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
-        # the library's own would tokenise a text to see what it may ask
+        # the library's own class would tokenise a sample text
         self._tokenizer, self.is_tokenizer_wrapper, self.bos_token_id = tokenizer, True, None
         count = min(len(tokenizer), vocab)
         self.eos_token_id = eos[0]
@@ -255,17 +260,19 @@ class _Tokens(TokenizerWrapper):
     def __call__(self, text: str | bytes) -> list[int]:
         """Ids of ordinary tokens that together are exactly these bytes.
 
-        It is asked at each step for all text that is forced, and its first token is used: the rest
-        of a long text is spelled in bytes, which takes no time.
+        llguidance calls it at each step for all forced text, and uses the first token. The rest of
+        a long text becomes byte tokens, which is fast.
         """
         data = text.encode() if isinstance(text, str) else text
         cut = min(len(data), _HEAD)
-        while cut < len(data) and data[cut] & 0xC0 == 0x80:  # inside a character
+        while cut < len(data) and data[cut] & 0xC0 == 0x80:  # inside a UTF-8 character
             cut -= 1
         return [*self._spell(data[:cut]), *map(self._letters.__getitem__, data[cut:])]
 
     def _spell(self, data: bytes) -> list[int]:
-        """As the tokenizer does, but for marks and special tokens: a model must not write those."""
+        """As the tokenizer, except for marks and special tokens, which a model must not produce
+        here.
+        """
         try:
             ids = self._tokenizer.encode(data.decode())
         except UnicodeDecodeError:
@@ -276,7 +283,7 @@ class _Tokens(TokenizerWrapper):
         return [i for part in parts for i in self._pieces(part)]
 
     def _pieces(self, data: bytes) -> list[int]:
-        """The longest tokens from left to right."""
+        """The longest matching tokens from left to right."""
         found, at = [], 0
         while at < len(data):
             most = min(self._longest, len(data) - at)
@@ -290,19 +297,19 @@ class _Tokens(TokenizerWrapper):
 def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     made = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
     if not made.is_error():
-        made.compute_bitmask()  # what it learns by it, its copies know
+        made.compute_bitmask()  # copies share the tables that this builds
     if made.is_error():
         raise RequestError(_plain(made.get_error()))
     return made
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of what one grammar may cost, in the library's units."""
+    """Limits of one grammar's cost, in the library's units."""
     return LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
 
 
 def _plain(error: str) -> str:
-    """The library's words in one line, without the text that they quote."""
+    """The library's message in one line, without the text that it quotes."""
     words = re.split(r"\n\s*\d+ \| |\n?<", error)[0]
     words = re.sub(r"^at 1\(\d+\): |failed to compile JSON schema: ", "", words)
     if "regex parse error" in words:
@@ -316,7 +323,7 @@ def _plain(error: str) -> str:
 
 
 def _run(work: Callable[[], T], name: str) -> Future[T]:
-    """`work` in a thread with a large stack."""
+    """Runs `work` in a thread with a large stack."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,9 +1,9 @@
-"""Text that stands raw up to a mark, in lexemes whose masks are quick.
+"""Raw text up to a mark, as lexemes with fast masks.
 
-Knows the marks of replies. Behind a `<` that may begin a mark nearly every token may follow, and
-the library sees that at once only where a slice of the vocabulary is, letter by letter, what a
-lexeme still asks for. So a text is a row of short lexemes, and what goes on behind a begun mark
-with a letter that no mark has is a lexeme of its own: it is a slice.
+Knows the marks of replies. After a `<` that may start a mark, nearly every token may follow.
+llguidance computes such a mask quickly only if a slice of the vocabulary equals, letter by letter,
+the rest of a lexeme. A text is therefore a sequence of short lexemes. The text after a partial mark
+and a letter that no mark has is a separate lexeme, which is a slice.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from spark_engine.runtime.text.reply_formats import (
 
 _REST = "[^<]*"
 _OF_VALUES = (END_PARAMETER, PARAMETER, END_FUNCTION)
-_LETTERS = tuple(  # sets of letters, each within the next: of the marks of values, and of all
+_LETTERS = tuple(  # sets of letters, each a subset of the next: of the marks of values, and of all
     "".join(sorted({letter for mark in row for letter in mark} - {"<"}))
     for row in (_OF_VALUES, (*_OF_VALUES, FUNCTION, *marks()))
 )
 
 
 def _other(letters: str) -> str:
-    """A letter that is none of these, and text up to the next `<`."""
+    """A regex: a letter outside this set, then text up to the next `<`."""
     return f"[^<{''.join(map(in_class, letters))}]{_REST}"
 
 
-SLICES = tuple(_other(letters) for letters in reversed(_LETTERS))  # the narrowest first
+SLICES = tuple(_other(letters) for letters in reversed(_LETTERS))  # smallest first
 
 
 ANY = "[^<]+"
-NO_BRACKET = r"([^<\[{\s][^<]*|\n)"  # what cannot be read as JSON's array or object
+NO_BRACKET = r"([^<\[{\s][^<]*|\n)"  # text that JSON would not read as an array or an object
 
 
 def without(lark: Lark, barred: Sequence[str], start: str = ANY) -> str:
-    """The expression of texts that hold none of these marks, each of which has one `<`, at its
-    start, and none of which begins another.
+    """The expression of texts without these marks. Each mark has one `<`, at its start, and none is
+    a prefix of another.
 
-    A text may end within a mark. What is before the first `<` is of `start`, or is not there.
+    A text may end within a mark. `start` matches the text before the first `<`, if there is any.
     """
     return lark.once((without, start, *barred), lambda: _without(lark, barred, start))
 

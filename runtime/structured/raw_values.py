@@ -1,7 +1,7 @@
-"""Parameters of calls that are written as XML: strings stand raw, everything else as JSON.
+"""Parameters of calls in the XML format: strings are raw text, all other values are JSON.
 
-Knows what the reply parser makes of a value (`tool_schema`), so that what a schema asks for is what
-the arguments hold. Knows no function and no call.
+Follows the reply parser's reading of a value (`tool_schema`), so that the parsed arguments satisfy
+the schema. Knows no function and no call.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from spark_engine.runtime.text.schema_root import ALTERNATIVES, Root
 
 _END = f"\n{END_PARAMETER}"
 _ANY = "(?s:.*)"
-MOST_ALTERNATIVES = 256  # of one parameter: schemas, and not the values of an enum
+MOST_ALTERNATIVES = 256  # of one parameter: schemas, not enum values
 _BOUNDS = {"pattern", "minLength", "maxLength", "format"}
-_REFUSED = {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}  # they may bind a string
-# the 29th of February is left out: not every year has one
+_REFUSED = {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}  # of strings
+# without February 29, which only leap years have
 _SHORT = r"02-(0[1-9]|1\d|2[0-8])|(04|06|09|11)-(0[1-9]|[12]\d|30)"
 _DAY = rf"[12]\d{{3}}-({_SHORT}|(01|03|05|07|08|10|12)-(0[1-9]|[12]\d|3[01]))"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -42,7 +42,7 @@ _CLOCK = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
 _HEX = "[0-9a-fA-F]"
 _QUAD = f"{_HEX}{{1,4}}"
 _GAPS = "|".join(f"({_QUAD}:){{1,{7 - n}}}(:{_QUAD}){{1,{n}}}" for n in range(1, 7))
-FORMATS = {  # of raw strings; JSON's are the compiler's
+FORMATS = {  # of raw strings; JSON strings use the compiler's
     "date": _DAY,
     "time": _TIME,
     "date-time": f"{_DAY}T{_TIME}",
@@ -58,30 +58,33 @@ FORMATS = {  # of raw strings; JSON's are the compiler's
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a raw value to the reply parser: `marks`, and a parameter that begins behind it,
-    which is one of `names`."""
+    """Ends of a raw value for the reply parser: `marks`, and a parameter that begins after it, with
+    one of `names`.
+    """
 
     marks: tuple[str, ...]
     names: tuple[str, ...]
 
     @property
     def barred(self) -> tuple[str, ...]:
-        """Marks that no free text has. Any parameter's: the names would be long lexemes."""
+        """Marks that free text must not contain; `<parameter=` with any name, as names would be
+        long lexemes.
+        """
         return (*self.marks, PARAMETER)
 
     def fits(self, text: str) -> bool:
-        """Whether the parser reads a text as a whole."""
+        """Whether the parser reads the text as one value."""
         started = [part.lstrip() for part in text.split(PARAMETER)[1:]]
         return not (
             any(mark in text for mark in self.marks)
             or any(part.startswith(self.names) for part in started)
-            or (started and FUNCTION in text)  # a call within the call
+            or (started and FUNCTION in text)  # a complete call within the call
         )
 
 
 @dataclass(frozen=True)
 class Values:
-    """Parameters of one function, whose schema is `bundle`'s."""
+    """Parameters of one function; `bundle` holds its schema."""
 
     lark: Lark
     bundle: Bundle
@@ -90,16 +93,16 @@ class Values:
     known: dict[tuple[str, bool], str] = field(default_factory=dict)
 
     def value(self, schema: Any, place: str) -> str:
-        """The expression of one value with the mark of its end."""
+        """The expression of one value with its end mark."""
         types = self.bundle.root.types(schema)
         raw = not types or "string" in types
         text = json.dumps(self.bundle.copy(schema)[0])
-        if (text, raw) not in self.known:  # many are alike, and what they refer to may be long
+        if (text, raw) not in self.known:  # many are equal, and their definitions may be long
             self.known[text, raw] = self.lark.piece(self._piece(schema, place, types, raw))
         return self.known[text, raw]
 
     def anything(self) -> str:
-        """Any string with the mark of its end."""
+        """Any string with its end mark."""
         return f"{without(self.lark, self.ends.barred)} {quoted(END_PARAMETER)}"
 
     def _piece(self, schema: Any, place: str, types: frozenset[str], raw: bool) -> Piece:
@@ -118,7 +121,7 @@ class Values:
 
 
 class _Text:
-    """One value that may be a string, and so is written raw."""
+    """One value that may be a string, and is therefore raw text."""
 
     def __init__(self, lark: Lark, schema: Any, values: Values, place: str) -> None:
         self._lark, self._schema, self._place = lark, schema, place
@@ -128,13 +131,13 @@ class _Text:
         self._seen: set[int] = set()
 
     def expression(self) -> str:
-        """Of the value with the mark of its end. Raises RequestError naming the place."""
+        """The expression of the value with its end mark. Raises RequestError naming the place."""
         others = (self._root.types(self._schema) & TYPES) - {"string"}
         found = list(self._strings(self._schema, self._place))
         if free := self._anything() in found:
-            # the others would be lexemes next to those of any text, and take their letters
+            # other strings would be lexemes that compete with free text
             found = [self._anything()]
-        if free and others & {"array", "object"}:  # the parser reads a text in brackets as one
+        if free and others & {"array", "object"}:  # the parser reads brackets as these
             found = [self._anything(NO_BRACKET)]
             others &= {"array", "object"}
         elif free:
@@ -149,14 +152,14 @@ class _Text:
         return f"{without(self._lark, self._ends.barred, start)} {quoted(END_PARAMETER)}"
 
     def _json(self, types: frozenset[str]) -> str:
-        """The values of the schema that are of these types."""
+        """The expression of the schema's values of these types."""
         own = {key: value for key, value in self._schema.items() if key != "$defs"}
         shared = {key: value for key, value in self._schema.items() if key == "$defs"}
         schema = {"allOf": [own, {"type": sorted(types)}], **shared}
         return f"{self._lark.json(schema, self._style)} {quoted(_END)}"
 
     def _strings(self, schema: Any, place: str) -> Iterator[str]:
-        """The strings that a schema allows, an expression for each; each schema once."""
+        """An expression for each kind of string that a schema allows; visits each schema once."""
         left = [(schema, place)]
         while left:
             schema, place = left.pop(0)
@@ -176,7 +179,7 @@ class _Text:
     def _own(
         self, plain: Mapping[str, Any], place: str, left: list[tuple[Any, str]]
     ) -> Iterator[str]:
-        """What a schema says itself; its alternatives are added to those that are `left`."""
+        """The schema's own strings; appends its alternatives to `left`."""
         self._refuse_others(plain, place)
         parts = [(name, plain[name]) for name in ALTERNATIVES if isinstance(plain.get(name), list)]
         if "const" in plain or isinstance(plain.get("enum"), list):
@@ -207,22 +210,22 @@ class _Text:
             yield self._anything()
 
     def _place_of(self, schema: Any, place: str) -> str:
-        """Where a schema is that a reference leads to."""
+        """The place of a reference's target."""
         where = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(where, str):
             return place
         if self._root.target(where) is None and not self._lenient:
-            raise _error(join(place, "$ref"), f"is {where!r}, which leads nowhere")
+            raise _error(join(place, "$ref"), f"is {where!r}, which does not exist")
         return self._places.get(where.removeprefix("#/$defs/"), place)
 
     def _refuse_others(self, schema: Mapping[str, Any], place: str) -> None:
-        """Keywords that would bind a string and are not known."""
+        """Raises RequestError for unknown keywords that might restrict a string."""
         for key in () if self._lenient else sorted(_REFUSED & schema.keys()):
             words = "is not supported for a parameter that is a string"
             raise _error(join(place, key), words)
 
     def _bound(self, schema: Mapping[str, Any], place: str) -> str:
-        """A string with bounds, or any."""
+        """A string with length bounds, or any string."""
         regexes = []
         low, high = (_count(schema, key, place) for key in ("minLength", "maxLength"))
         if low or high is not None:
@@ -239,13 +242,13 @@ class _Text:
         return self._lark.terminal(f"({both}) {quoted(_END)}")
 
     def _search(self, pattern: str, place: str) -> str:
-        """A regex of whole strings from one that is found anywhere in them."""
+        """A regex of whole strings from one that matches anywhere in them."""
         begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
         inner = pattern[begins : len(pattern) - ends]
         if (begins or ends) and _has_bar(inner):
             if self._lenient:
                 return _ANY
-            words = "^ and $ must stand around alternatives in parentheses: ^(a|b)$"
+            words = "^ and $ must enclose alternatives in parentheses: ^(a|b)$"
             raise _error(place, f"is {pattern!r}; {words}")
         return f"{'' if begins else _ANY}({inner}){'' if ends else _ANY}"
 

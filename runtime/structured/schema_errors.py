@@ -1,8 +1,8 @@
-"""Which place in a JSON schema keeps it from being compiled to a grammar.
+"""Finds the place in a JSON schema that prevents its compilation to a grammar.
 
-A compiler says what is wrong and not where. Here it is asked again about parts: the place is the
-deepest part that is wrong by itself, and in it the keyword without which it would not be. Knows how
-schemas nest; knows no keyword's meaning.
+The compiler reports an error without its place. This module compiles parts: the place is the
+deepest invalid part, and in it the keyword that causes the error. Knows
+how schemas nest; knows no keyword's meaning.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from spark_engine.runtime.structured.schemas import join, parts
 DEEPEST = 64  # of mappings and lists in a schema; the compiler's own limit is near 128
 MOST_TEXT = 128 << 10  # characters of a schema's JSON
 _DEFS = "$defs"
-TRIALS, TRIALS_S = 400, 0.5  # parts that are compiled for one request, and the time for it
+TRIALS, TRIALS_S = 400, 0.5  # compiled parts per request, and their total time
 
 
 def check_size(schema: Any, place: str) -> None:
-    """Raises RequestError for what is no schema, is nested too deeply or too long."""
+    """Raises RequestError if it is not a schema, or is nested too deeply or too long."""
     if not isinstance(schema, Mapping | bool):
         words = f"{place} is {_short(schema)}; it must be a JSON schema, an object"
         raise RequestError(words, param_of(place))
@@ -44,28 +44,29 @@ def check_size(schema: Any, place: str) -> None:
 
 
 def locate(schema: Any, place: str, error_of: Callable[[Any], str]) -> tuple[str, str]:
-    """(place, what is wrong there) of a schema for which `error_of` has words; those are "" for a
-    schema that becomes a grammar."""
+    """(place, error) of a schema for which `error_of` returns an error; both "" for a
+    valid schema.
+    """
     return Search(schema, error_of, Trials()).locate(place)
 
 
 class Trials:
-    """How much more may be tried for one request."""
+    """The remaining trials of one request."""
 
     def __init__(self) -> None:
         self.count, self._until = 0, time.monotonic() + TRIALS_S
 
     @property
     def left(self) -> bool:
-        """Whether one more may be."""
+        """Whether another trial is allowed."""
         return self.count < TRIALS and time.monotonic() < self._until
 
 
 class Search:
     """Tries parts of one schema.
 
-    In a part all that its references lead to is taken for anything, so that what is wrong in a
-    definition is found there, and not in each part that refers to it.
+    The targets of a part's references are replaced by a schema that allows anything, so that an
+    error in a definition is found in the definition and not in each reference.
     """
 
     def __init__(self, schema: Any, error_of: Callable[[Any], str], trials: Trials) -> None:
@@ -77,7 +78,7 @@ class Search:
         self._stubs: dict[str, Any] = {_DEFS: dict.fromkeys(names, True)} if names else {}
 
     def error(self, part: Any) -> str | None:
-        """What is wrong with a part; "" for nothing, None where there is no more time to say."""
+        """A part's error; "" for none, None if no trial is left."""
         if not self._trials.left:
             return None
         whole = {**self._stubs, **part} if isinstance(part, Mapping) else part
@@ -88,7 +89,7 @@ class Search:
         return self._known[text]
 
     def locate(self, place: str) -> tuple[str, str]:
-        """(place, what is wrong there): the deepest part that is wrong by itself."""
+        """(place, error) of the deepest invalid part."""
         error = self.error(self.schema)
         return self._down(
             self.schema, place, self._error_of(self.schema) if error is None else error
@@ -99,7 +100,7 @@ class Search:
         for name, key, part in parts(schema):
             at = join(place, name) if key is None else join(join(place, name), key)
             found = self.error(part)
-            if found == error:  # what the whole says of itself is this part's
+            if found == error:  # the error of the whole is this part's
                 return self._down(part, at, found)
             if found:
                 wrong.append((at, part, found))
@@ -109,9 +110,9 @@ class Search:
         keys = schema if isinstance(schema, Mapping) else {}
         kept = {key: self._without(keys, key) for key in keys if key != _DEFS}
         named = [key for key, found in kept.items() if found == ""]
-        # none alone, as an `if` with its `then`
+        # no single one, such as an `if` with its `then`
         named = named or [key for key in kept if self.error({key: keys[key]})]
-        # without its type a schema allows so much that nothing else is wrong
+        # without its type a schema allows so much that no other error remains
         named = [key for key in named if key != "type"] or named
         return (join(place, named[0]) if named else place), error
 

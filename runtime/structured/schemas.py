@@ -1,4 +1,4 @@
-"""JSON schemas as trees: where parts are in them, which keywords bind, and parts made whole.
+"""JSON schemas as trees: their parts' places, restricting keywords, and self-contained parts.
 
 Knows the kinds of keywords. Knows no grammar and no request.
 """
@@ -21,7 +21,7 @@ ONE = (
 )
 TYPES = frozenset(("string", "integer", "number", "boolean", "null", "array", "object"))
 SHARED = ("$defs", "definitions")
-# Those that a grammar holds. Any other name is an annotation, as JSON Schema says of `format`.
+# Formats that a grammar supports. Any other name is an annotation, as JSON Schema defines `format`.
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
@@ -32,14 +32,14 @@ _NOTES = frozenset(
     )
 )
 _DRAFTS = "json-schema.org/draft"
-_OF_TYPE = {  # keywords that bind values of one type only
+_OF_TYPE = {  # keywords that restrict values of one type only
     **dict.fromkeys(("format", "pattern", "minLength", "maxLength"), "string"),
     **dict.fromkeys(("uniqueItems", "contains", "minContains", "maxContains"), "array"),
     **dict.fromkeys(("unevaluatedItems", "additionalItems", "minItems", "maxItems"), "array"),
     **dict.fromkeys(("propertyNames", "dependentRequired", "dependentSchemas"), "object"),
     **dict.fromkeys(("unevaluatedProperties", "minProperties", "maxProperties"), "object"),
 }
-_FREE: Mapping[str, tuple[Any, ...]] = {  # values with which a keyword binds nothing
+_FREE: Mapping[str, tuple[Any, ...]] = {  # values with which a keyword restricts nothing
     "uniqueItems": (False,),
     **dict.fromkeys(("minItems", "minLength", "minProperties"), (0,)),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -64,7 +64,7 @@ def join(place: str, key: str | int) -> str:
 
 
 def parts(schema: Any) -> Iterator[tuple[str, str | int | None, Any]]:
-    """(keyword, key or index in it, schema) of the schemas right below."""
+    """(keyword, key or index in it, schema) of the direct subschemas."""
     if not isinstance(schema, Mapping):
         return
     for name in MAPS:
@@ -81,8 +81,7 @@ def parts(schema: Any) -> Iterator[tuple[str, str | int | None, Any]]:
 
 
 def rebuilt(schema: Any, keys: Keys) -> Any:
-    """A copy, in which each schema below has the keywords that `keys` makes of its own. It is asked
-    for a schema when those below it are done."""
+    """A copy; `keys` maps each schema's keywords, for subschemas before their parents."""
     if not isinstance(schema, dict):
         return schema
     made = {}
@@ -100,12 +99,12 @@ def rebuilt(schema: Any, keys: Keys) -> Any:
 
 
 def binding(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a schema that bind an answer."""
+    """The keywords of a schema that restrict an answer."""
     kind = schema.get("type")
     types = {kind} if isinstance(kind, str) else set(filter(_is_text, _list(kind)))
     made = {key: value for key, value in schema.items() if _binds(key, value, schema, types)}
     if made.get("unevaluatedProperties") is False and not made.keys() & _APPLIED:
-        made.setdefault("additionalProperties", False)  # the same, where nothing else is applied
+        made.setdefault("additionalProperties", False)  # the same without other applicators
         del made["unevaluatedProperties"]
     return made
 
@@ -133,7 +132,7 @@ def coarse(schema: Any) -> Any:
 
 
 def states(schema: Any) -> int:
-    """What all `multipleOf` in a schema cost: their digits as integers."""
+    """The states of all `multipleOf` in a schema: their digits as integers."""
     found, left = 0, [schema]
     while left:
         here = left.pop()
@@ -155,13 +154,13 @@ def _states(multiple: Any) -> int:
 
 
 class Bundle:
-    """Parts of one schema as schemas of their own, each with the definitions that it refers to.
+    """Parts of one schema as separate schemas, each with the definitions that it references.
 
-    Keywords that bind nothing are left out. References are to `#/$defs/NAME`, wherever they led.
+    Keywords without effect are removed. All references become `#/$defs/NAME`.
 
     Attributes:
         root: the whole schema.
-        places: where in the request the definitions are, by their names.
+        places: by name, the places of the definitions in the request.
     """
 
     def __init__(self, schema: Any, place: str) -> None:
@@ -172,7 +171,7 @@ class Bundle:
         self._copies: dict[str, tuple[Any, set[str]]] = {}
 
     def copy(self, schema: Any) -> tuple[Any, set[str]]:
-        """A part, and the names of the definitions that it refers to itself."""
+        """A part, and the names of its direct references."""
         names: set[str] = set()
 
         def keys(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +184,7 @@ class Bundle:
         return rebuilt(schema, keys), names
 
     def whole(self, schema: Any) -> Any:
-        """A part with all that it needs."""
+        """A part with all definitions that it needs."""
         made, names = self.copy(schema)
         shared: dict[str, Any] = {}
         left = [*names]
@@ -198,18 +197,18 @@ class Bundle:
                 left += more
         if not shared:
             return made
-        own = self._names.get(id(schema))  # it refers to itself
+        own = self._names.get(id(schema))  # a recursive schema
         made = {"$ref": f"#/$defs/{own}"} if own in shared else made
         return {**made, "$defs": shared}
 
     def place_of(self, schema: Any, place: str) -> str:
-        """Where a schema at `place` is that is a reference."""
+        """The place of a reference's target, for a schema at `place`."""
         where = schema.get("$ref") if isinstance(schema, Mapping) else None
         name = self._name(where) if isinstance(where, str) else None
         return place if name is None else self.places[name]
 
     def _name(self, where: str) -> str | None:
-        """Of what a reference leads to; None where that is nothing."""
+        """The name of a reference's target; None if there is none."""
         found = self.root.target(where)
         if not isinstance(found, Mapping | bool):
             return None

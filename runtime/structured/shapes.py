@@ -1,4 +1,4 @@
-"""Which parameters a function's arguments may have together, by its schema's alternatives.
+"""The sets of parameters that a function's arguments may have, from its schema's alternatives.
 
 Knows how `anyOf`, `oneOf` and `allOf` combine objects. Knows no grammar.
 """
@@ -14,8 +14,8 @@ from spark_engine.runtime.structured.lark import param_of
 from spark_engine.runtime.structured.schemas import Bundle, binding, join
 from spark_engine.runtime.text.schema_root import ALTERNATIVES
 
-MOST = 64  # shapes of one function, and four times as many schemas that they are made from
-_REFUSED = {  # they bind an object, and are not read here
+MOST = 64  # shapes of one function; it visits at most four times as many schemas
+_REFUSED = {  # keywords that restrict an object and are not supported here
     *("minProperties", "maxProperties", "patternProperties", "propertyNames", "enum", "const"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
@@ -27,9 +27,9 @@ class Shape:
     """One set of parameters.
 
     Attributes:
-        rows: (schema, place) of each parameter that is named.
-        needed: those that must be there.
-        open: others may be there.
+        rows: (schema, place) of each named parameter.
+        needed: required parameters.
+        open: other parameters are allowed.
     """
 
     rows: Mapping[str, tuple[Any, str]]
@@ -37,7 +37,7 @@ class Shape:
     open: bool
 
     def both(self, other: Shape) -> Shape:
-        """What is of this shape and of the other."""
+        """The intersection of two shapes."""
         rows = {**self.rows, **other.rows}
         for key in self.rows.keys() & other.rows.keys():
             (one, place), (two, _) = self.rows[key], other.rows[key]
@@ -47,10 +47,10 @@ class Shape:
 
 
 def shapes(bundle: Bundle, place: str, strict: bool) -> list[Shape]:
-    """The shapes that the arguments of a function may have.
+    """The shapes of a function's arguments.
 
-    Raises RequestError, which names the place, for what is malformed or binds otherwise, if
-    `strict`. If not, that is left out, and too many alternatives become one shape.
+    Raises RequestError, which names the place, for malformed or unsupported keywords, if `strict`.
+    Otherwise these are ignored, and too many alternatives become one shape.
     """
     try:
         return _Shapes(bundle, strict).of(bundle.root.schema, place, ())
@@ -69,19 +69,19 @@ class _TooManyError(Exception):
 
 
 class _Shapes:
-    """Looks at so many schemas of one function."""
+    """Collects the shapes of one function; counts the visited schemas."""
 
     def __init__(self, bundle: Bundle, strict: bool) -> None:
         self._bundle, self._strict = bundle, strict
         self._left = 4 * MOST
 
     def of(self, schema: Any, place: str, path: tuple[int, ...]) -> list[Shape]:
-        """`path`: the schemas that this one is part of."""
+        """`path`: the ancestors of this schema."""
         self._left -= 1
         plain = self._bundle.root.resolve(schema)
         if self._left < 0:
             raise _TooManyError
-        if id(plain) in path:  # it says of itself what it says anyway
+        if id(plain) in path:  # a recursive reference adds nothing
             return [Shape({}, (), open=True)]
         place = self._bundle.place_of(schema, place)
         self._refuse_others(plain, place)
@@ -122,7 +122,7 @@ class _Shapes:
 
 
 def _apart(found: Iterable[Shape], rows: list[list[Shape]]) -> bool:
-    """Whether a parameter that all need has other values in each of the alternatives."""
+    """Whether one required parameter has disjoint values in all alternatives."""
     every = [shape for row in rows for shape in row]
     if len(every) < 2:
         return True

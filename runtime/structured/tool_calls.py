@@ -1,6 +1,6 @@
-"""Tool calls as a grammar: in which format, of which functions, with which arguments.
+"""Tool calls as a grammar: their format, functions and arguments.
 
-Knows both forms of `reply_formats`, which the reply parser reads. Knows no request.
+Knows both formats of `reply_formats`, which the reply parser reads. Knows no request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEYS = "a name has no '<', '>' or newline, and no blanks around it, in this mod
 
 @dataclass(frozen=True)
 class Tool:
-    """One function. `schema` is of its arguments, and stands at `place` in the request."""
+    """One function. `schema`: of its arguments, at `place` in the request."""
 
     name: str
     schema: Any
@@ -46,7 +46,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class CallWriter:
-    """Writes calls into a grammar. `tokenizer` says which marks are tokens."""
+    """Writes calls to a grammar. `tokenizer` knows which marks are tokens."""
 
     lark: Lark
     form: CallFormat
@@ -54,7 +54,7 @@ class CallWriter:
 
     @classmethod
     def of(cls, lark: Lark, formats: Formats, tokenizer: Tokenizer) -> CallWriter | None:
-        """None where replies have no calls."""
+        """A writer for the model's format; None if its replies have no calls."""
         return None if formats.calls is None else cls(lark, formats.calls, tokenizer)
 
     def calls(self, tools: Sequence[Tool], several: bool) -> str:
@@ -65,7 +65,7 @@ class CallWriter:
         return f'{one} ("\\n" {one})*'
 
     def text_or_calls(self, tools: Sequence[Tool], several: bool) -> str:
-        """Free text, then maybe calls, which end the answer."""
+        """Free text, then optional calls, which end the answer."""
         start = self.form.start
         barred = [FUNCTION] if self.form.xml else []
         if self.tokenizer.id_of(start) is not None:
@@ -82,7 +82,7 @@ class CallWriter:
         return self.lark.rule(f'{start} "\\n" {bodies} "\\n" {self._mark(self.form.end)}')
 
     def _mark(self, mark: str) -> str:
-        """A mark, as the token that it is where it is one."""
+        """A mark, as its token if it has one."""
         number = self.tokenizer.id_of(mark)
         return quoted(mark) if number is None else token(number)
 
@@ -95,7 +95,7 @@ class CallWriter:
         return f'{quoted(head)} {values} "}}"'
 
     def _xml(self, tool: Tool) -> str:
-        """`<function=NAME>` and its parameters, those that may be left out in their order."""
+        """`<function=NAME>` and its parameters; optional ones in their order."""
         if not _is_key(tool.name):
             words = f"{tool.name!r} cannot be called: {_KEYS}"
             raise RequestError(words, "tools")
@@ -128,5 +128,5 @@ class CallWriter:
 
 
 def _is_key(name: str) -> bool:
-    """Whether a name can be written as XML, and is read as it was written."""
+    """Whether a name can be written as XML, and is parsed unchanged."""
     return _KEY.fullmatch(name) is not None and name == name.strip()

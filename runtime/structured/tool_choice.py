@@ -1,6 +1,6 @@
 """Which tools an answer may, must or must not call: `tools` and `tool_choice`.
 
-Knows OpenAI's forms of both. Knows no grammar.
+Knows OpenAI's formats of both. Knows no grammar.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """`mode` is NONE, AUTO or REQUIRED; `single`: one call, of the function that was named."""
+    """`mode` is NONE, AUTO or REQUIRED; `single`: exactly one call, of the named function."""
 
     mode: str
     tools: tuple[Tool, ...]
@@ -31,7 +31,7 @@ class ToolChoice:
     def of(
         cls, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
     ) -> ToolChoice:
-        """Raises RequestError for a choice that is not known, or of a tool that is not there."""
+        """Raises RequestError for an unknown choice, or an unknown tool."""
         known = [_tool(tool, i) for i, tool in enumerate(tools)]
         if isinstance(choice, Mapping):
             return cls._of_mapping(known, choice)
@@ -48,7 +48,7 @@ class ToolChoice:
             inner = choice.get("allowed_tools", choice)  # nested in chat, flat in responses
             rows = inner.get("tools") if isinstance(inner, Mapping) else None
             if not isinstance(rows, list) or not rows:
-                raise RequestError("tool_choice allows no tools; name one at least", _PARAM)
+                raise RequestError("tool_choice allows no tools; name at least one", _PARAM)
             mode = inner.get("mode", AUTO)
             if mode not in (AUTO, REQUIRED):
                 words = f"tool_choice.mode is {mode!r}; it must be 'auto' or 'required'"
@@ -67,7 +67,7 @@ def _tool(tool: Mapping[str, Any], index: int) -> Tool:
 
 
 def _name(choice: Any) -> str:
-    """Of `{"type": "function", "function": {"name"}}`, or of it written flat."""
+    """The name in `{"type": "function", "function": {"name"}}`, or in its flat form."""
     plain = choice if isinstance(choice, Mapping) else {}
     inner = plain.get("function", plain)
     name = inner.get("name") if isinstance(inner, Mapping) else None

@@ -1,7 +1,7 @@
-"""From a list of chat messages to the text of a prompt, by the engine's chat template.
+"""Renders chat messages to the text of a prompt, with the engine's chat template.
 
-Knows Jinja as Hugging Face sets it up. Knows no tokens, and nothing of an answer but how it
-begins: `reply_parser` takes it apart. A template comes from a checkpoint, so it runs in a sandbox.
+Uses Jinja with Hugging Face's settings. Knows no tokens, and of an answer only its beginning;
+`reply_parser` parses it. A template comes from a checkpoint, so it runs in a sandbox.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from spark_engine.runtime.text.reply_formats import ReasoningFormat
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_HERE = "\u2063answer-goes-on-here\u2063"  # stands where a continued message ends, while it renders
+_HERE = "\u2063answer-goes-on-here\u2063"  # marks the end of a continued message during rendering
 
 
 class Ending(enum.Enum):
-    """What a prompt ends with."""
+    """The end of a prompt."""
 
     ANSWER = enum.auto()  # the beginning of the assistant's turn
-    NOTHING = enum.auto()  # the last message's end (`add_generation_prompt` false)
+    NOTHING = enum.auto()  # the end of the last message (`add_generation_prompt` false)
     CONTINUE = enum.auto()  # the last message, left open (`continue_final_message`)
 
     @classmethod
     def of(cls, generation: bool | None, continued: bool | None) -> Ending:
-        """From `add_generation_prompt` and `continue_final_message`; None where one is not given.
+        """From `add_generation_prompt` and `continue_final_message`; None means absent.
 
-        Raises RequestError when both are true.
+        Raises RequestError if both are true.
         """
         if continued and generation:
             words = "continue_final_message and add_generation_prompt are both true: the last "
-            words += "message goes on or a new turn begins; set one to false"
+            words += "message continues or a new turn begins; set one to false"
             raise RequestError(words, "continue_final_message")
         if continued:
             return cls.CONTINUE
@@ -57,7 +57,7 @@ class Prompt:
 
     Attributes:
         thinking: it ends inside an open thought.
-        fresh: the answer is a turn's beginning, so it may itself open a thought.
+        fresh: the answer starts a turn, so it may open a thought.
     """
 
     text: str
@@ -66,10 +66,10 @@ class Prompt:
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens that it may name."""
+    """One compiled template and the special tokens for it."""
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
-        """Raises EngineError when `source` is not a template."""
+        """Raises EngineError if `source` is not a template."""
         try:
             self._template = _compile(source)
         except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
@@ -79,7 +79,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """The template of a tokenizer folder; None where there is none."""
+        """The template of a tokenizer folder; None if there is none."""
         source, config = read_source(folder)
         return None if source is None else cls(source, _special_tokens(config))
 
@@ -89,12 +89,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a prompt that ends where the answer begins. Raises what `prompt` raises."""
+        """The text of a prompt that ends where the answer starts. Raises the errors of `prompt`."""
         return self._render(normalise(messages), tools, options, True)
 
     def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
-        """The values of an option that the template does not refuse, together with the options
-        `more`; all of them where it refuses a chat without the option."""
+        """The values of an option that the template accepts together with the options `more`; all
+        values if it refuses a chat without the option.
+        """
         given = tuple(values)
         if not self._takes({}):
             return frozenset(given)
@@ -115,11 +116,11 @@ class ChatTemplate:
         ending: Ending = Ending.ANSWER,
         thoughts: ReasoningFormat | None = None,
     ) -> Prompt:
-        """The prompt. `options` are `chat_template_kwargs`, e.g. {"enable_thinking": False};
-        `thoughts` are the marks of the model's thoughts, None where it has none.
+        """The prompt. `options`: `chat_template_kwargs`, e.g. {"enable_thinking": False};
+        `thoughts`: the marks of the model's thoughts, None if it has none.
 
-        Raises RequestError for malformed messages (`normalise`), when the template refuses them,
-        with its own words, and when the last message cannot be continued.
+        Raises RequestError for malformed messages (`normalise`), for the template's own refusals,
+        and if the last message cannot be continued.
         """
         plain = normalise(messages)
         if ending is Ending.CONTINUE:
@@ -134,8 +135,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any] | None,
     ) -> Prompt:
-        """Rendered with a mark where the last message ends, and cut there: what templates put
-        behind a message, and around it, is theirs."""
+        """Renders with a marker at the end of the last message and cuts there, which removes the
+        template's text after a message.
+        """
         last = plain[-1] if plain else {}
         if last.get("role") != "assistant" or last.get("tool_calls"):
             words = "needs an assistant's message without tool calls at the end"
@@ -145,7 +147,9 @@ class ChatTemplate:
         marked = [*plain[:-1], {**last, name: last[name] + _HERE}]
         text, here, _ = self._render(marked, tools, options, False).rpartition(_HERE)
         if not here:
-            words = f"the chat template leaves out the last message's {name}: it cannot go on"
+            words = (
+                f"the chat template leaves out the last message's {name}: it cannot be continued"
+            )
             raise RequestError(words, "continue_final_message")
         return Prompt(text, thinking, fresh=False)
 
@@ -165,20 +169,20 @@ class ChatTemplate:
         values |= {"messages": plain, "tools": tools or None}
         try:
             text = self._template.render(values)  # a client's option may have any name
-        except MemoryError:  # is reported by the code that set the limit
+        except MemoryError:  # left to the code that set the limit
             raise
-        except Exception as error:  # a template may trip over its input in any way
+        except Exception as error:  # a template may raise any exception
             words = f"the chat template refused the messages: {error}"
             raise RequestError(words, "messages") from None
-        # JSON within JSON, such as the arguments of a call, may spell half of a surrogate pair
+        # JSON within JSON, such as a call's arguments, may hold an escaped half of a surrogate pair
         return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def read_source(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """(source of the template of a tokenizer folder, tokenizer_config.json); None where there is no
+    """(source of a tokenizer folder's template, tokenizer_config.json); None if there is no
     template. Raises EngineError.
 
-    `chat_template.jinja` comes before the `chat_template` of tokenizer_config.json.
+    `chat_template.jinja` takes precedence over `chat_template` of tokenizer_config.json.
     """
     path = folder / "tokenizer_config.json"
     try:
@@ -197,8 +201,8 @@ def _compile(source: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[loopcontrols],
-        optimized=False,  # else expressions of constants are computed here, however large,
-        finalize=_as_it_is,  # and so are those that are printed
+        optimized=False,  # do not evaluate constant expressions, however large,
+        finalize=_as_it_is,  # nor printed constants, at compile time
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
@@ -218,7 +222,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes that Jinja's own filter adds."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -233,7 +237,7 @@ def _raise(message: str) -> None:
 
 
 def _default(named: Any) -> str | None:
-    """tokenizer_config.json holds a template, or a list of named ones."""
+    """The template in tokenizer_config.json, which holds one or a list of named ones."""
     if isinstance(named, list):
         rows = [row for row in named if isinstance(row, dict)]
         named = next((row.get("template") for row in rows if row.get("name") == "default"), None)

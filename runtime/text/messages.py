@@ -1,23 +1,24 @@
-"""The messages of clients as chat templates expect them.
+"""Normalises clients' messages to the form that chat templates expect.
 
-Knows the forms in which OpenAI's and Anthropic's clients write a message. Knows no template, no
-fields of requests beside `messages`, and no tokens. What is brought into one form:
+Knows the formats of OpenAI's and Anthropic's clients. Knows no template, no tokens, and of a
+request only `messages`. Normalised are:
 
-    developer           is a system message
-    system messages     those at the beginning are one; a later one keeps its place, since moving it
-                        to the front would change the beginning of the prompt, which is cached.
-                        Templates take none there: behind a tool's result it becomes part of that
-                        result, elsewhere a turn of the user's. A user's turn behind a result that
-                        is nothing but an agent's reminder becomes part of the result, too
-    user                where no turn is the user's, an empty one is put behind the system message:
+    developer           becomes a system message
+    system messages     those at the beginning are joined. A later one keeps its position, since a
+                        move to the front would change the cached prefix. Templates accept none
+                        there: after a tool's result it becomes a part of that result, elsewhere
+                        a user's turn. A user's turn after a result that holds only an agent's
+                        reminder becomes a part of the result, too
+    user                if no turn is the user's, an empty one follows the system message:
                         templates refuse a chat without one
-    parts               of text are joined; an assistant's thinking is its `reasoning_content`. What
-                        is no text becomes a note in its place (`parts`)
+    parts               of text are joined; an assistant's thinking is its `reasoning_content`.
+                        Other parts become a note at their position (`parts`)
     function            a tool's answer; an assistant's `function_call` is one of its `tool_calls`
-    arguments           of past calls are mappings. JSON that was cut off is closed; what is no JSON
-                        stands as text under one name, since it cannot be made unwritten
+    arguments           of past calls are mappings. Truncated JSON is completed; text that is not
+                        JSON is kept under one name
 
-A client sends its whole history each time, so what is in it is refused only where it is no message.
+A client sends its whole history with each request, so only entries that are not messages are
+refused.
 """
 
 from __future__ import annotations
@@ -33,29 +34,30 @@ from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of, thought_
 
 Message: TypeAlias = dict[str, Any]
 ROLES = {"developer": "system", "function": "tool"}
-KNOWN = ("system", "user", "assistant", "tool")  # any other role is the user's
-UNREADABLE = "arguments"  # the name under which arguments stand that are no JSON
+KNOWN = ("system", "user", "assistant", "tool")  # any other role becomes the user's
+UNREADABLE = "arguments"  # the name of arguments that are not JSON
 UNNAMED = "unknown"  # the name of a call that was cut off before its name
-_RESULT = ("<tool_response>", "</tool_response>")  # around results that a client wrote itself
-_REMINDER = ("<system-reminder>", "</system-reminder>")  # around what agents say by themselves
+_RESULT = ("<tool_response>", "</tool_response>")  # around tool results in a client's own text
+_REMINDER = ("<system-reminder>", "</system-reminder>")  # around agents' automatic text
 _SHOWN = 80  # characters of a value in an error
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages in the one form that templates take; those given are not changed.
+    """The messages in the form that templates expect; the input is not changed.
 
-    Raises RequestError with `param` "messages" that names the place of what is no message.
+    Raises RequestError with `param` "messages" that names the place of an entry which is not a
+    message.
     """
     return _order([_message(f"messages[{i}]", given) for i, given in enumerate(messages)])
 
 
 def joined(first: str, second: str) -> str:
-    """Two texts with a blank line between them, if neither is empty."""
+    """Two texts with a blank line between them, unless one is empty."""
     return f"{first}\n\n{second}" if first and second else first or second
 
 
 def _order(messages: list[Message]) -> list[Message]:
-    """One system message at the beginning, none behind it, and a turn of the user's."""
+    """One system message at the beginning, none later, and at least one user's turn."""
     first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     head, rest = messages[:first], messages[first:]
     if len(head) > 1:
@@ -68,11 +70,12 @@ def _order(messages: list[Message]) -> list[Message]:
 
 
 def _without_reminders(messages: list[Message]) -> list[Message]:
-    """Reminders as part of the tool's result that they follow; system messages also as part of one
-    that follows them, between a call and its result, else as turns of the user's."""
+    """Moves reminders into the tool's result before them; system messages also into a result after
+    them, if they are between a call and its result, and otherwise into user's turns.
+    """
     made: list[Message] = []
-    waiting: list[str] = []  # what was said between a call and its result
-    texts: list[str] = []  # of the result that is the last message
+    waiting: list[str] = []  # texts between a call and its result
+    texts: list[str] = []  # texts of the last message, a tool's result
     for message in messages:
         last = made[-1] if made else {}
         if last.get("role") == "tool" and _is_reminder(message):
@@ -95,8 +98,9 @@ def _without_reminders(messages: list[Message]) -> list[Message]:
 
 
 def _end_result(made: list[Message], texts: list[str]) -> None:
-    """Gives the tool's result at the end its texts, which are joined once: joined one by one they
-    would be copied as often."""
+    """Adds the texts to the tool's result at the end; joining all at once avoids
+    quadratic copies.
+    """
     if texts:
         made[-1]["content"] = _paragraphs(texts)
         texts.clear()
@@ -107,13 +111,13 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 
 def _is_reminder(message: Message) -> bool:
-    """Whether it adds something to a conversation, and asks nothing."""
+    """Whether a message only adds context and asks nothing."""
     user = message["role"] == "user" and _is_within(message["content"], _REMINDER)
     return user or message["role"] == "system"
 
 
 def _is_question(message: Message) -> bool:
-    """Whether templates take it for a turn of the user's, and not for a tool's result."""
+    """Whether templates treat it as a user's turn, and not as a tool's result."""
     return message["role"] == "user" and not _is_within(message["content"], _RESULT)
 
 
@@ -162,7 +166,7 @@ def _answer(given: Mapping[str, Any], content: Any) -> Message:
 
 
 def _call(given: Mapping[str, Any]) -> Message:
-    """One call. What a client stored of one that was cut off may lack anything."""
+    """One call. A stored call that was cut off may lack any field."""
     function = given.get("function", given.get("custom"))
     function = function if isinstance(function, Mapping) else given
     name, arguments = function.get("name"), function.get("arguments", function.get("input"))
@@ -179,7 +183,7 @@ def _listed(calls: Any) -> list[Mapping[str, Any]]:
 
 
 def _arguments(given: Any) -> Mapping[str, Any]:
-    """Arguments as a mapping, whatever a model wrote."""
+    """A call's arguments as a mapping, from any model output."""
     if given is None or isinstance(given, Mapping):
         return given or {}
     if not isinstance(given, str):
@@ -195,9 +199,9 @@ def _arguments(given: Any) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """A value, also one that was cut off, or that has words behind it."""
+    """A JSON value, which may be truncated or followed by text."""
     try:
-        return json.loads(text, strict=False)  # models write newlines into strings as they are
+        return json.loads(text, strict=False)  # models write raw newlines into strings
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             return json.loads(text[: error.pos], strict=False)

@@ -1,8 +1,9 @@
-"""The text of a message's parts, whichever API and client wrote them.
+"""The text of a message's parts, in any API's format.
 
-Knows the part types of OpenAI's and Anthropic's APIs. A model of text cannot read images, audio or
-files, and a client sends its whole history with every request. So nothing here raises: what cannot
-be read becomes a short note in its place, and the model can say that it does not see it.
+Knows the part types of OpenAI's and Anthropic's APIs. A text model cannot read images, audio or
+files, and a client sends its whole history with every request. So nothing here raises: an
+unreadable part becomes a short note at its position, and the model can report that it does not see
+it.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ _IMAGES = ("image", "image_url", "input_image", "image_file", "computer_screensh
 _FILES = ("file", "input_file", "document", "container_upload", "file_id", "attachment")
 _SOUNDS = ("audio", "input_audio", "audio_url", "output_audio")
 _VIDEOS = ("video", "video_url", "input_video")
-# of a file, or what became of a search; the best first
+# of a file, or a search's result; in order of preference
 _NAMES = ("filename", "file_name", "title", "name", "file_id", "error_code")
-_DEPTH = 4  # of parts within parts
-_SHOWN = 80  # characters of a client's words in a note
+_DEPTH = 4  # nesting of parts
+_SHOWN = 80  # characters of a client's text in a note
 
 
 def text_of(content: Any, joint: str = "") -> str:
-    """The text of a content: a string, a list of parts, or one part. `joint` is written between
-    parts of text; what represents something else begins a line of its own."""
+    """The text of a content: a string, a list of parts, or one part. `joint` separates parts of
+    text; a note starts on a new line.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
         return _joined(content, joint, _DEPTH)
     found = None
     if isinstance(content, Mapping) and {"type", "text"} & set(content):
-        found = _part(content, _DEPTH)  # else a tool's own object
+        found = _part(content, _DEPTH)  # otherwise a tool's own object
     return to_json(content) if found is None else found[0]
 
 
 def thought_of(part: Mapping[str, Any]) -> str:
-    """The text of a part whose type is in THOUGHTS; empty where it is sealed."""
+    """The text of a part with a type in THOUGHTS; empty if it is encrypted."""
     found = [part.get(name) for name in ("thinking", "text")]
     return next((text for text in found if isinstance(text, str)), "")
 
 
 def kind_of(part: Any) -> str:
-    """The type that a part says; empty where it says none."""
+    """The type of a part; empty without one."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return kind if isinstance(kind, str) else ""
 
@@ -54,13 +56,13 @@ def to_json(value: Any) -> str:
 
 
 def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
-    """The same, cut behind so many characters."""
+    """The same, truncated to this many characters."""
     text = to_json(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
-    texts, on_line = list[str](), True  # a line begins, or nothing was written yet
+    texts, on_line = list[str](), True  # at the start of a line
     for part in parts:
         more, other = _part(part, depth) or (_unknown(part), True)
         if not more:
@@ -73,8 +75,7 @@ def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
 
 
 def _part(part: Any, depth: int) -> tuple[str, bool] | None:
-    """(text, whether it represents something else) of one part; None where it is of no known
-    type."""
+    """(text, whether it is a note) of one part; None for an unknown type."""
     if part is None or isinstance(part, str):
         return part or "", False
     if not isinstance(part, Mapping):
@@ -109,8 +110,9 @@ def _unknown(part: Mapping[str, Any]) -> str:
 
 
 def _inside(part: Mapping[str, Any], depth: int) -> str | None:
-    """The text within a part: a document's, a search result's, what a program wrote. None where
-    there is none."""
+    """The text inside a part: a document, a search result, or a program's output. None if there is
+    none.
+    """
     source, inner = part.get("source"), part.get("content")
     if isinstance(source, Mapping):
         kind = source.get("type")

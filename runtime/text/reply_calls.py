@@ -1,16 +1,16 @@
-"""Reads the tool calls of an answer while it streams, in either form (`reply_formats`). Its states:
+"""Parses the tool calls of a streamed answer, in either format (`reply_formats`). States:
 
-    OPENED  behind the mark of a call
+    OPENED  after the mark of a call
     BODY    between parameters
-    VALUE   a parameter (`reply_values`); strings are passed on as they come, others when they end
-    OBJECT  all arguments of a function as one object, where parameters are expected
-    JSON    calls written as objects, passed on when they are whole
-    BEHIND  behind a function
+    VALUE   a parameter (`reply_values`); strings are passed on as they arrive, others at their end
+    OBJECT  all arguments of a function as one object, instead of parameters
+    JSON    calls as objects, passed on when complete
+    BEHIND  after a function
 
-What turns out to be no call before its name is known is given back as it was written; without the
-marks of a call the name must be that of a tool. A call that is cut off later keeps the arguments
-that came, without the closing brace, so that no client runs it. Of a parameter that is given twice
-the first value counts: it may have been passed on already.
+Text that turns out to be no call before its name is known is returned unchanged; without the marks
+of a call the name must be that of a tool. A call that is cut off later keeps the arguments so far,
+without the closing brace, so that no client runs it. Of a parameter that occurs twice the first
+value counts, as it may have been passed on already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANY = Parameter()
 
 
 class State(enum.Enum):
-    """Where in a call."""
+    """Position within a call."""
 
     OPENED = enum.auto()
     BODY = enum.auto()
@@ -46,15 +46,15 @@ class State(enum.Enum):
 
 
 class CallReader:
-    """The calls of one answer, or the first (`single`). It puts lexemes that are to be read once
-    more in front of the `queue`, and hands `deltas` on.
+    """The calls of one answer, or the first (`single`). It puts lexemes that must be read again at
+    the front of the `queue`, and adds deltas to `deltas`.
 
     Attributes:
-        count: calls whose name is known.
-        closed: calls that are complete. Only the last can be another.
-        inside: the text goes on with a call, or behind one.
-        rest: when it left the inside: what was taken and is no call.
-        begun: place of the mark of a call whose name is not known yet.
+        count: calls with a known name.
+        closed: complete calls; only the last call can be incomplete.
+        inside: the next text belongs to a call, or follows one.
+        rest: after a failed call, its text.
+        started: position of the mark of a call without a known name.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class CallReader:
         deltas: Callable[[Delta], None],
         single: bool = False,
     ) -> None:
-        self.count = self.closed = self.begun = 0
+        self.count = self.closed = self.started = 0
         self.inside = False
         self.rest = ""
         self._queue, self._form, self._types, self._emit = queue, form, types, deltas
-        self._most = 1 if single else None  # calls that one object's marks may hold
+        self._most = 1 if single else None  # calls allowed within one pair of marks
         self._state = State.OPENED
-        self._raw: list[str] = []  # of a call whose name is not known yet
-        self._space: list[Lexeme] = []  # behind a call: content, if content follows
+        self._raw: list[str] = []  # text of a call without a known name
+        self._space: list[Lexeme] = []  # white space after a call: content, if content follows
         self._bare = False  # without the marks of a call
         self._name = ""
         self._given: set[str] = set()  # parameters of this call
-        self._blank = True  # nothing but white space came in the body
+        self._blank = True  # only white space in the body so far
         self._value: _Value | None = None
         self._object = OpenObject(())
         self._step: Mapping[State, Callable[[Lexeme], None]] = {
@@ -89,8 +89,8 @@ class CallReader:
         }
 
     def begin(self, lexeme: Lexeme) -> None:
-        """At the mark of a call, or at `<function=NAME>`, which needs none."""
-        self.begun, self.inside, self.rest = lexeme.at, True, ""
+        """Starts at the mark of a call, or at `<function=NAME>` without one."""
+        self.started, self.inside, self.rest = lexeme.at, True, ""
         self._bare = lexeme.kind is Mark.FUNCTION
         self._raw = [] if self._bare else [lexeme.text]
         self._state = State.OPENED
@@ -98,12 +98,13 @@ class CallReader:
             self._opened(lexeme)
 
     def take(self, lexeme: Lexeme) -> None:
-        """The next lexeme, from the queue."""
+        """Reads the next lexeme of the queue."""
         self._step[self._state](lexeme)
 
     def end(self, cut: bool) -> bool:
-        """No more comes; the answer was `cut` off, or ended by itself. True when this changed
-        where the reader is, and maybe put lexemes into the queue."""
+        """Ends the answer; `cut`: it did not end by itself. True if the state changed; it may have
+        put lexemes into the queue.
+        """
         if self._state is State.OPENED:
             self._leave()
         elif self._state is State.VALUE:
@@ -119,17 +120,17 @@ class CallReader:
         self._queue.extendleft(reversed([*lexemes]))
 
     def _leave(self, text: str = "") -> None:
-        """What was taken for a call is none."""
+        """Leaves a call that turned out to be text."""
         self.rest, self._raw, self.inside = "".join(self._raw) + text, [], False
 
     def _close(self, text: str = "}") -> None:
-        """The arguments end with this text."""
+        """Ends the arguments with this text."""
         self._say(text)
         self.closed += 1
         self._state, self._space = State.BEHIND, []
 
     def _say(self, text: str) -> None:
-        """More of the arguments."""
+        """Adds to the arguments."""
         if text:
             self._emit(Delta(Kind.CALL, text))
 
@@ -150,7 +151,7 @@ class CallReader:
 
     def _at_function(self, lexeme: Lexeme) -> None:
         name = lexeme.name
-        if not name or (self._bare and name not in self._types):  # an answer speaks of the form
+        if not name or (self._bare and name not in self._types):  # a mention of the format
             self._leave(lexeme.text)
             return
         self._begin_call(name, "{")
@@ -173,7 +174,7 @@ class CallReader:
         elif kind is Mark.TEXT and self._blank and lexeme.text.lstrip().startswith("{"):
             self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT)
             self._again([lexeme])
-        else:  # what is between parameters is no part of them
+        else:  # text between parameters is ignored
             self._blank = self._blank and lexeme.is_blank
 
     def _at_parameter(self, lexeme: Lexeme) -> None:
@@ -184,7 +185,7 @@ class CallReader:
             self._say(f"{comma}{_json(key)}: ")
         self._given.add(key)
         self._blank = False
-        leads = lexeme.text.endswith(">")  # one newline behind the mark is its own
+        leads = lexeme.text.endswith(">")  # the newline after the mark belongs to the format
         value = OpenValue(leads, self._may_follow, self._types)
         self._value = _Value(value, known.get(key, _ANY), self._emit if new else _drop)
         self._state = State.VALUE
@@ -198,7 +199,7 @@ class CallReader:
         self._after_value(self._value.open.take(lexeme))
 
     def _after_value(self, behind: Iterable[Lexeme] | None, last: bool = False) -> bool:
-        """True when it has ended."""
+        """True if the value has ended."""
         assert self._value is not None
         self._value.pass_on()
         if behind is None:
@@ -215,13 +216,13 @@ class CallReader:
             self._after_object(*ended)
 
     def _after_object(self, text: str, behind: Iterable[Lexeme]) -> bool:
-        """False when it never ended."""
+        """False if the object is not complete."""
         ends = [*behind]
         if self._state is State.JSON:
             self._after_json(text, ends)
         elif (made := object_in(text)) is not None:
             self._close(made[1:])
-        else:  # passed on as it is: the reader must see that it is malformed
+        else:  # passed on unchanged: the client must see that it is malformed
             given = text.lstrip()[1:]
             if not ends:
                 self._say(given)
@@ -245,7 +246,7 @@ class CallReader:
         if lexeme.is_blank:
             self._space.append(lexeme)
             return
-        if kind in _CLOSING:  # models close more than they opened
+        if kind in _CLOSING:  # models write more closing marks than opening ones
             self._bare = self._bare or kind is Mark.END_CALL
             self._space = []
         elif kind is Mark.CALL or (kind is Mark.FUNCTION and self._is_call(lexeme)):
@@ -263,20 +264,20 @@ class CallReader:
 
 
 class _Value:
-    """A parameter's value on its way to JSON. `emit` takes its pieces."""
+    """Converts a parameter's value to JSON. `emit` receives the pieces."""
 
     def __init__(
         self, value: OpenValue, parameter: Parameter, emit: Callable[[Delta], None]
     ) -> None:
         self.open = value
         self._parameter, self._emit = parameter, emit
-        self._parts: list[str] = []  # of what may be other than a string
-        self._size = 0  # of these, in characters
+        self._parts: list[str] = []  # of a value that may be other than a string
+        self._size = 0  # in characters
         self._is_text = False
         self._decide()
 
     def pass_on(self) -> None:
-        """What is certain of it so far."""
+        """Emits the certain part."""
         text = "".join(self.open.said)
         self.open.said.clear()
         if not text:
@@ -290,11 +291,11 @@ class _Value:
             self._decide()
 
     def close(self) -> None:
-        """It is whole."""
+        """Ends a complete value."""
         self._say('"' if self._is_text else to_json(self._parameter.value("".join(self._parts))))
 
     def cut(self) -> None:
-        """It will not be whole. Of an object or a number nothing is passed on."""
+        """Ends an incomplete value; of an object or a number nothing is emitted."""
         text = "".join(self._parts)
         if not self._is_text and self._parameter.may_be_text(text):
             self._say('"' + _json(text)[1:-1])
@@ -311,7 +312,7 @@ class _Value:
 
 
 def _drop(delta: Delta) -> None:
-    """Of a parameter that was given before."""
+    """Ignores a repeated parameter."""
 
 
 def _json(value: Any) -> str:

@@ -1,6 +1,7 @@
-"""The formats of reasoning and tool calls in a model's text: a row for each.
+"""The formats of reasoning and tool calls in a model's text: one row each.
 
-Knows the marks, and which form a chat template teaches; takes nothing apart (`reply_parser`).
+Knows the marks, and detects the format that a chat template teaches; parses nothing
+(`reply_parser`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from spark_engine.errors import OptionError
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks around reasoning. `close` ends one whose budget is spent, the mark included."""
+    """The marks around reasoning. `close` ends a thought that has used up its budget, and includes
+    the mark.
+    """
 
     start: str
     end: str
@@ -23,15 +26,16 @@ class ReasoningFormat:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """The marks around a call. Inside stand `<function=NAME>` and parameters (`xml`), or an object
-    with `name` and `arguments`."""
+    """The marks around a call, which holds `<function=NAME>` and parameters (`xml`), or an object
+    with `name` and `arguments`.
+    """
 
     start: str
     end: str
     xml: bool
 
 
-# Qwen's own words for a thought that is cut short: it goes on to answer from what it has.
+# Qwen's own text that ends a thought early: the model then answers from its thought so far.
 _CLOSE = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     "thinking directly now.\n</think>\n\n"
@@ -45,12 +49,12 @@ TOOLS: Mapping[str, CallFormat | None] = MappingProxyType(
         "none": None,
     }
 )
-AUTO = "auto"  # as the chat template says
+AUTO = "auto"  # as the chat template defines
 
 
 @dataclass(frozen=True)
 class Formats:
-    """Names of rows: of REASONING and of TOOLS."""
+    """Names of rows of REASONING and of TOOLS."""
 
     reasoning: str = "qwen3"
     tools: str = "qwen3_coder"
@@ -67,10 +71,9 @@ class Formats:
 
     @classmethod
     def of(cls, template: str | None, reasoning: str = AUTO, tools: str = AUTO) -> Formats:
-        """Those named, and for `auto` those that a chat template's source teaches.
+        """The named rows; for `auto`, those that a chat template's source teaches.
 
-        A template that speaks of no form leaves the usual one. Raises OptionError for a name that
-        is no row.
+        A template without a known format gives the default. Raises OptionError for an unknown name.
         """
         for option, name, known in (
             ("--reasoning", reasoning, (AUTO, *REASONING)),
@@ -85,19 +88,19 @@ class Formats:
 
 
 def _taught(template: str) -> str:
-    """The form of calls in a template: those with `<function=` show it, since they write it out."""
+    """The format of calls in a template: one with `<function=` shows the XML format in full."""
     objects = "<tool_call>" in template and FUNCTION not in template
     return "hermes" if objects else Formats.tools
 
 
-# What the XML form is made of; text, never tokens of their own.
+# Parts of the XML format: text, never single tokens.
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-# Written behind a call that is closed already; the last is of an older form.
+# Written after a call that is already closed; the last one is of an older format.
 STRAY = (END_FUNCTION, END_PARAMETER, "</function_invocation>")
 
 
 def marks() -> frozenset[str]:
-    """Every mark that a tokenizer may know as one token: only as that token it is a mark."""
+    """Every mark that a tokenizer may have as one token; then only that token is the mark."""
     forms = (*REASONING.values(), *TOOLS.values())
     return frozenset(m for form in forms if form is not None for m in (form.start, form.end))

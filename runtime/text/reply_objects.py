@@ -1,8 +1,8 @@
-"""Objects in calls: the arguments of a function, or whole calls, while they stream.
+"""JSON objects in calls: a function's arguments, or whole calls, while they stream.
 
-An end that comes inside a JSON string is text: a string may speak of the form. Only where the
-string is never closed, or a new call follows the end, did the object end there. Knows JSON and
-marks; knows no schema.
+An end mark inside a JSON string is text, since a string may mention the format. Only if the string
+is never closed, or a new call follows the mark, did the object end there. Knows JSON and marks;
+knows no schema.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class OpenObject:
     def __init__(self, ends: Collection[Mark]) -> None:
         self._ends = ends
         self._lexemes: list[Lexeme] = []
-        self._inside = self._escaped = False  # of a string
-        # places in the answer of ends that are inside a string, several in a row counting as one
+        self._inside = self._escaped = False  # a string
+        # positions in the answer of end marks inside a string; consecutive ones count as one
         self._first: int | None = None
         self._last: int | None = None
-        self._behind = False  # nothing came since
-        self._opened = False  # the mark of a call came since, and nothing behind it
+        self._behind = False  # no text followed since
+        self._opened = False  # only the mark of a call followed since
 
     def take(self, lexeme: Lexeme) -> tuple[str, Sequence[Lexeme]] | None:
-        """None, or, when it has ended, its text and what follows, the end included."""
+        """None; or, once it has ended, its text and the following lexemes, including the end."""
         self._lexemes.append(lexeme)
         if not self._inside and lexeme.kind in self._ends:
             return self._cut(lexeme.at)
@@ -44,11 +44,11 @@ class OpenObject:
         return None
 
     def end(self, cut: bool) -> tuple[str, Sequence[Lexeme]]:
-        """The same when no more comes; `cut`: the answer was cut off, maybe inside a string."""
+        """The same at the end of the answer; `cut`: it may have ended inside a string."""
         return self._cut(self._last if self._inside and not cut else None)
 
     def _begins_call(self, lexeme: Lexeme) -> bool:
-        """Whether a new call begins, inside a string in which an end came."""
+        """Whether a new call starts, inside a string that contains an end mark."""
         kind = lexeme.kind
         if kind in self._ends and kind in _ENDS:
             self._last = self._last if self._behind else lexeme.at
@@ -83,7 +83,7 @@ class OpenObject:
 
 
 def calls_in(text: str) -> list[tuple[str, str]] | None:
-    """(name, arguments as JSON) of objects one behind the other; None where one is no call."""
+    """(name, arguments as JSON) of consecutive objects; None if one is not a call."""
     try:
         made = _objects(text.strip())
         calls = [_call(one) for one in made]
@@ -93,7 +93,7 @@ def calls_in(text: str) -> list[tuple[str, str]] | None:
 
 
 def object_in(text: str) -> str | None:
-    """An object as JSON; None where the text is none."""
+    """The object as JSON; None if the text is not one."""
     try:
         made = read_json(text)
     except (ValueError, RecursionError):
@@ -115,7 +115,7 @@ def _objects(text: str) -> list[Any]:
 
 
 def _call(made: Any) -> tuple[str, str]:
-    """Raises what the object's form makes it raise."""
+    """Raises the exceptions of a malformed object."""
     name, given = made["name"], made.get("arguments", made.get("parameters", {}))
     given = read_json(given) if isinstance(given, str) else given
     if not isinstance(name, str) or not isinstance(given, dict):

@@ -1,15 +1,15 @@
-"""Takes a chat answer apart while it streams: reasoning, content, tool calls.
+"""Parses a streamed chat answer: reasoning, content, tool calls.
 
-One machine over marks and text (`reply_text`). It reads each once, in order, and passes on what no
-later text can change; so the cut of the stream changes nothing, and a whole answer is a stream of
-one piece. Its states:
+One state machine over marks and text (`reply_text`). It reads each once, in order, and passes on
+only text that later text cannot change. The result therefore does not depend on how the stream is
+divided. States:
 
     THOUGHT   up to `</think>`, or to a call: some models call without closing the thought
-    CONTENT   the answer; a call may begin without its mark, by `<function=` alone
-    CALLS     `reply_calls` reads; what is no call is a part of what it was in, as it was written
-    DONE      behind the one call that was wanted: what follows is dropped
+    CONTENT   the answer; a call may start without its mark, at `<function=`
+    CALLS     `reply_calls` reads; text that is not a call returns to the previous state
+    DONE      after the last wanted call: the rest is dropped
 
-An answer that ends inside its thought is a thought alone: nothing is made up for it.
+An answer that ends inside its thought is a thought alone; no content is added.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from spark_engine.runtime.text.reply_parts import Delta, Deltas, Kind
 from spark_engine.runtime.text.reply_text import Lexeme, Lexer, Mark
 from spark_engine.runtime.text.tool_schema import Types, parameter_types
 
-_OPENING = 64  # characters of white space that may come before the mark of a thought
+_OPENING = 64  # characters of white space before the mark of a thought
 
 
 class State(enum.Enum):
-    """Where in the answer the machine is."""
+    """State of the parser."""
 
     THOUGHT = enum.auto()
     CONTENT = enum.auto()
@@ -38,17 +38,17 @@ class State(enum.Enum):
 
 
 class ReplyParser:
-    """One answer. `thinking`: the prompt ended inside an open thought; `fresh`: the answer begins
-    a turn, and is no further piece of one.
+    """Parser of one answer. `thinking`: the prompt ended inside an open thought; `fresh`: the
+    answer starts a turn, and does not continue one.
 
-    Calls are looked for where `tools` are given, or the `types` of their parameters; with
-    `parallel` false the answer ends behind the first. `tokens`: marks that are tokens, and count
+    It looks for calls if `tools`, or the `types` of their parameters, are given; with `parallel`
+    false the answer ends after the first call. `tokens`: marks that are tokens, and count only
     where those were generated. Newlines around the reasoning, and between it, the content and a
-    call, belong to the form and are dropped.
+    call, belong to the format and are dropped.
 
     Attributes:
-        answer_at: place in the whole text where the answer begins, behind the thought and the
-            newlines that follow it; None while that is not known.
+        answer_at: position in the whole text of the answer's start, after the thought and its
+            newlines; None until it is known.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class ReplyParser:
         self._parallel = parallel
         self._state = State.THOUGHT if thinking and thoughts else State.CONTENT
         content = self._state is State.CONTENT
-        self._opening = fresh and content and thoughts is not None  # a thought may begin
-        self._space = ""  # before it
+        self._opening = fresh and content and thoughts is not None  # a thought may start
+        self._space = ""  # white space before it
         self._leading = fresh and thinking  # newlines at the start of this part are dropped
-        self._newlines = 0  # held back: a call may follow, or the end of the thought
-        self._gap = 0  # newlines before a call, which content behind it begins with
-        self._spelled = 0  # marks of calls that content has as text: their ends are text too
+        self._newlines = 0  # held back: a call or the thought's end may follow
+        self._gap = 0  # newlines before a call, which start the content after it
+        self._spelled = 0  # call marks that are text in the content: so are their ends
         self._lexer = Lexer(thoughts, form, tokens)
         self._queue, self._deltas = deque[Lexeme](), Deltas()
-        self._outside, self._count = self._state, 0  # of calls: the state around, those known
-        self._closing: tuple[Mark, ...] = ()  # ends of what had ended already: dropped with tools
+        self._outside, self._count = self._state, 0  # of calls: the outer state, known calls
+        self._closing: tuple[Mark, ...] = ()  # unmatched end marks: dropped if there are tools
         self._calls: CallReader | None = None
         self.answer_at: int | None = 0 if content and not self._opening else None
         if form is not None:
@@ -93,38 +93,39 @@ class ReplyParser:
 
     @property
     def calls(self) -> int:
-        """Calls so far whose name is known."""
+        """Number of calls with a known name."""
         return self._calls.count if self._calls is not None else 0
 
     @property
     def is_cut(self) -> bool:
-        """The last call is not complete: nobody is to run it."""
+        """Whether the last call is incomplete: a client must not run it."""
         return self._calls is not None and self._calls.count > self._calls.closed
 
     @property
     def thought_until(self) -> int:
-        """Place in the whole text up to which all is reasoning, while `answer_at` is None."""
+        """Position in the whole text up to which all is reasoning, while `answer_at` is None."""
         if self._state is State.CALLS and self._calls is not None:
-            return self._calls.begun
+            return self._calls.started
         return self._lexer.at - len(self._space)
 
     def has_ended(self) -> bool:
-        """Nothing that follows is part of the answer: it need not be generated."""
+        """Whether any following text is dropped, so that it need not be generated."""
         return self._state is State.DONE
 
     def push(self, text: str, marks: Iterable[int] = ()) -> list[Delta]:
-        """The deltas that this further text makes certain.
+        """The deltas that this text makes certain.
 
-        `marks`: places in the whole answer's text where a token that is a mark begins, which may
-        lie ahead of the text.
+        `marks`: positions in the whole answer's text of tokens that are marks, which may be ahead
+        of the text.
         """
         self._lexer.push(text, marks)
         self._read(last=False)
         return self._deltas.take()
 
     def flush(self, cut: bool = False) -> list[Delta]:
-        """What was held back, at the end of the stream. `cut`: the answer did not end by itself,
-        so that a call in which it ended is not complete."""
+        """Text held back, at the end of the stream. `cut`: the answer did not end by itself, so a
+        call that it ends in is incomplete.
+        """
         self._read(last=True)
         while self._state is State.CALLS and self._calls is not None and self._calls.end(cut):
             self._after_call()
@@ -159,7 +160,7 @@ class ReplyParser:
         self._newlines += len(text) - len(plain)
 
     def _drop(self, lexeme: Lexeme) -> None:
-        """Behind the end."""
+        """Drops text after the end."""
 
     def _thought(self, lexeme: Lexeme) -> None:
         if lexeme.kind is Mark.CALL:
@@ -185,7 +186,7 @@ class ReplyParser:
         self._say(Kind.CONTENT, lexeme.text)
 
     def _opened(self, lexeme: Lexeme) -> bool:
-        """At the very start: whether this is content. White space may be neither."""
+        """At the start: whether this is content. White space may be undecided."""
         if lexeme.is_blank and len(self._space) + len(lexeme.text) <= _OPENING:
             self._space += lexeme.text
             return False
@@ -197,7 +198,7 @@ class ReplyParser:
         return True
 
     def _begin_content(self) -> None:
-        """No thought was opened."""
+        """Starts the content without a thought."""
         space, self._space = self._space, ""
         self._opening, self.answer_at = False, 0
         self._say(Kind.CONTENT, space)
@@ -214,26 +215,28 @@ class ReplyParser:
         self._after_call()
 
     def _after_call(self) -> None:
-        """Where the reader of calls is now."""
+        """Adopts the state of the call reader."""
         calls = self._calls
         assert calls is not None
         if calls.count > self._count:
             self._count = calls.count
-            self._note_call(calls.begun)
+            self._note_call(calls.started)
         if calls.closed and not self._parallel:
             self._queue.clear()
             self._state = State.DONE
         elif not calls.inside:
             self._state = self._outside
             if calls.rest:
-                begun, ended = self._marks_of_calls
-                self._spelled += begun in calls.rest and ended not in calls.rest
+                started, ended = self._marks_of_calls
+                self._spelled += started in calls.rest and ended not in calls.rest
                 self._leading = False
                 thought = self._state is State.THOUGHT
                 self._say(Kind.REASONING if thought else Kind.CONTENT, calls.rest)
 
     def _note_call(self, at: int) -> None:
-        """A call is one: what it was in has ended, but for newlines that content goes on with."""
+        """Records a recognised call: ends the previous part, except newlines that content continues
+        with.
+        """
         if self._outside is State.CONTENT and not self._leading:
             self._gap = self._newlines
         self._outside, self._leading, self._newlines = State.CONTENT, True, 0

@@ -1,4 +1,4 @@
-"""What an answer is made of, as it is passed on."""
+"""The parts of a parsed answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """What a delta is."""
+    """The kind of a delta."""
 
     REASONING = "reasoning_content"
     CONTENT = "content"
@@ -16,8 +16,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of the answer. A call begins with a `name`; the `text` of its deltas, one after the
-    other, is its JSON arguments."""
+    """A piece of the answer. A call starts with a `name`; the concatenated `text` of its deltas is
+    its JSON arguments.
+    """
 
     kind: Kind
     text: str
@@ -25,19 +26,19 @@ class Delta:
 
 
 class Deltas:
-    """Deltas that were made and not passed on; pieces of one part are put together."""
+    """Pending deltas; consecutive pieces of one part are joined."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Kind, str, list[str]]] = []  # kind, name, pieces
 
     def add(self, delta: Delta) -> None:
-        """One more."""
+        """Adds a piece."""
         if self._rows and not delta.name and self._rows[-1][0] is delta.kind:
             self._rows[-1][2].append(delta.text)
         else:
             self._rows.append((delta.kind, delta.name, [delta.text]))
 
     def take(self) -> list[Delta]:
-        """All of them."""
+        """Returns and removes all of them."""
         rows, self._rows = self._rows, []
         return [Delta(kind, "".join(texts), name) for kind, name, texts in rows]

@@ -1,8 +1,8 @@
-"""Cuts the text of an answer into marks and the text between them, while it streams.
+"""Splits the text of a streamed answer into marks and the text between them.
 
-A mark that the tokenizer knows as a token counts only where that token was generated, so that an
-answer may quote it. Every character is looked at once, and where the stream is cut changes nothing
-but how the text between two marks is divided. Knows no states and no calls.
+A mark that the tokenizer has as a token counts only where that token was generated, so that an
+answer may quote it. Every character is examined once. How the stream is divided affects only how
+the text between two marks is divided. Knows no states and no calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_engine.runtime.text.reply_formats import (
 
 _NAME = r"[^<>\n]{0,256}"
 _NAMED = rf"(?P<named>function|parameter)=(?P<name>{_NAME})(?:[>\n]|(?=<))"
-# What models write for `</parameter>`: `</parameter/>`, `</parameter1>`, `</Parameter >`, …
+# Misspellings of `</parameter>` by models: `</parameter/>`, `</parameter1>`, `</Parameter >`, …
 _NEAR = r"(?i: ?/ ?parameter[^<>\n]{0,16}(?:>|(?=[<\n]))|parameter ?/?>)"
 _BEGUN = re.compile(rf"<(?:(?:function|parameter)={_NAME}|(?i: ?/ ?parameter[^<>\n]{{0,16}}))")
 _NEARLY = ("</parameter", "<parameter/>")
@@ -32,7 +32,7 @@ _LONGEST = 300  # characters; every mark is shorter
 
 
 class Mark(enum.Enum):
-    """What a lexeme is."""
+    """The kind of a lexeme."""
 
     TEXT = enum.auto()
     THINK = enum.auto()
@@ -43,13 +43,14 @@ class Mark(enum.Enum):
     END_FUNCTION = enum.auto()
     PARAMETER = enum.auto()
     END_PARAMETER = enum.auto()
-    NEAR_END = enum.auto()  # nearly `</parameter>`
-    STRAY = enum.auto()  # another end that models write behind a function
+    NEAR_END = enum.auto()  # a misspelled `</parameter>`
+    STRAY = enum.auto()  # another end mark that models write after a function
 
 
 class Lexeme(NamedTuple):
-    """A mark, or text between two, or a part of such text. `at` is its place in the answer;
-    `name` that of a function or a parameter, whose mark includes it."""
+    """A mark, or text between two, or a part of such text. `at`: its position in the answer;
+    `name`: of a function or a parameter, and included in its mark.
+    """
 
     kind: Mark
     text: str
@@ -58,12 +59,12 @@ class Lexeme(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """White space, which separates two marks."""
+        """Whether it is white space, which separates two marks."""
         return self.kind is Mark.TEXT and self.text.isspace()
 
 
 class Lexer:
-    """The lexemes of one answer. `tokens`: marks that the tokenizer knows as tokens."""
+    """The lexemes of one answer. `tokens`: marks that the tokenizer has as tokens."""
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class Lexer:
         calls: CallFormat | None,
         tokens: Collection[str] = (),
     ) -> None:
-        self.at = 0  # the place in the answer up to which lexemes were made
-        self._text = ""  # from there on
-        self._tokens, self._places = frozenset(tokens), set[int]()  # and where they begin
+        self.at = 0  # position in the answer up to which lexemes exist
+        self._text = ""  # the text from there on
+        self._tokens, self._places = frozenset(tokens), set[int]()  # and the positions of marks
         self._kinds: dict[str, Mark] = {}
         if thoughts is not None:
             self._kinds |= {thoughts.start: Mark.THINK, thoughts.end: Mark.END_THINK}
@@ -88,13 +89,14 @@ class Lexer:
         self._pattern = re.compile(f"<(?:{'|'.join(rows)})") if rows else None
 
     def push(self, text: str, places: Iterable[int]) -> None:
-        """Adds text. `places` in the whole answer, where a token that is a mark begins, may be
-        ahead of the text."""
+        """Adds text. `places`: positions in the whole answer of tokens that are marks, which may be
+        ahead of the text.
+        """
         self._places.update(places)
         self._text += text
 
     def lexemes(self, last: bool) -> Iterator[Lexeme]:
-        """Those that are certain; with `last`, when no more text comes, all of them."""
+        """The certain lexemes; with `last`, at the end of the text, all of them."""
         text, begin = self._text, self.at
         done = start = 0
         while self._pattern is not None and (hit := self._pattern.search(text, start)):
@@ -122,8 +124,9 @@ class Lexer:
         return Lexeme(kind, mark, at, hit["name"].strip())
 
     def _certain(self, text: str, done: int) -> int:
-        """Where the text from `done` on ends, or a mark begins that is not complete yet. No mark
-        has a second `<`."""
+        """End of the certain text from `done` on: before an incomplete mark. No mark has a second
+        `<`.
+        """
         place = text.rfind("<", done)
         if place < 0 or not self._may_become_mark(text[place:], self.at + place):
             return len(text)

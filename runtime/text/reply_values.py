@@ -1,27 +1,26 @@
-"""Where a parameter's value ends in a call that is written as XML, while it streams.
+"""Finds the end of a parameter's value in a streamed XML call.
 
-A value is any text and may hold the form's own words. "Followed by" looks past white space. These
-rules decide, over the whole answer, so that the cut of the stream changes nothing:
+A value is any text and may contain the format's own marks. "Followed by" ignores white space. These
+rules hold over the whole answer, so the result does not depend on how the stream is divided:
 
-1. `</parameter>` ends the value where it is followed by `<parameter=`, `</function>`, the call's
-   end, `<function=`, a new call, or the end of the answer. Elsewhere it is text.
-2. Nearly `</parameter>` (`</parameter/>`, `</parameter1>`, `</Parameter>`, …) ends it where it is
-   followed by `</function>`, the call's end, or a `<parameter=NAME>` as in rule 3.
-3. `<parameter=NAME>` at the beginning of a line ends a value that was left open, where NAME is a
-   parameter of this tool that was not given yet. A tool whose schema names no parameter takes any
-   name that was not given; one whose schema names some takes those alone, whatever it says of
-   additional ones.
-4. The call's end ends a value that was left open; so does `</function>` followed by the call's end,
-   a new call or the end of the answer. Both do so only where nothing that follows belongs to the
-   value: where an end by the rules 1 to 3 comes later and no new call comes before, they are text,
-   and so is the call's end where the other comes later. So what comes behind is held back until
-   one of these, or the end of the answer, is there.
-5. Where the value holds the beginning of a whole call (`<function=NAME>`, then `<parameter=` or
+1. `</parameter>` ends the value if it is followed by `<parameter=`, `</function>`, the call's
+   end, `<function=`, a new call, or the end of the answer. Otherwise it is text.
+2. A misspelled `</parameter>` (`</parameter/>`, `</parameter1>`, `</Parameter>`, …) ends it if it
+   is followed by `</function>`, the call's end, or a `<parameter=NAME>` as in rule 3.
+3. `<parameter=NAME>` at the start of a line ends an open value if NAME is a parameter of this tool
+   without a value so far. A tool whose schema names no parameter accepts any new name; one with
+   a schema that names some accepts only those, whatever it says of additional ones.
+4. The call's end ends an open value; so does `</function>` followed by the call's end, a new call
+   or the end of the answer. Both do so only if no later text belongs to the value: if an end by
+   rules 1 to 3 comes later and no new call comes before, they are text, and so is the call's end
+   if the other comes later. The text after them is therefore held back until one of these, or
+   the end of the answer, arrives.
+5. If the value contains the beginning of a whole call (`<function=NAME>`, then `<parameter=` or
    `</function>`), the next `</parameter>` with `</function>` is the end of that call, and text,
-   unless nothing that ends the value follows up to the end of the answer.
+   unless no end of the value follows up to the end of the answer.
 
 A new call is the call's mark followed by `<function=`, or `<function=` with the name of a tool. A
-mark that is a token is one only where that token was generated. `structured/raw_values.py` writes
+mark that is a token counts only where that token was generated. `structured/raw_values.py` writes
 values that end by rule 1. Knows no types and no JSON.
 """
 
@@ -39,37 +38,38 @@ _ENDS = {Mark.END_PARAMETER, Mark.END_FUNCTION, Mark.END_CALL}
 
 
 class _Verdict(enum.Enum):
-    """On the first mark of those that are not decided."""
+    """The decision on the first undecided mark."""
 
     WAIT = "for what follows"
     TEXT = "it is text"
     END = "of the value"
     NEW_CALL = "the value ended before"
-    # The end, unless one comes later; a stronger one takes the place of a weaker.
+    # The end, unless another comes later; a stronger candidate replaces a weaker one.
     END_OF_CALL = 1
     END_OF_FUNCTION = 2
     END_OF_INNER_CALL = 3
 
 
 class OpenValue:
-    """One value. `said` is what is certain of it, for the caller to take. `leads`: a newline at its
-    start is the form's; `may_follow`: whether a name is that of a parameter which may follow;
-    `tools`: names of functions."""
+    """One value. `said`: the certain text, for the caller to remove. `leads`: a newline at its
+    start belongs to the format; `may_follow`: whether a parameter of this name may follow; `tools`:
+    names of functions.
+    """
 
     def __init__(
         self, leads: bool, may_follow: Callable[[str], bool], tools: Collection[str]
     ) -> None:
         self.said: list[str] = []
         self._leads, self._may_follow, self._tools = leads, may_follow, tools
-        self._newline = False  # held back: the last one is the form's
-        self._blank = True  # the line so far
-        self._window: deque[Lexeme] = deque()  # from a mark on that is not decided
-        self._held: list[Lexeme] = []  # from a mark on that is the end unless one comes later
-        self._strength = 0  # of that mark
-        self._inner = 0  # calls that began in the value
+        self._newline = False  # held back: the last newline belongs to the format
+        self._blank = True  # of the line so far
+        self._window: deque[Lexeme] = deque()  # lexemes from an undecided mark on
+        self._held: list[Lexeme] = []  # lexemes from a candidate for the end on
+        self._strength = 0  # of that candidate
+        self._inner = 0  # calls that started in the value
 
     def take(self, lexeme: Lexeme) -> Sequence[Lexeme] | None:
-        """None, or, when the value has ended, what follows it."""
+        """None; or, once the value has ended, the following lexemes."""
         if self._leads:
             self._leads = False
             if lexeme.kind is Mark.TEXT and lexeme.text[0] == "\n":
@@ -83,8 +83,9 @@ class OpenValue:
         return None if lexeme.is_blank else self._decide(last=False)
 
     def end(self, cut: bool) -> Sequence[Lexeme] | None:
-        """The same when no more comes. An answer that was `cut` off without the call's end, or in
-        text behind what may have been the end, is taken to be inside the value still."""
+        """The same at the end of the answer. A `cut` answer without the call's end, or that ends in
+        text after a candidate, still ends inside the value.
+        """
         if (rest := self._decide(last=True)) is not None:
             return rest
         kinds = {lexeme.kind for lexeme in self._held if not lexeme.is_blank}
@@ -147,7 +148,7 @@ class OpenValue:
         return verdict if verdict is _Verdict.WAIT else _Verdict.TEXT
 
     def _judge_end(self, after: Mark | None, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Of `</parameter>`."""
+        """Decides on `</parameter>`."""
         if after in (None, Mark.PARAMETER, Mark.FUNCTION, Mark.END_CALL):
             return _Verdict.END
         if after is Mark.CALL:
@@ -164,7 +165,7 @@ class OpenValue:
         return _Verdict.END_OF_INNER_CALL
 
     def _new_call(self, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Whether these marks begin one."""
+        """Whether these marks start a new call."""
         if not follow or follow[0].kind not in (Mark.CALL, Mark.FUNCTION):
             return _Verdict.TEXT
         if follow[0].kind is Mark.FUNCTION:
@@ -174,14 +175,14 @@ class OpenValue:
         return _Verdict.NEW_CALL if follow[1].kind is Mark.FUNCTION else _Verdict.TEXT
 
     def _hold(self, strength: int) -> None:
-        """From here on; what is held already is text if this is stronger."""
+        """Starts a candidate; a weaker earlier one becomes text."""
         if strength > self._strength or strength == 3:
             for lexeme in self._release():
                 self._say(lexeme.text)
             self._strength = strength
 
     def _add(self, lexeme: Lexeme, held: bool = False) -> None:
-        """Text, or (`held`) a mark that may be the end."""
+        """Adds text, or (`held`) a candidate mark."""
         lines = lexeme.text.rpartition("\n")
         self._blank = (self._blank or bool(lines[1])) and not lines[2].strip(" \t")
         if held or self._held:

@@ -1,4 +1,4 @@
-"""What the parts of one JSON schema mean: where references lead, which types are allowed.
+"""Meaning of the parts of one JSON schema: targets of references, allowed types.
 
 Knows no tool and no grammar.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-WORDS = 50_000  # values and alternatives of a schema that are looked at for its words
-_CHAIN = 32  # references, one to the next
+WORDS = 50_000  # values and alternatives of a schema that are searched for strings
+_CHAIN = 32  # length of a chain of references
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NAMES = (
     *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")),
@@ -22,10 +22,10 @@ _NAMES = (
 
 
 class Root:
-    """A schema, and what its parts mean: references in them go from it.
+    """A schema, against which its parts' references are resolved.
 
-    Looks at each part and at each reference once, however often they are asked for, so its time is
-    bounded by the schema's length. Parts are distinguished by identity, and must live as long.
+    Visits each part and each reference once over all calls, so the time is bounded by the schema's
+    length. Parts are keyed by identity, and must live as long as this object.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -35,7 +35,7 @@ class Root:
         self._words = WORDS
 
     def resolve(self, schema: Any) -> Mapping[str, Any]:
-        """The schema, or what it refers to; empty where that leads nowhere."""
+        """The schema, or its reference's target; empty if that does not exist."""
         for _ in range(_CHAIN):
             here = _mapping(schema)
             where = here.get("$ref")
@@ -45,14 +45,15 @@ class Root:
         return _NOTHING
 
     def target(self, where: str) -> Any:
-        """What a reference points to; None where that is nothing."""
+        """A reference's target; None if it does not exist."""
         if where not in self._targets:
             self._targets[where] = self._find(where)
         return self._targets[where]
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The JSON types that a schema allows by its type, values and alternatives; empty where it
-        says nothing. Where it refers to itself, that adds nothing."""
+        """The JSON types that a schema allows by its type, values and alternatives; empty if it
+        does not restrict them. A recursive reference adds nothing.
+        """
         first = self.resolve(schema)
         rows = [(first, False)]
         while rows:
@@ -66,8 +67,9 @@ class Root:
         return self._types[id(first)]
 
     def words(self, schema: Any) -> frozenset[str]:
-        """The strings of the enums and consts of a schema and its alternatives; none where all that
-        was asked for so far took WORDS steps."""
+        """The strings of the enums and consts of a schema and its alternatives; none after WORDS
+        steps over all calls.
+        """
         found, seen, left = set[str](), set[int](), [schema]
         while left and self._words > 0:
             here = self.resolve(left.pop())
@@ -83,7 +85,7 @@ class Root:
         return frozenset(found) if self._words > 0 else frozenset()
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """(name, schema) of the properties, also of those that alternatives have."""
+        """(name, schema) of the properties, including those of alternatives."""
         seen, left = set(), [self.resolve(self.schema)]
         while left:
             here = left.pop()

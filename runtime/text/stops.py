@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text. Knows text only: no tokens, no engine."""
+"""Stop strings in a stream of text. Knows no tokens and no engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def partial_match(text: str, patterns: Sequence[str]) -> int:
 def first_match(text: str, patterns: Sequence[str]) -> tuple[int, int] | None:
     """(start, end) of the pattern that is completed first, or None.
 
-    Of several completed by the same character the longest counts. Judging by the end, not by the
-    start, is what makes the answer independent of how the stream was cut.
+    Of several completed by the same character the longest counts. Comparing ends instead of starts
+    makes the result independent of how the stream is divided.
     """
     found = [(at + len(p), at) for p in patterns if (at := text.find(p)) >= 0]
     if not found:
@@ -29,9 +29,9 @@ def first_match(text: str, patterns: Sequence[str]) -> tuple[int, int] | None:
 
 
 class StopMatcher:
-    """Passes a stream through up to the first stop string, which is left out.
+    """Passes a stream through up to the first stop string, which it removes.
 
-    Holds back every suffix that could still become a stop string.
+    Holds back every suffix that may become a stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The part of the stream that is now certain. Empty once a stop string has matched."""
+        """The certain part of the stream; empty after a stop string."""
         if self.matched is not None:
             return ""
         text = self._pending + text
@@ -54,6 +54,6 @@ class StopMatcher:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Text held back, at the end of the stream."""
         text, self._pending = self._pending, ""
         return text

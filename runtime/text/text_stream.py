@@ -1,7 +1,7 @@
-"""From the engine's events to text: detokenising, end ids, stop strings, one stream at a time.
+"""Converts the engine's events of one choice to text: detokenising, end ids, stop strings.
 
-Stop strings count in the answer and not in the thought before it, which a `Thought` separates.
-Knows one choice of one request. Knows no HTTP and no chat form.
+Stop strings count in the answer and not in the thought before it; a `Thought` separates the two.
+Knows no HTTP and no chat format.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """What the events of one round add. `text` may lag behind `tokens`."""
+    """Text and tokens of one round's events. `text` may lag behind `tokens`."""
 
     text: str
-    tokens: tuple[Event, ...] = ()  # the events that brought a token
+    tokens: tuple[Event, ...] = ()  # the events with a token
     finish: FinishReason | None = None
     stop: str | None = None  # the stop string that ended it
-    marks: tuple[int, ...] = ()  # places in the whole text where these tokens' marks begin
+    marks: tuple[int, ...] = ()  # positions in the whole text of these tokens' marks
 
     @property
     def is_cut(self) -> bool:
-        """The answer was ended by a limit, a stop string or the server, and not by the model."""
+        """Whether a limit, a stop string or the server ended the answer, and not the model."""
         return self.stop is not None or self.finish is not FinishReason.STOP
 
 
 class Thought(Protocol):
-    """Reads a stream of text up to where the thought ends: a `ReplyParser`."""
+    """Reads streamed text up to the end of the thought: a `ReplyParser`."""
 
     answer_at: int | None
 
     @property
     def thought_until(self) -> int:
-        """Place in the text up to which all is sure to be thought."""
+        """Position in the text up to which all is certainly thought."""
         ...
 
     def push(self, text: str, marks: Iterable[int] = ()) -> object:
-        """More text."""
+        """Adds text."""
         ...
 
     def flush(self) -> object:
-        """No more comes."""
+        """Ends the text."""
         ...
 
 
 class TextStream:
-    """The text of one choice. Without a tokenizer it is always empty.
+    """The text of one choice; always empty without a tokenizer.
 
-    `eos` are the model's end ids. The id that ended the answer is counted and reported, but is
-    not part of the text unless `keep_stop`; nor is a stop string. Those count from `min_tokens` on.
-    The first `forced` tokens are the prompt's own, which was to be scored: they are kept aside.
+    `eos`: the model's end ids. The id that ended the answer is counted and reported, but is not
+    part of the text unless `keep_stop`; nor is a stop string. Stop strings count from `min_tokens`
+    on. The first `forced` tokens belong to the prompt, for scoring: they are stored separately.
     """
 
     def __init__(
@@ -69,30 +69,32 @@ class TextStream:
     ) -> None:
         self._marks = tokenizer.marks if tokenizer else {}
         self._places: list[int] = []
-        self._length = 0  # of the text so far, what is held back included
+        self._length = 0  # of the text so far, including text held back
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
         self._thought: Thought | None = None
-        self._behind = ""  # text that may be of the answer or not: it is held back
+        self._behind = ""  # held back: it may belong to the answer or the thought
         self._passed = 0  # characters before it
         self._keep_stop = keep_stop
         self._forced = forced
         self.scored: list[Event] = []  # the forced tokens
         self._min_tokens = params.min_tokens
         self.tokens = 0
-        self.drafted = self.accepted = 0  # drafts that were verified, and those kept
-        self.cached = 0  # tokens of the prompt that were not computed
+        self.drafted = self.accepted = 0  # verified drafts, and accepted ones
+        self.cached = 0  # cached tokens of the prompt
         self.finish: FinishReason | None = None
 
     def stop_behind(self, thought: Callable[[], Thought]) -> None:
-        """Stop strings count from where this says that the answer begins. Before the first push."""
+        """Makes stop strings count from the reported start of the answer. Call it before the first
+        push.
+        """
         self._thought = thought() if self._stops.stops and self._detokenizer else None
 
     def push(self, events: Iterable[Event]) -> Piece:
-        """Takes the events of a round; what follows a stop string is dropped.
+        """Adds a round's events; drops text after a stop string.
 
-        When the piece has a `stop`, the engine is to be told.
+        If the piece has a `stop`, the caller must end the request in the engine.
         """
         text, tokens = "", []
         for event in events:
@@ -142,11 +144,11 @@ class TextStream:
         return self._stopped(text) if self._thought is None else self._split(text, places, last)
 
     def _stopped(self, text: str) -> str:
-        """As much of an answer as is certain to hold no stop string."""
+        """The part of an answer that certainly contains no stop string."""
         return text if self.tokens < self._min_tokens else self._stops.push(text)
 
     def _split(self, text: str, places: list[int], last: bool) -> str:
-        """The same of text that begins with a thought, which passes as it is."""
+        """The same for text that starts with a thought, which passes unchanged."""
         thought = self._thought
         assert thought is not None
         thought.push(text, places)

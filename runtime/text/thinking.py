@@ -1,7 +1,7 @@
-"""Whether a model thinks before it answers, for how long, and whether the thought is shown.
+"""Whether a model thinks before it answers, how long, and whether the answer shows the thought.
 
-Knows every switch by which clients say so, and what they mean together. Knows no template and no
-engine beyond the form of a constraint: the engine holds a budget.
+Knows the switches of all clients and their combined meaning. Knows no template, and of the engine
+only the form of a constraint: the engine enforces a budget.
 
     enable_thinking, chat_template_kwargs.enable_thinking|thinking      on or off
     enableThinking, think                                               on or off; or an effort
@@ -11,8 +11,8 @@ engine beyond the form of a constraint: the engine holds a budget.
     BUDGETS         tokens of thought at most; 0 is off, -1 has no limit
     include_reasoning                                                   false: thoughts are left out
 
-Two that contradict each other are refused, since one of them would have to be ignored. What a
-server says holds where a request does not say the same thing.
+Contradicting switches are refused, since one of them would be ignored. A server's settings apply
+where a request does not set the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
-# Tokens of thought at most; None leaves the limit to the server. `none` does not think at all.
+# Tokens of thought at most; None leaves the limit to the server. `none` disables thinking.
 EFFORTS: Mapping[str, int | None] = MappingProxyType(
     {
         "none": 0,
@@ -49,14 +49,14 @@ BUDGETS = (
 )
 SWITCHES = ("enable_thinking", "enableThinking", "think")
 MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
-# Of a request's body; `of` looks at no other.
+# Fields of a request's body that `of` reads.
 FIELDS = (
     *SWITCHES,
     *("thinking", "reasoning", "reasoning_effort", "include_reasoning"),
     *BUDGETS,
 )
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
-_LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts from little to much
+_LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending
 _TYPES = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 _SHOWN = 80  # characters of a value in an error
 T = TypeVar("T")
@@ -64,12 +64,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Thinking:
-    """What one request says of thinking.
+    """One request's settings of thinking.
 
     Attributes:
-        enabled: None leaves it to the template.
+        enabled: None: the template decides.
         budget: tokens of thought at most; None: no limit.
-        options: of the template (`chat_template_kwargs`), with what the switches say.
+        options: of the template (`chat_template_kwargs`), including the switches' values.
         shown: thoughts are part of the answer.
     """
 
@@ -87,11 +87,11 @@ class Thinking:
         server: Mapping[str, Any] | None = None,
         accepted: Collection[str] = EFFORTS,
     ) -> Thinking:
-        """From a body's FIELDS (others are not looked at) and its `chat_template_kwargs`. `budget`
-        and `server` (in the form of kwargs) are what the server says of both; `accepted` are the
-        efforts that the template takes: others become the nearest of them.
+        """From a body's FIELDS (others are ignored) and its `chat_template_kwargs`. `budget` and
+        `server` (as kwargs): the server's settings; `accepted`: efforts that the template accepts;
+        others become the nearest one.
 
-        Raises RequestError whose `param` is the field that is malformed or contradicts another.
+        Raises RequestError; its `param` is the field that is malformed or contradicts another.
         """
         said = _Said.of(fields, kwargs)
         default = dict(server or {})
@@ -99,7 +99,7 @@ class Thinking:
             default.pop("reasoning_effort", None)
         own = _Said.of({}, default)
         enabled = own.enabled if said.enabled is None else said.enabled
-        # a template's budget of 0 means off, which holds no more where the request says on
+        # a template's budget of 0 means off, which a request's "on" overrides
         last = None if enabled and own.budget == 0 else own.budget
         limit = next((v for v in (said.budget, budget, last) if v is not None), UNLIMITED)
         options = {**default, **(kwargs or {})}
@@ -119,12 +119,12 @@ class Thinking:
         thoughts: ReasoningFormat | None,
         calls: CallFormat | None = None,
     ) -> ConstraintSpec | None:
-        """What binds an answer, with this budget. `spec` is what else does; `thoughts` are the
-        marks where the prompt ends inside an open thought, else None; `calls` those of calls that
-        may be made, which end a thought as well: no budget cuts a call in two.
+        """The constraint of an answer with this budget. `spec`: its other constraint; `thoughts`:
+        the marks, if the prompt ends inside an open thought, otherwise None; `calls`: the marks of
+        allowed calls, which also end a thought, so that no budget cuts a call in two.
 
-        A grammar starts behind the thought. A thought that was switched off and is open all the
-        same ends at once. Raises RequestError when there is no token to know a thought's end by.
+        A grammar starts after the thought. A thought that is open although thinking is off ends at
+        once. Raises RequestError if no token marks the end of a thought.
         """
         budget = 0 if self.enabled is False else self.budget
         if thoughts is None or (spec is None and budget is None):
@@ -145,8 +145,9 @@ class Thinking:
 
 
 def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
-    """The effort to give a template that accepts these; None for none. Of two that are as near it
-    is the higher: a request for `high` wants more than `medium`."""
+    """The accepted effort for the template; None for none. Of two equally near ones it is the
+    higher: a request for `high` wants more than `medium`.
+    """
     if effort is None or effort in accepted:
         return effort
     known = [level for level in _LEVELS if level in accepted]
@@ -157,11 +158,11 @@ def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
 
 
 class _Said:
-    """What the switches of one request say together."""
+    """The combined switches of one request."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Said:
-        """Raises RequestError for a field that is malformed."""
+        """Raises RequestError for a malformed field."""
         said = cls()
         for name in FIELDS:
             said.take(name, name, fields.get(name))
@@ -176,12 +177,12 @@ class _Said:
         self._budgets: list[tuple[str, int]] = []
 
     def take(self, name: str, place: str, value: Any) -> None:
-        """One field by its name; `place` is how an error calls it."""
+        """Reads one field by its name; `place`: its name in errors."""
         if value is None:
             return
         if (
             name in SWITCHES and isinstance(value, str) and value in EFFORTS
-        ):  # Ollama's `think` may be one
+        ):  # Ollama's `think` may be an effort
             self._effort(place, value)
         elif name in SWITCHES:
             self._switches.append((place, _flag(place, value)))
@@ -198,19 +199,20 @@ class _Said:
 
     @property
     def effort(self) -> str | None:
-        """Raises RequestError when two differ."""
+        """Raises RequestError if two differ."""
         return _agreed(self._efforts)
 
     @property
     def enabled(self) -> bool | None:
-        """Raises RequestError when the switches do not agree."""
+        """Raises RequestError if the switches contradict each other."""
         return _agreed(self._switches)
 
     @property
     def budget(self) -> int | None:
-        """Tokens, or -1 for no limit; None: nothing was said. What an effort means counts least.
+        """Tokens, or -1 for no limit; None if not set. An effort's budget has the lowest
+        precedence.
 
-        Raises RequestError when two say different things.
+        Raises RequestError if two differ.
         """
         own = _agreed(self._budgets)
         effort = self.effort if own is None else None
@@ -251,7 +253,7 @@ class _Said:
         if value is None:
             return
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        # an integer may have any number of digits: it is never made a float
+        # an integer may have any number of digits, so it is never converted to float
         whole = number and (isinstance(value, int) or value.is_integer())
         if not whole or value < UNLIMITED:
             words = "tokens of thought at most, 0 for none, or -1 for no limit"
@@ -265,11 +267,11 @@ class _Said:
 
 
 def _agreed(said: Sequence[tuple[str, T]]) -> T | None:
-    """The one value; None where nothing was said."""
+    """The one value; None if none is set."""
     for place, value in said:
         first, wanted = said[0]
         if value != wanted:
-            words = f"{first} ({wanted}) and {place} ({value}) contradict each other: give one"
+            words = f"{first} ({wanted}) and {place} ({value}) contradict each other: send only one"
             raise _error(place, words)
     return said[0][1] if said else None
 

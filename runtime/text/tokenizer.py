@@ -1,7 +1,7 @@
-"""Text to token ids and back, and the detokeniser of a stream.
+"""Text to token ids and back, and a stream's detokeniser.
 
-Knows byte-level BPE (the only kind this model family uses) and the `tokenizers` library.
-Knows no chat template, no stop strings and no engine.
+Knows byte-level BPE (the only kind of this model family) and the `tokenizers` library. Knows no
+chat template, no stop strings and no engine.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tokenizers import Tokenizer as Backend
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.reply_formats import marks
 
-MOST_BYTES = 128 << 20  # of a file: ten times the longest of a served model
+MOST_BYTES = 128 << 20  # of a file: ten times the longest of a supported model
 MOST_TOKENS = 1 << 22
 
 
 class Tokenizer:
-    """The tokenizer of one engine. Thread-safe: nothing changes after construction."""
+    """The tokenizer of one engine. Thread-safe: immutable after construction."""
 
     def __init__(self, backend: Backend, special: frozenset[int]) -> None:
         self._backend = backend
         self.special = special
         size = backend.get_vocab_size(with_added_tokens=True)
         self._bytes = [_token_bytes(backend.id_to_token(i)) for i in range(size)]
-        self.longest = max(map(len, self._bytes), default=0)  # bytes
+        self.longest = max(map(len, self._bytes), default=0)  # bytes of a token
         known = ((backend.token_to_id(mark), mark) for mark in sorted(marks()))
         self.marks = {i: mark for i, mark in known if i is not None}  # of thoughts and calls
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Reads `tokenizer.json` and what `tokenizer_config.json` adds to it.
+        """Reads `tokenizer.json`, and additions in `tokenizer_config.json`.
 
-        Raises EngineError when a file is missing, damaged, or not byte-level BPE.
+        Raises EngineError if a file is missing, damaged, or not byte-level BPE.
         """
         path = folder / "tokenizer.json"
         text = _read(path)
@@ -46,7 +46,7 @@ class Tokenizer:
         if not _is_byte_level(settings.get("decoder")):
             raise EngineError(f"{path}: the decoder is not byte-level; only that kind is supported")
         backend = _backend(path, text)
-        # What a training run left there would cut or fill every prompt without a word.
+        # Settings of a training run would truncate or pad every prompt without a warning.
         backend.no_truncation()
         backend.no_padding()
         config = folder / "tokenizer_config.json"
@@ -63,9 +63,9 @@ class Tokenizer:
         return len(self._bytes)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised.
+        """Token ids of `text`; special tokens in the text become their ids.
 
-        Raises RequestError when the text holds a lone surrogate (not encodable as UTF-8).
+        Raises RequestError if the text holds a lone surrogate (not encodable as UTF-8).
         """
         try:
             text.encode()
@@ -79,7 +79,7 @@ class Tokenizer:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes one token stands for; empty for an id that has no token."""
+        """The bytes of one token; empty for an id without a token."""
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
     def id_of(self, token: str) -> int | None:
@@ -89,10 +89,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns the ids of one stream into text deltas that never split a character.
+    """Converts the ids of one stream to text deltas that never split a character.
 
-    The concatenated deltas and the flush equal `Tokenizer.decode` of all ids. Each token costs
-    time proportional to its own bytes.
+    The concatenated deltas and the flush equal `Tokenizer.decode` of all ids. Each token costs time
+    proportional to its own bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
@@ -101,19 +101,20 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these further ids complete."""
+        """The text that these ids complete."""
         table, skipped = self._tokenizer, self._skipped
         data = b"".join(table.token_bytes(i) for i in ids if i not in skipped)
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed."""
+        """The rest at the end: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The inverse of GPT-2's byte alphabet: printable Latin-1 stands for itself, every other
-    byte for the next unused code point from U+0100 on."""
+    """The inverse of GPT-2's byte alphabet: printable Latin-1 maps to itself, every other byte to
+    the next unused code point from U+0100 on.
+    """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [b for b in range(256) if b not in own]
     return {chr(b): b for b in own} | {chr(0x100 + i): b for i, b in enumerate(other)}
@@ -127,7 +128,7 @@ def _token_bytes(token: str | None) -> bytes:
         return b""
     codes = [_BYTE_OF_CHAR.get(char) for char in token]
     known = [code for code in codes if code is not None]
-    # a token outside the byte alphabet (an added one with a space, say) stands for its own text
+    # a token outside the byte alphabet (an added one with a space, for example) is its own text
     return bytes(known) if len(known) == len(codes) else token.encode()
 
 
@@ -154,7 +155,7 @@ def _backend(path: Path, text: str) -> Backend:
 
 
 def _add_missing(backend: Backend, rows: dict[str, Any], path: Path) -> None:
-    """Adds tokens that only tokenizer_config.json lists, and insists on their ids."""
+    """Adds tokens that only tokenizer_config.json lists, and checks their ids."""
     for number, row in sorted(rows.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(row["content"]) is None:
             token = AddedToken(row["content"], special=row.get("special", False), normalized=False)

@@ -1,16 +1,16 @@
-"""What the schemas of tools say of their parameters' types, and values made from text by them.
+"""Types of tools' parameters from their schemas, and conversion of text to values by type.
 
-In calls that are written as XML a string has no quotes, so that `null` or `[1]` may be a string or
-not. The schema decides:
+In XML calls a string has no quotes, so that `null` or `[1]` may be a string or another value. The
+schema decides:
 
-- A parameter that may only be a string is the text as it was written; so is one of which the schema
-  says nothing, and a text that equals a string of an `enum` or a `const`.
-- Where strings are allowed next to other types, the text is the first of null, boolean, number,
-  object and array which is allowed and as which it can be read, else a string. Nothing may be lost
-  by that: `12` is a number, but `012`, `1.50` and a number beyond 2**53 are strings.
-- Where no string is allowed the text is read as JSON, raw newlines in its strings, a comma before a
-  closing bracket and Python's `True`, `False` and `None` included. What cannot be read is a string:
-  the tool's own check then informs the model.
+- A parameter that can only be a string is the unchanged text; so is a parameter without a type,
+  and a text that equals a string of an `enum` or a `const`.
+- If strings and other types are allowed, the text is the first of null, boolean, number, object
+  and array that is allowed and that it parses as, otherwise a string. The conversion must lose
+  nothing: `12` is a number, but `012`, `1.50` and a number beyond 2**53 are strings.
+- If no string is allowed, the text is parsed as JSON, including raw newlines in its strings, a
+  comma before a closing bracket, and Python's `True`, `False` and `None`. Text that does not
+  parse is a string: the tool's own validation then informs the model.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from spark_engine.runtime.text.schema_root import Root, type_of
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NUMBER = re.compile(r"-?[\d.eE+-]*")  # the beginning of one
-_EXACT = 2**53  # integers up to it are the same in every client
+_EXACT = 2**53  # integers up to it are exact in every client
 _COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[\]}])', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a schema says of one parameter. `types`: JSON types it may have, empty where nothing is
-    said; `words`: the strings of its enum or const."""
+    """A schema's restriction of one parameter. `types`: its JSON types, empty if unrestricted;
+    `words`: the strings of its enum or const.
+    """
 
     types: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     SHORT: ClassVar[int] = 32  # characters of a null, a boolean or a number among strings
 
     def is_text(self, prefix: str) -> bool:
-        """Whether a value that begins so is a string, whatever follows. Only the first SHORT
-        characters count, and an opening bracket, which leaves it open for good."""
+        """Whether a value with this beginning is a string, whatever follows. Only the first SHORT
+        characters count, and an opening bracket, after which it stays undecided.
+        """
         if not self.types or self.types == {"string"}:
             return True
         if "string" not in self.types:
@@ -59,11 +61,11 @@ class Parameter:
         return bool(start) and not (number and _NUMBER.fullmatch(start))
 
     def may_be_text(self, prefix: str) -> bool:
-        """Whether a value that was cut off here is taken for a string."""
+        """Whether a value that was cut off here counts as a string."""
         return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:
-        """The value that the text of a parameter means."""
+        """The value of a parameter's text."""
         if text in self.words or self.is_text(text):
             return text
         if "string" in self.types:
@@ -92,7 +94,7 @@ class Parameter:
         return value if kind in self.types and kind != "string" else text
 
     def _nested(self, text: str) -> Any:
-        """What was written as JSON in a JSON string, where no string is allowed."""
+        """The value inside a JSON string, if no string is allowed."""
         try:
             value = read_json(text)
         except (ValueError, RecursionError):
@@ -105,7 +107,8 @@ Types: TypeAlias = Mapping[str, Mapping[str, Parameter]]  # of each function's p
 
 def read_json(text: str) -> Any:
     """JSON as models write it: with raw newlines in strings, and commas before closing brackets.
-    Raises ValueError for other text and for what `to_json` refuses, RecursionError."""
+    Raises ValueError for other text and for values that `to_json` refuses, RecursionError.
+    """
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -115,15 +118,17 @@ def read_json(text: str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """JSON that every client reads, and that UTF-8 can hold: half a surrogate pair, which JSON may
-    spell, is escaped again. Raises ValueError for a number that JSON has no word for."""
+    """JSON that every client parses, encodable as UTF-8: half a surrogate pair, which JSON may
+    contain, is escaped again. Raises ValueError for a number that JSON cannot express.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:
-    """{function: {parameter: what its schema says}}. A schema that is none says nothing; a
-    parameter that several alternatives have may have the types of each."""
+    """{function: {parameter: its restriction}}. An invalid schema restricts nothing; a parameter in
+    several alternatives may have the types of each.
+    """
     found = {}
     for tool in tools:
         function = tool.get("function")
@@ -132,7 +137,7 @@ def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:
         rows: dict[str, Parameter] = {}
         for key, schema in root.rows():
             types, words = root.types(schema), root.words(schema)
-            if (known := rows.get(str(key))) is not None:  # of another alternative
+            if (known := rows.get(str(key))) is not None:  # in another alternative
                 both = bool(known.types and types)
                 types, words = known.types | types if both else frozenset(), known.words | words
             rows[str(key)] = Parameter(types, words)

@@ -1,7 +1,7 @@
-"""Where the turns of a chat begin in a prompt's token ids: what a prefix cache should remember.
+"""Positions of a chat's turns in a prompt's token ids, at which a prefix cache stores states.
 
-Knows Qwen's mark of a turn. Knows no template and no cache: a prompt that was rendered elsewhere
-and sent as text or as ids has the same marks.
+Knows Qwen's mark of a turn. Knows no template and no cache: a prompt that a client rendered and
+sends as text or ids has the same marks.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 TURN, SYSTEM = "<|im_start|>", "system"
-_ROLE = 8  # tokens that surely hold the name of a role
+_ROLE = 8  # tokens that contain the name of a role
 
 
 class Turns:
-    """Finds the marks of prompts, for one tokenizer or for none."""
+    """Finds turns in prompts, for one tokenizer or none."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._turn = tokenizer.id_of(TURN) if tokenizer is not None else None
 
     def marks(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Positions, ascending: the first turn behind what the system says (and the tools that
-        stand there), which other chats share; and the last turn, before which the next request of
-        the same chat is the same. Empty where there is no turn behind the start.
+        """Ascending positions: the first turn after the system message and tools, which other chats
+        share; and the last turn, up to which the next request of the same chat is equal. Empty if
+        no turn follows the start.
         """
         if self._turn is None or self._turn not in ids:
             return ()

@@ -200,7 +200,7 @@ class Life(Soak):
         await self.said("remove")
         self.wrong += [f"{url} still listens" for url in urls if listener(url)]
         code, text = await self.command("status", "--ray", self.address)
-        if code != 2 or "nothing is placed" not in text:
+        if code != 2 or "this cluster has no replicas" not in text:
             self.wrong.append(f"status of nothing ended with {code}: {text[-300:]}")
         await self.said("remove")
         self.step("removed")

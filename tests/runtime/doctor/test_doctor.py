@@ -1,4 +1,4 @@
-"""`spark-run doctor`: without a GPU, on a made-up Spark, on one that is held down."""
+"""`spark-run doctor`: without a GPU, on a simulated Spark, and on one with a limited clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Use = Callable[..., FakeSpark]
 
 @pytest.fixture
 def spark(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Puts a Spark in the place of what is here."""
+    """Simulates a Spark."""
 
     def use(available: int = 110 * GIB, swap_free: int = 16_000_000, **how: float) -> FakeSpark:
         driver = FakeSpark(**how)  # type: ignore[arg-type]
@@ -92,13 +92,13 @@ def test_the_engines_under_engines_are_looked_at(
     _engine(bare / "engines" / "one", monkeypatch)
     code, found = _json()
     (engine,) = found["engines"]
-    assert code == 1 and engine["target"] == "sm_121a" and "here runs cpu" in engine["why"]
+    assert code == 1 and engine["target"] == "sm_121a" and "this machine runs cpu" in engine["why"]
 
 
 def test_an_engine_of_this_machine_can_be_served(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as the manifest tells: a file that was cut is seen, what it holds is not."""
+    """By the manifest alone: a truncated file is found, its contents are not verified."""
     folder = _engine(bare / "one", monkeypatch, "cpu")
     code, found = _json(folder, bare / "none")
     assert code == 0 and found["served"], "one of the two"
@@ -119,13 +119,13 @@ def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.M
     assert code == 0 and card["target"] == "sm_121a" and card["card"] == "gb10"
     assert card["sm_mhz"] == 2281 and card["max_mhz"] == 3003
     assert card["bandwidth"] == pytest.approx(240e9) and card["wanted"] == 243e9
-    assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's word"
+    assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's figure"
     assert found["advice"] == [f"to serve {folder}: spark-run {folder} --serve"]
     assert found["engines"][0]["leaves"] == 100 * GIB - found["engines"][0]["needs"]
-    assert +driver.held == -driver.held == {}, "everything was given back"
+    assert +driver.held == -driver.held == {}, "everything was freed"
     words = _run(folder).stdout
     assert "2281 of 3003 MHz under load" in words and "240 GB/s; usual are 243" in words
-    assert "119.6 GiB for an engine, shared with the host, which keeps 10.0 GiB" in words
+    assert "119.6 GiB for an engine, shared with the host, which reserves 10.0 GiB" in words
     code, found = _json(folder, "--host-gib", "30")
     assert found["engines"][0]["leaves"] == 80 * GIB - found["engines"][0]["needs"]
 
@@ -139,20 +139,20 @@ def test_the_low_power_state_is_named_with_what_ends_it(spark: Use, bare: Path) 
     assert "100 GB/s where 243 are usual" in advice[0] and "MHz" not in advice[0]
 
 
-def test_another_card_that_is_slow_is_not_told_to_pull_a_plug(spark: Use) -> None:
+def test_another_slow_card_gets_no_advice_on_its_adapter(spark: Use) -> None:
     spark(mhz=500).attributes["INTEGRATED"] = 0
     advice = _json()[1]["advice"][0]
     assert "500 of 3003" in advice and "wall" not in advice and "nvidia-smi" in advice
 
 
-def test_a_spark_without_room_says_what_the_host_keeps(
+def test_a_spark_without_memory_reports_the_hosts_share(
     spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark(available=(10 * GIB) + 1000, swap_free=1000)
     folder = _engine(bare / "one", monkeypatch)
     code, found = _json(folder)
     assert code == 1 and "next to the 10.00 that this machine itself keeps" in found["advice"][-1]
-    assert any("lie in swap" in words for words in found["advice"])
+    assert any("are in swap" in words for words in found["advice"])
     assert found["gpu"]["sm_mhz"] is None and "too little memory" in found["advice"][0]
 
 
@@ -183,8 +183,8 @@ def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> 
     assert "supports CUDA 12.8" in _json()[1]["advice"][0]
 
 
-def test_programs_are_told_why_there_is_no_gpu(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpu` is null for several reasons, and a card that is there may open no engine."""
+def test_json_gives_the_reason_for_no_gpu(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpu` is null for several reasons, and an existing card may open no engine."""
 
     def said() -> tuple[str, bool, bool]:
         found = _json("--no-load")[1]
@@ -213,7 +213,7 @@ def test_programs_are_told_why_there_is_no_gpu(spark: Use, monkeypatch: pytest.M
 def test_a_gpu_that_opens_no_engine_serves_none(
     broken: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verdict and the exit code are a start's, not those of the manifest alone."""
+    """The verdict and the exit code equal those of a start, not those of the manifest alone."""
     driver = spark()
     folder = _engine(bare / "one", monkeypatch)
     if broken == "mps":
@@ -222,7 +222,7 @@ def test_a_gpu_that_opens_no_engine_serves_none(
         monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
     elif broken == "context":
         driver.fails = ("cuDevicePrimaryCtxRetain",)
-    else:  # as cuda.bindings where the driver is older than a call
+    else:  # as in cuda.bindings, if the driver is older than a call
 
         def lacks(*args: object) -> None:
             raise RuntimeError('Function "cuEventElapsedTime_v2" not found')
@@ -236,7 +236,7 @@ def test_what_may_not_be_read_is_a_finding(bare: Path, monkeypatch: pytest.Monke
     folder = _engine(bare / "one", monkeypatch, "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(engines.os, "access", lambda path, mode: Path(path).is_dir())
-        assert "may not be read" in _json(folder)[1]["engines"][0]["why"]
+        assert "is not readable" in _json(folder)[1]["engines"][0]["why"]
 
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -246,12 +246,12 @@ def test_what_may_not_be_read_is_a_finding(bare: Path, monkeypatch: pytest.Monke
     assert code == 1 and "Permission denied" in found["engines"][0]["why"]
 
 
-def test_swap_is_not_emptied_into_memory_without_room(spark: Use) -> None:
-    spark(available=5 * GIB, swap_free=8_000_000)  # 7.6 GiB lie in swap
-    (words,) = [w for w in _json("--no-load")[1]["advice"] if "lie in swap" in w]
+def test_swap_is_not_emptied_into_too_little_memory(spark: Use) -> None:
+    spark(available=5 * GIB, swap_free=8_000_000)  # 7.6 GiB are in swap
+    (words,) = [w for w in _json("--no-load")[1]["advice"] if "are in swap" in w]
     assert "swapoff" not in words
     spark(available=50 * GIB, swap_free=8_000_000)
-    (words,) = [w for w in _json("--no-load")[1]["advice"] if "lie in swap" in w]
+    (words,) = [w for w in _json("--no-load")[1]["advice"] if "are in swap" in w]
     assert "swapoff" in words
 
 
@@ -259,7 +259,7 @@ def test_swap_is_not_emptied_into_memory_without_room(spark: Use) -> None:
 def test_memory_that_cuda_does_not_see_is_named(
     limited: str, spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a limit of 62 GB in a file of /etc/modprobe.d, which owners of a Spark have met."""
+    """As with a limit of 62 GB in a file of /etc/modprobe.d, which Spark users have reported."""
     driver = spark(free=90 * GIB)
     table = bare / "meminfo"
     table.write_text(table.read_text().replace("MemFree: 1000000", f"MemFree: {97 << 20}"))
@@ -304,10 +304,8 @@ def test_a_disk_is_that_of_the_folder_above(tmp_path: Path) -> None:
     assert engines.folders([], tmp_path) == []
 
 
-def test_a_little_disk_is_told_with_what_it_is_for(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoint lies in Hugging Face's cache, which may have a disk of its own."""
+def test_a_full_disk_is_reported_with_its_use(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is in Hugging Face's cache, which may be on another disk."""
     cache = bare / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     readme = (ROOT / "README.md").read_text()
@@ -320,17 +318,17 @@ def test_a_little_disk_is_told_with_what_it_is_for(
     assert said(50) == [] and "disk" in _json()[1] and str(cache) not in _json()[1]["disk"]
     (words,) = said(49.9)
     assert words == (
-        f"49.9 GiB are free for {bare / 'engines'}: a 27B checkpoint in NVFP4 and its engine want "
-        "some 50 GiB"
+        f"49.9 GiB are free for {bare / 'engines'}: a 27B checkpoint in NVFP4 and its engine need "
+        "about 50 GiB"
     )
     monkeypatch.setattr(machine, "same_disk", lambda one, other: False)
     assert said(28) == [] and str(cache) in _json()[1]["disk"]
     (words,) = said(25)
-    assert f"for {cache}: a 27B checkpoint in NVFP4 wants some 28 GiB" in words
+    assert f"for {cache}: a 27B checkpoint in NVFP4 needs about 28 GiB" in words
     assert len(said(21)) == 2
 
 
-def test_hugging_faces_cache_lies_where_its_library_keeps_it() -> None:
+def test_hugging_faces_cache_is_in_its_librarys_folder() -> None:
     for environ, place in (
         ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
         ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
@@ -356,20 +354,20 @@ def test_without_a_gpu_its_row_says_why_and_what_to_do(
     assert "none: NVIDIA's driver is not loaded" in row and "driver 580 or later" in row
     monkeypatch.setattr(gpu, "driver_present", lambda: True)
     words = _run().stdout
-    assert "GPU         not to be used: the driver does not answer" in words
+    assert "GPU         not usable: the driver does not answer" in words
     (first,) = (line for line in words.splitlines() if line.startswith("  1. "))
     assert "CUDA_ERROR_UNKNOWN (999)): `nvidia-smi`" in first and "--gpus all" in first
     assert "start the engine again" not in words, "no engine is started"
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     words = _run().stdout
-    assert "GPU         not looked at: the extra `cuda` is missing or incomplete" in words
+    assert "GPU         not examined: the extra `cuda` is missing or incomplete" in words
     assert f"{sys.executable} -m" in words or "uv pip install" in words
 
 
-def test_an_engine_that_is_not_served_says_where_the_reason_stands(
+def test_an_engine_that_is_not_served_refers_to_its_reason(
     spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes beside the verdict would read as the reason."""
+    """Its size next to the verdict would read as the reason."""
     spark(available=2 * GIB)
     folder = _engine(bare / "one", monkeypatch)
     words = _run(folder).stdout

@@ -72,7 +72,7 @@ def test_a_snapshot_moves_one_sequence_and_touches_no_other() -> None:
     saved = memory.save(1, [4, 0])
     assert saved.nbytes == memory.slot_bytes + 2 * memory.page_bytes
     for state in memory.states.values():
-        state[1] = 77  # the copy must not follow
+        state[1] = 77  # the copy must not change
     memory.states["layers.1.k_pages"][[4, 0]] = 77
     memory.restore(saved, 2, [3, 1])
     for name in ("token_counts", "layers.0.gdn_state"):

@@ -1,4 +1,4 @@
-"""The native executor over a GPU made of numpy: staging, tables, states, snapshots, the end."""
+"""The native executor over a fake GPU in numpy: staging, tables, states, snapshots, closing."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, EngineMe
 def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
     last = engine.states.addresses["last_tokens"]
-    assert not _i32(engine.gpu, last, SLOTS).any(), "the warm-up touched the scratch row alone"
+    assert not _i32(engine.gpu, last, SLOTS).any(), "the warm-up wrote only the scratch row"
     engine.gpu.fill(last, 0, 4 * (SLOTS + 1))
     memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
     memory.flush()
@@ -194,7 +194,7 @@ def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
 
 
 def test_the_part_before_sampling_runs_without_the_masks(engine: native.NativeEngine) -> None:
-    """It is queued at once; the masks that are written afterwards count in the rest."""
+    """The first part is queued at once; masks written afterwards take effect in the second part."""
     last = launch_row(2, ["input", "allow"], ["output", "next_tokens"])
     masked = {**BODY, "launches": [*BODY["launches"], last]}
     executor = engine.open(header(), payload(masked), Path(), 1)
@@ -239,12 +239,12 @@ def test_an_engine_that_takes_grammars_records_both_graphs_at_its_start(
     memory.flush()
     executor.launch_to_sample(memory.buffers("decode", ROWS, 0))()()
     assert gpu.calls.count("capture") - before == (3 if engine.graphs else 0)
-    engine.open(header(), payload(), Path(), 1)  # no launch of it reads masks
+    engine.open(header(), payload(), Path(), 1)  # none of its launches reads masks
 
 
 def test_a_bucket_that_reads_no_masks_is_refused_in_parts(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
-    with pytest.raises(EngineError, match="decode 3 bucket has no launch that reads which ids"):
+    with pytest.raises(EngineError, match="decode 3 bucket has no launch that reads the mask"):
         executor.launch_to_sample(memory.buffers("decode", ROWS, 0))
 
 
@@ -257,8 +257,8 @@ def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> N
     assert [(places[a], n) for a, n in gpu.uploads] == [(s.name, s.nbytes) for s in tables(LIMITS)]
     for name, slots, copies in (
         ("page_table", (), []),
-        ("page_table", (1, 2), [(8, 16)]),  # two pages a row: neighbours go as one
-        ("bias_values", (0, 3), [(0, 2048 * 4)]),  # two rows of 2 KiB between: cheaper than a call
+        ("page_table", (1, 2), [(8, 16)]),  # two pages a row: consecutive pages are one copy
+        ("bias_values", (0, 3), [(0, 2048 * 4)]),  # a gap of 4 KiB: faster than a second copy
         ("bias_values", (3,), [(3 * 2048, 2048)]),
     ):
         for slot in slots:
@@ -314,7 +314,7 @@ def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
 
 
 def test_a_prefill_is_first_run_over_rows_that_save_nothing(engine: native.NativeEngine) -> None:
-    """Opening runs the launches once: they may reach no row of a state."""
+    """Opening runs the launches once; they may write no row of a state."""
     more = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps(PREFILL)[-2:])
     assert [spec.name for spec in more] == ["sources", "saves"]
     plain = header()
@@ -361,14 +361,14 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:
     executor, _ = opened(engine)
     with pytest.raises(
-        EngineError, match="wants 1025 bytes of scratch memory, the engine has 1024"
+        EngineError, match="needs 1025 bytes of scratch memory, the engine has 1024"
     ):
         engine.open(header(), payload({**BODY, "arena_bytes": 1025}), Path(), 1)
     assert not engine.gpu.closed  # type: ignore[attr-defined]
     executor.close()
 
 
-def test_the_stages_of_opening_are_told(engine: native.NativeEngine, stages: list[str]) -> None:
+def test_the_stages_of_opening_are_reported(engine: native.NativeEngine, stages: list[str]) -> None:
     assert stages == ["device", "weights", "memory"]
 
 
@@ -378,9 +378,7 @@ def test_bad_buffers_and_bad_payloads_are_named(engine: native.NativeEngine) -> 
     with pytest.raises(ExecutorError, match="buffer slots is int32"):
         executor.launch(wrong)
     unknown = replace(header(), outputs=OUTPUTS[1:])
-    with pytest.raises(
-        EngineError, match="decode 3 bucket's launches are not readable.*next_tokens"
-    ):
+    with pytest.raises(EngineError, match="decode 3 bucket's launches cannot be read.*next_tokens"):
         engine.open(unknown, payload(), Path(), 1)
 
 
@@ -391,14 +389,14 @@ def test_the_last_executor_gives_the_device_back(engine: native.NativeEngine) ->
     assert not engine.gpu.closed
     second.close()
     assert engine.gpu.closed and not engine.gpu.blocks
-    with pytest.raises(ExecutorError, match="was closed"):
+    with pytest.raises(ExecutorError, match="is closed"):
         second.launch({})
 
 
-def test_a_rank_launches_over_its_region_and_everybodys(
+def test_a_rank_launches_over_its_region_and_all_others(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 reads its own weights, and its kernels are told where the regions are."""
+    """Rank 1 reads its own weights, and its kernels receive the addresses of all regions."""
     specs = [TensorSpec("w", DType.F32, (2,))]
     name = "weights.1.safetensors"
     write_weights(tmp_path / name, plan_weights(specs), [np.array([7, 8], np.float32)])
@@ -419,18 +417,18 @@ def test_a_rank_launches_over_its_region_and_everybodys(
     monkeypatch.setattr(native, "connect_peers", connect)
     args = [["peers"], ["rank"], ["symmetric", 32, 64]]
     body = {**BODY, "symmetric_bytes": 96, "launches": [launch_row(0, *args)]}
-    told: list[tuple[int, ...]] = []
-    gpu.kernels["sum_up"] = lambda gpu, *operands: told.append(operands)
+    reported: list[tuple[int, ...]] = []
+    gpu.kernels["sum_up"] = lambda gpu, *operands: reported.append(operands)
     comm: Any = SimpleNamespace(rank=1)
     engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, comm=comm)
     executor = engine.open(header(), payload(body), Path(), 1)
-    assert told[0] == (9000, 1, 5032) and shown == [96] and names == [name]
-    with pytest.raises(EngineError, match="wants 97 bytes of symmetric memory, the engine has 96"):
+    assert reported[0] == (9000, 1, 5032) and shown == [96] and names == [name]
+    with pytest.raises(EngineError, match="needs 97 bytes of symmetric memory, the engine has 96"):
         engine.open(header(), payload({**body, "symmetric_bytes": 97}), Path(), 1)
     executor.close()
 
 
 def test_one_rank_alone_has_no_region(engine: native.NativeEngine) -> None:
     body = {**BODY, "launches": [launch_row(0, ["peers"])]}
-    with pytest.raises(EngineError, match=r"launches are not readable.*the engine has one rank"):
+    with pytest.raises(EngineError, match=r"launches cannot be read.*needs several ranks"):
         engine.open(header(), payload(body), Path(), 1)

@@ -1,6 +1,8 @@
-"""Rounds of drafts on a real GPU: the embedded model's tokens, bit for bit those without drafts.
+"""Rounds of drafts on a real GPU: the embedded model's tokens equal, bit for bit, those without
+drafts.
 
-An `--invariant` engine: a sequence's bits depend neither on its bucket nor on who stands beside it.
+The engine is built with `--invariant`: a sequence's bits depend neither on its bucket nor on other
+rows.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def requests() -> list[Request]:
-    """Ragged prompts, greedy and sampled, with penalties, bias, min_tokens and stops. Half are a
-    story's beginning, whose drafts are kept; the others are drawn ids."""
+    """Prompts of several lengths, greedy and sampled, with penalties, bias, min_tokens and stops.
+    Half are the beginning of a story, with accepted drafts; the others are random ids.
+    """
     rng = random.Random(7)
     story = Tokenizer.load(TINY).encode(STORY)
     made = []
@@ -82,7 +85,7 @@ def requests() -> list[Request]:
 
 
 def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | None]]]:
-    """What each says, with its log-probabilities; one comes in every other step."""
+    """The tokens and log-probabilities of each request; a new request arrives every second step."""
     said: Said = {}
     waiting = list(given)
     while waiting or not engine.idle:

@@ -1,7 +1,7 @@
-"""The whole engine over native executors on a GPU of numpy: what a step costs, and its tokens.
+"""The whole engine over native executors on a fake GPU in numpy: calls per step, and tokens.
 
-The one kernel of a bucket is the fake executor's work over device memory, so a table row that was
-not brought over, or a staging buffer that was reused too early, changes a token.
+The one kernel of a bucket is the fake executor's work over device memory. A table row that was not
+copied, or a staging buffer that was reused too early, changes a token.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ Make = Callable[[int | None, int], tuple[Engine, FakeGpu]]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes an engine of a depth with so many bytes of swap, and its GPU; closes it at the end."""
+    """Makes an engine of a depth with so many bytes of swap, and its GPU; closes the engine at the
+    end.
+    """
     owners: list[native.NativeEngine] = []
 
     def made(depth: int | None, swap_bytes: int) -> tuple[Engine, FakeGpu]:
@@ -176,7 +178,7 @@ def test_a_decode_step_is_four_calls_and_waits_for_the_one_before(make: Make) ->
     for _ in range(4):
         engine.step()
     steady = ["upload", "replay", "download", "record", "blocks"]
-    grown = ["passes", "upload", "record", *steady]  # one table, its rows side by side
+    grown = ["passes", "upload", "record", *steady]  # one table, consecutive rows
     found = []
     for _ in range(40):
         gpu.calls.clear()

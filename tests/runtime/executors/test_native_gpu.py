@@ -1,7 +1,4 @@
-"""What only a real GPU can say of opening native engines: memory that comes back, room for blocks.
-
-Items 4, 5, 11 and 14 of the hazards.
-"""
+"""Native engines on a real GPU: freed memory and resident blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine with launches whose blocks wait for one another."""
+    """An engine with launches in which blocks wait for one another."""
     assert HERE is not None
     base = tmp_path_factory.mktemp("native")
     config = {"linear_num_value_heads": 8, "intermediate_size": 4096}
@@ -63,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpu() -> Iterator[Gpu]:
-    """Keeps the context, so that what an engine leaves behind is still seen."""
+    """Keeps the context, so that memory which an engine does not free is visible."""
     opened = Gpu()
     yield opened
     opened.close()
@@ -78,7 +75,7 @@ def generate(engine: Engine) -> list[int]:
     return tokens
 
 
-def test_a_second_engine_is_refused_and_the_first_goes_on(folder: Path) -> None:
+def test_a_second_engine_is_refused_and_the_first_continues(folder: Path) -> None:
     first = Engine.open(folder)
     wanted = generate(first)
     with pytest.raises(EngineError, match="has an engine open on the GPU"):
@@ -92,12 +89,14 @@ def test_a_second_engine_is_refused_and_the_first_goes_on(folder: Path) -> None:
 
 @pytest.fixture
 def taken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Taken:
-    """Bytes that are taken on the GPU, from any zero on."""
+    """Bytes allocated on the GPU, relative to an arbitrary zero."""
     return counting(gpu, monkeypatch)
 
 
 def lost(taken: Taken, use: Callable[[], None]) -> int:
-    """Bytes that each use but the first keeps: what the driver makes once is there after it."""
+    """Bytes that each use after the first one leaves allocated; the driver's own allocations happen
+    in the first.
+    """
     found = []
     for _ in range(3):
         use()
@@ -106,8 +105,9 @@ def lost(taken: Taken, use: Callable[[], None]) -> int:
 
 
 def bare() -> None:
-    """The context and the stream alone. The driver keeps 4 MiB of every green context that ended
-    (580.159.04), so that engines of a rehearsal leave as much; it keeps nothing of others."""
+    """The context and the stream alone. The driver (580.159.04) keeps 4 MiB of every destroyed
+    green context, which an engine of a rehearsal has; it keeps nothing of other contexts.
+    """
     Gpu().close()
 
 
@@ -148,14 +148,16 @@ def test_the_plan_is_what_the_device_gives(folder: Path, taken: Taken) -> None:
     assert loaded.folder and loaded.device_states and loaded.device_states.snapshot_rows == 0
     planned, more = loaded.folder.manifest.memory.total, taken() - before
     loaded.close()
-    # Beside it: pages of 2 MiB begun, cubins, graphs.
+    # In addition: partly used pages of 2 MiB, cubins, graphs.
     assert planned - 2 * MIB <= more <= planned + 128 * MIB, (planned, more)
 
 
-def test_the_cache_takes_its_part_of_what_is_left(
+def test_the_cache_takes_its_share_of_free_memory(
     folder: Path, gpu: Gpu, taken: Taken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what is free when it starts: where the host has it too, other programs move that."""
+    """A share of the memory that is free at the start; if the host shares it, other programs change
+    it.
+    """
     rooms: list[GpuMemory] = []
 
     def rows_in(manifest: Manifest, room: GpuMemory, asked: int | None) -> int:
@@ -179,7 +181,7 @@ def test_the_cache_takes_its_part_of_what_is_left(
     assert abs(more - memory.total - kept) <= 160 * MIB, (more, memory, kept)
 
 
-def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu) -> None:
+def test_resident_launches_fit_and_larger_ones_are_refused(folder: Path, gpu: Gpu) -> None:
     assert HERE is not None
     loaded = load(folder)
     assert loaded.folder and loaded.open_bucket
@@ -214,7 +216,7 @@ def widened(payload: bytes, number: int, blocks: int) -> bytes:
     return len(text).to_bytes(8, "little") + text + payload[8 + length :]
 
 
-def test_the_card_says_whose_memory_it_has_and_whether_mps_runs(gpu: Gpu) -> None:
+def test_the_card_reports_shared_memory_and_mps(gpu: Gpu) -> None:
     assert attribute(gpu._device, "MPS_ENABLED") in (0, 1) and not gpu.shared_by_mps
     if not attribute(gpu._device, "INTEGRATED"):
         assert abs(gpu.free_bytes - int(values(driver.cuMemGetInfo())[0])) <= MIB

@@ -1,7 +1,7 @@
-"""Opening a native engine on a GPU of numpy: what is refused, what is planned, what is given back.
+"""Opening a native engine on a fake GPU in numpy: refusals, the memory plan, and freeing.
 
-Items 5, 10, 11 and 14 of the hazards: blocks that wait for one another, records that reach beyond
-their memory, leaks, and a memory plan that counts every byte.
+Cooperating blocks, records that exceed their memory, leaks, and a memory plan that counts every
+byte.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGpu]]:
-    """The GPUs that will be made, and were: the first of the list is the next."""
+    """The queue of GPUs for the next engines; the first in the list is the next one."""
     made: list[FakeGpu] = []
 
     def next_gpu() -> FakeGpu:
@@ -50,7 +50,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGpu]]:
     monkeypatch.setattr(upload, "PIECE", 1 << 10)
     monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
     yield made
-    assert all(gpu.held == NOTHING for gpu in made), "something was not given back"
+    assert all(gpu.held == NOTHING for gpu in made), "something was not freed"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def step(loaded: Loaded) -> None:
             executor.run(memory.buffers(family, rows, turn))
 
 
-# --- Item 11: what is given back ---------------------------------------------------------------
+# --- Freeing -----------------------------------------------------------------------------------
 
 
 def test_everything_is_given_back_at_the_end(gpus: list[FakeGpu], folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_everything_is_given_back_when_a_buckets_file_is_refused(
 
 
 def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Path) -> None:
-    """Its staging memory is gone."""
+    """The staging memory is freed."""
     loaded = load(folder)
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
     memory = EngineMemory(
@@ -127,11 +127,11 @@ def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Pat
     )
     wait = loaded.executors["decode", 2].launch(memory.buffers("decode", 2, 0))
     loaded.close()
-    with pytest.raises(ExecutorError, match="was closed"):
+    with pytest.raises(ExecutorError, match="is closed"):
         wait()
 
 
-# --- Item 5: blocks that wait for one another --------------------------------------------------
+# --- Blocks that wait for one another ----------------------------------------------------------
 
 
 def test_a_second_engine_of_the_process_is_refused_while_one_is_open(
@@ -146,7 +146,7 @@ def test_a_second_engine_of_the_process_is_refused_while_one_is_open(
     load(folder).close()
 
 
-def test_a_failed_opening_does_not_stand_in_the_way(gpus: list[FakeGpu], folder: Path) -> None:
+def test_an_engine_opens_after_a_failed_opening(gpus: list[FakeGpu], folder: Path) -> None:
     gpus.append(FakeGpu(toy.KERNELS, fails=0))
     with pytest.raises(ExecutorError):
         load(folder)
@@ -185,7 +185,7 @@ def test_blocks_that_wait_for_none_may_be_more_than_fit(
     load(folder).close()
 
 
-# --- Item 14: the plan counts every byte -------------------------------------------------------
+# --- The plan counts every byte ----------------------------------------------------------------
 
 
 def test_what_is_allocated_is_what_was_planned(gpus: list[FakeGpu], folder: Path) -> None:
@@ -197,12 +197,12 @@ def test_what_is_allocated_is_what_was_planned(gpus: list[FakeGpu], folder: Path
         gpu.taken == planned.total == sum(v for k, v in planned.to_json().items() if k != "total")
     )
     wide = 4 * 2048 * max(toy.ROWS)
-    assert wide < planned.buffers < 1.5 * wide, "the buckets' logits lie in one place"
+    assert wide < planned.buffers < 1.5 * wide, "the buckets share the logits' memory"
     loaded.close()
 
 
-def test_snapshots_are_allocated_beside_the_plan(gpus: list[FakeGpu], folder: Path) -> None:
-    """A quarter of the device's memory, in rows behind those of the plan."""
+def test_snapshots_are_allocated_in_addition_to_the_plan(gpus: list[FakeGpu], folder: Path) -> None:
+    """A quarter of the device's memory, in rows after those of the plan."""
     loaded = load(folder)
     step(loaded)
     assert loaded.folder and loaded.device_states
@@ -244,7 +244,7 @@ def test_another_payload_with_wider_outputs_has_them_apart(
     own = Buffers.of(wider, toy.names_of_tables())
     assert gpus[0].taken - before == own.own_bytes + own.wide.nbytes
     more.close()
-    assert gpus[0].held["graphs"] == 2, "the others are open still"
+    assert gpus[0].held["graphs"] == 2, "the others are still open"
     loaded.close()
 
 
@@ -254,11 +254,11 @@ def test_fields_lie_on_boundaries_and_do_not_meet() -> None:
     assert [f.offset for f in block.fields] == [0, 256, 512, 1024, 1024] and block.nbytes == 1280
 
 
-# --- Item 10: records and headers that cannot be ------------------------------------------------
+# --- Invalid records and headers ---------------------------------------------------------------
 
 
 def refusal(folder: Path, **kwargs: Callable[[int], Any]) -> str:
-    """What loading says of a folder whose larger bucket is changed."""
+    """The error of loading a folder with a changed larger bucket."""
     toy.write(folder, **kwargs)
     with pytest.raises(EngineError) as caught:
         load(folder)
@@ -266,7 +266,7 @@ def refusal(folder: Path, **kwargs: Callable[[int], Any]) -> str:
 
 
 def changed(path: tuple[Any, ...], value: object) -> Callable[[int], dict[str, Any]]:
-    """Bodies of which that of 4 rows has another value at the path."""
+    """Bodies in which the bucket of 4 rows has another value at the path."""
 
     def make(rows: int) -> dict[str, Any]:
         made = copy.deepcopy(toy.body(rows))
@@ -290,23 +290,23 @@ ARGS = ("launches", 0, "args")
         ((*ARGS, 2), ["arena", -256, 8], "-256:-248 of 1024"),
         ((*ARGS, 2), ["arena", 512, -8], "512:504 of 1024"),
         ((*ARGS, 2), ["arena", 1 << 70, 8], "of 1024 bytes|out of range"),
-        ((*ARGS, 2), ["arena", True, 8], "is no operand"),
+        ((*ARGS, 2), ["arena", True, 8], "is not an operand"),
         ((*ARGS, 4), ["zeroed", 256, 512], "256:768 of 512 bytes of the zeroed memory"),
         ((*ARGS, 0), ["weight", "v"], "'v'"),
-        ((*ARGS, 0), ["weight", 7], "is no operand"),
+        ((*ARGS, 0), ["weight", 7], "is not an operand"),
         ((*ARGS, 0), ["state", "w"], "'w'"),
-        ((*ARGS, 0), ["disk", "w"], "is no operand"),
-        ((*ARGS, 1), ["i32", 1 << 31], "is no i32"),
-        ((*ARGS, 1), ["f32", 1e39], "is no operand"),
-        (("launches", 0, "kernel"), 2, "number 2 of 2"),
+        ((*ARGS, 0), ["disk", "w"], "is not an operand"),
+        ((*ARGS, 1), ["i32", 1 << 31], "is not of type i32"),
+        ((*ARGS, 1), ["f32", 1e39], "is not an operand"),
+        (("launches", 0, "kernel"), 2, "index 2 is outside 2 rows"),
         (("launches", 0, "kernel"), -1, ">= 0"),
         (("launches", 0, "grid"), [0, 1, 1], ">= 1"),
         (("launches", 0, "shared"), 1 << 40, "<= 1048576"),
-        (("kernels", 0, "cubin"), 1, "number 1 of 1"),
-        (("cubins",), [6], "bytes of payload are named"),
-        (("cubins",), [4], "bytes of payload are named"),
-        (("arena_bytes",), 1025, "wants 1025 bytes of scratch memory, the engine has 1024"),
-        (("zeroed_bytes",), 513, "wants 513 bytes of zeroed memory, the engine has 512"),
+        (("kernels", 0, "cubin"), 1, "index 1 is outside 1 rows"),
+        (("cubins",), [6], "bytes of payload expected"),
+        (("cubins",), [4], "bytes of payload expected"),
+        (("arena_bytes",), 1025, "needs 1025 bytes of scratch memory, the engine has 1024"),
+        (("zeroed_bytes",), 513, "needs 513 bytes of zeroed memory, the engine has 512"),
     ],
 )
 def test_a_record_that_cannot_be_is_refused_before_anything_runs(
@@ -324,7 +324,7 @@ PLACES += [("launches", 0, key) for key in ROOT["launches"][0]]
 PLACES += [("kernels", 0, key) for key in ROOT["kernels"][0]]
 PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
 PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
-# Places where any value of the right type is as good as another.
+# Fields for which every value of the right type is valid.
 FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str}
 FREE |= {("launches", 0, key): bool for key in ("pdl", "resident")}
 FREE |= {(*ARGS, i, 1): int for i in (1, 3, 5)}
@@ -359,7 +359,7 @@ def test_records_of_junk_are_refused(
 
 
 def toy_value(where: tuple[Any, ...]) -> object:
-    """What stands there in a good payload."""
+    """The value at this path in a valid payload."""
     at: Any = ROOT
     for key in where:
         at = at[key]
@@ -367,7 +367,7 @@ def toy_value(where: tuple[Any, ...]) -> object:
 
 
 def other(**kwargs: Any) -> Callable[[int], EngineHeader]:
-    """Headers of which that of 4 rows differs."""
+    """Headers in which the bucket of 4 rows differs."""
     return lambda rows: replace(toy.header(rows), **kwargs) if rows == 4 else toy.header(rows)
 
 

@@ -1,6 +1,8 @@
-"""The prefix cache on a real GPU: what goes on from kept pages and states is a cold run, by bits.
+"""The prefix cache on a real GPU: a run that continues from cached pages and states equals a cold
+run, bit for bit.
 
-An `--invariant` engine of the embedded model: a tile's bits depend on nothing but its tokens.
+The engine of the embedded model is built with `--invariant`: a tile's bits depend on its tokens
+alone.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(engine: Engine, requests: list[Request]) -> tuple[list[Said], list[int]]:
-    """What each says with its log-probabilities, and how much of its prompt was found."""
+    """The tokens and log-probabilities of each request, and the cached length of its prompt."""
     said: dict[int, Said] = {engine.submit(request): [] for request in requests}
     found = dict.fromkeys(said, 0)
     while not engine.idle:
@@ -57,7 +59,7 @@ def play(engine: Engine, requests: list[Request]) -> tuple[list[Said], list[int]
 
 
 def ask(prompts: list[tuple[int, ...]]) -> list[Request]:
-    """Every third is greedy; an answer's length differs from its neighbours'."""
+    """Every third request is greedy; consecutive requests have different answer lengths."""
     return [
         Request(
             prompt,
@@ -74,8 +76,9 @@ def ask(prompts: list[tuple[int, ...]]) -> list[Request]:
 
 
 def compare(folder: Path) -> None:
-    """Conversations that begin alike and grow by turns: all at once with the cache, each turn from
-    kept states of the one before, then each prompt alone without a cache."""
+    """Conversations with a common beginning that grow by turns: first all at once with the cache,
+    each turn from the cached states of the previous one; then each prompt alone without a cache.
+    """
     rng = random.Random(3)
     drawn = lambda size: tuple(rng.randrange(4000) for _ in range(size))  # noqa: E731
     shared = drawn(150)
@@ -84,7 +87,7 @@ def compare(folder: Path) -> None:
     turns: list[tuple[list[tuple[int, ...]], list[Said]]] = []
     for turn in range(TURNS):
         said, found = play(warm, ask(prompts))
-        assert not turn or min(found) >= 64, "each goes on from the turn before"
+        assert not turn or min(found) >= 64, "each continues from the previous turn"
         turns.append((prompts, said))
         more = zip(prompts, said, strict=True)
         prompts = [prompt + tuple(t for t, _ in words) + drawn(30) for prompt, words in more]

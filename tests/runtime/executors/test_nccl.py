@@ -1,4 +1,4 @@
-"""Ranks that a library connects: over GPUs and an NCCL of numpy, two ranks in two threads."""
+"""Ranks connected by NCCL: fake GPUs and a fake NCCL in numpy, two ranks in two threads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_parts_of_all_ranks_come_to_all(two: Ranks, module: Any, nccl: FakeNccl)
         made.queueing("all_reduce", (x, y, PART))()
         gpu.wait()
         found = gpu.at(both, 2 * PART).tobytes(), gpu.at(y, PART).tobytes()
-        two.comms[number].barrier()  # the other one may still read what is freed
+        two.comms[number].barrier()  # the other rank may still read the memory
         for place in (x, both, y):
             gpu.free(place)
         made.close()
@@ -91,13 +91,15 @@ def test_parts_of_all_ranks_come_to_all(two: Ranks, module: Any, nccl: FakeNccl)
     assert two.each(rank) == [(parts.tobytes(), total.astype(parts.dtype).tobytes())] * 2
     assert nccl.calls[:2] == ["all_gather", "all_reduce"], "the first calls are its own"
     assert all(comm.aborted for comm in nccl.comms)
-    assert not any(gpu.blocks for gpu in two.gpus), "what it tried with was not given back"
+    assert not any(gpu.blocks for gpu in two.gpus), "the first calls' memory was not freed"
 
 
 def test_a_step_that_waits_for_a_rank_ends_with_the_group(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
-    """The device would wait for it without end, and whoever closes the engine for the device."""
+    """Otherwise the device waits for the failed rank without end, and closing the engine waits for
+    the device.
+    """
     made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
     gpu = two.gpus[0]
     x, y = gpu.allocate(PART), gpu.allocate(PART)
@@ -115,9 +117,7 @@ def test_a_step_that_waits_for_a_rank_ends_with_the_group(
     assert [comm.aborted for comm in nccl.comms].count(True) == 1
 
 
-def test_who_is_not_connected_in_time_is_told_where_to_look(
-    two: Ranks, module: Any, nccl: FakeNccl
-) -> None:
+def test_a_connection_timeout_names_the_remedy(two: Ranks, module: Any, nccl: FakeNccl) -> None:
     nccl.late.clear()
 
     def rank(number: int) -> str:
@@ -140,7 +140,7 @@ def test_what_nccl_refuses_is_said_in_its_words(two: Ranks, module: Any, nccl: F
             module.Nccl(two.gpus[number], two.comms[number])
         return str(error.value)
 
-    assert all("NCCL says unhandled system error: NCCL_SOCKET" in text for text in two.each(rank))
+    assert all("NCCL: unhandled system error: NCCL_SOCKET" in text for text in two.each(rank))
 
 
 def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ranks) -> None:
@@ -155,7 +155,7 @@ def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ra
 def test_an_end_that_hangs_is_left(
     two: Ranks, module: Any, nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks may be gone: whoever closes waits for none of them."""
+    """The other ranks may have ended: closing waits for none of them."""
     hung = threading.Event()
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     nccl.comm_abort = lambda comm: hung.wait(60)  # type: ignore[assignment, method-assign]
@@ -169,7 +169,9 @@ def test_an_end_that_hangs_is_left(
 def test_the_first_error_of_a_half_made_connection_is_told(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
-    """The communicator is made, its first call fails, and so does its end: it is let go once."""
+    """The communicator exists, its first call fails, and so does aborting it: it is
+    aborted once.
+    """
     ends: list[Any] = []
 
     def refuse(*_: object) -> None:
@@ -187,15 +189,15 @@ def test_the_first_error_of_a_half_made_connection_is_told(
             module.Nccl(two.gpus[number], two.comms[number])
         return str(error.value)
 
-    assert all("NCCL says a first call is refused" in words for words in two.each(rank))
+    assert all("NCCL: a first call is refused" in words for words in two.each(rank))
     assert sorted(comm.rank for comm in ends) == [0, 1]
-    assert not any(gpu.blocks for gpu in two.gpus), "what it tried with was not given back"
+    assert not any(gpu.blocks for gpu in two.gpus), "the first calls' memory was not freed"
     two.comms[0].abort("rank 1 is gone")
-    assert len(ends) == 2, "what is let go is not let go again"
+    assert len(ends) == 2, "it is aborted only once"
 
 
 def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNccl) -> None:
-    """Not when its own time is over: two minutes in which nothing says what has happened."""
+    """It does not wait for its own limit of two minutes."""
     nccl.late.clear()
     joining, join = threading.Event(), nccl.comm_init_rank
 
@@ -222,12 +224,12 @@ def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNcc
     assert time.monotonic() - begin < 30
     leaving.join()
     nccl.late.set()
-    assert found[0] == "rank 0 was being connected when the ranks ended"
+    assert found[0] == "rank 0 was connecting when the ranks ended"
     assert "not connected rank 1" in found[1]
 
 
 def test_what_is_connected_too_late_is_given_back(two: Ranks, module: Any, nccl: FakeNccl) -> None:
-    """Nobody waits for it any more, and nothing is tried with it on a device that is closed."""
+    """The caller waits no longer, and no call is made on a closed device."""
 
     def join(ranks: int, unique: Any, rank: int) -> Any:
         nccl.late.wait()
@@ -326,7 +328,7 @@ def test_a_bucket_calls_the_library_between_its_kernels(
         return said
 
     assert ranks.each(rank) == [[[34] * 3] * 2] * 2
-    assert asked == [2, 2], "what NCCL takes is taken before the rest is planned"
+    assert asked == [2, 2], "NCCL allocates before the rest is planned"
     assert nccl.calls == ["all_gather", "all_reduce", *["all_gather"] * 3]
     assert all(comm.aborted for comm in nccl.comms)
     ranks.close()
@@ -335,14 +337,14 @@ def test_a_bucket_calls_the_library_between_its_kernels(
 def test_calls_without_a_library_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ranks read each other's memory nothing connects them otherwise."""
+    """Ranks that read each other's memory have no other connection."""
     gpu = FakeGpu({"write": write, "read": read})
     monkeypatch.setattr(native, "Gpu", lambda: gpu)
     engine = native.NativeEngine(folder(tmp_path, 0), lambda room: 0, lambda stage: None)
-    with pytest.raises(EngineError, match="NCCL, whose all_gather is called, connects no ranks"):
+    with pytest.raises(EngineError, match="the payload calls all_gather of NCCL"):
         engine.open(one_rank.header(), one_rank.payload(body()), Path(), 1)
     strange = body()
     strange["kernels"][1]["symbol"] = "broadcast"
-    with pytest.raises(EngineError, match="'broadcast' is no call of NCCL"):
+    with pytest.raises(EngineError, match="'broadcast' is not an NCCL call"):
         engine.open(one_rank.header(), one_rank.payload(strange), Path(), 1)
     engine.close()

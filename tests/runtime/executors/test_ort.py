@@ -1,4 +1,4 @@
-"""The onnxruntime executor on hand-made models: weights, aliases, and what it refuses."""
+"""The onnxruntime executor on small models: weights, aliases, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ORDERLY = """{
   logits = Identity(new)
   "memory.out" = ScatterND(memory, where, new)
 }"""
-# `logits` reads the old state after the new one was written: wrong as soon as they are one.
+# `logits` reads the old state after the new one was written: wrong if they share memory.
 HASTY = """{
   at = Constant<value_ints: ints = [1]>()
   long = Cast<to: int = 7>(slots)
@@ -53,7 +53,7 @@ HASTY = """{
   logits = Gather(late, slots)
 }"""
 
-# The state's rows are turned round: wrong when read where they are written, though no output is.
+# Reverses the state's rows: wrong if written in place, though no output shows it.
 TURNED = """{
   shape = Constant<value_ints: ints = [2, 5]>()
   logits = Expand(weight, shape)
@@ -63,7 +63,7 @@ TURNED = """{
 
 
 def model(body: str, location: str = "weights.safetensors") -> bytes:
-    """A bucket whose `weight` [5] is stored at byte 64 of the file `location`."""
+    """A bucket with `weight` [5] at byte 64 of the file `location`."""
     values = [helper.make_tensor_value_info(s.name, s.dtype.onnx, s.dims) for s in (*INPUTS, STATE)]
     results = [helper.make_tensor_value_info(LOGITS.name, LOGITS.dtype.onnx, LOGITS.dims)]
     results.append(helper.make_tensor_value_info("memory.out", STATE.dtype.onnx, STATE.dims))
@@ -110,7 +110,7 @@ def test_states_are_updated_in_place_and_weights_come_from_the_folder(folder: Pa
     ["../beside", "folder/../../beside", "link", "linked/beside", "/etc/passwd", "/absolute"],
 )
 def test_weights_outside_the_folder_are_not_read(location: str, folder: Path) -> None:
-    """By onnxruntime, from the version on that is the least we take: 1.23 reads them."""
+    """onnxruntime itself refuses them from the oldest supported version on; 1.23 reads them."""
     inner = folder / "engine"
     inner.mkdir()
     for path in (folder / "beside", inner / "weights.safetensors"):
@@ -129,7 +129,7 @@ def test_a_model_that_does_not_bear_aliases_is_found_out_and_still_right(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         executor = OrtExecutor(HEADER, model(HASTY), folder, 1)
-    assert not executor.in_place and "cannot be updated in place" in caplog.text
+    assert not executor.in_place and "cannot update states in place" in caplog.text
     b = buffers()
     before = b["memory"].copy()
     executor.run(b)

@@ -1,4 +1,4 @@
-"""What an engine on the CPU takes is what its plan says: measured, in a process of its own."""
+"""Memory of an engine on the CPU against its plan, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.checkpoints import write_checkpoint
 from tests.repository import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
-# Few pages, so that the plan is mostly what sessions hold.
+# Few pages, so that the plan is mostly the sessions' memory.
 FEW = Options(target="cpu", decode=(8,), prefill=(64,), max_seqs=8, max_context=256, kv_tokens=2048)
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 4096}  # 57 MiB as f32
 SCRIPT = """
@@ -46,7 +46,7 @@ print(json.dumps({"held": held << 10, "most": kib("VmHWM") - start << 10}))
 
 
 def _measured(engine: Path) -> dict[str, int]:
-    """Bytes that an engine holds, and the most that it ever took."""
+    """(current bytes, peak bytes) of an engine."""
     env = {**os.environ, "PYTHONPATH": ""}
     words = [sys.executable, "-c", SCRIPT, str(engine)]
     done = subprocess.run(words, env=env, capture_output=True, text=True)
@@ -58,7 +58,7 @@ def _measured(engine: Path) -> dict[str, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
 @pytest.mark.parametrize("format", ["embedded", "f32", "bf16", "fp8_block"])
 def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path, format: str) -> None:
-    """The embedded model is NVFP4, and small beside what a session's nodes take."""
+    """The embedded model is NVFP4, and small next to the memory of a session's nodes."""
     path = CHECKPOINT
     if format != "embedded":
         path = write_checkpoint(tmp_path / "model", SIZES, format).path

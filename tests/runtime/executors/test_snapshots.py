@@ -1,6 +1,7 @@
-"""Snapshots of the prefix cache: rows and pages copied within the states, on the host and a device.
+"""Snapshots of the prefix cache: copies of rows and pages within the states, on the host and a
+device.
 
-A device's copies are queued; what is told of them holds behind whatever was queued before.
+A device queues its copies; each one sees all copies queued before it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def on_host() -> Made:
 
 
 def on_device() -> Made:
-    """Its engine has no snapshot rows; those beyond are the runtime's."""
+    """The plan of its engine has no snapshot rows; the runtime allocates them."""
     gpu: Any = FakeGpu({})
     plain = [
         replace(i, spec=replace(i.spec, shape=(SLOTS + 1, *i.spec.dims[1:])))
@@ -63,7 +64,7 @@ def on_device() -> Made:
 
 @pytest.fixture(params=[on_host, on_device])
 def made(request: pytest.FixtureRequest) -> Made:
-    """States whose every byte is known."""
+    """States in which every byte is known."""
     states, read = request.param()
     for info in STATES:
         array = read(info.spec.name)
@@ -122,7 +123,7 @@ def test_nan_is_copied_bit_for_bit(made: Made) -> None:
 
 @pytest.mark.parametrize(("ids", "generated"), [([], []), ([3, 3, 9], []), ([3, 9, 3], [9, 5, 9])])
 def test_counts_are_those_of_a_prefill(made: Made, ids: list[int], generated: list[int]) -> None:
-    """Row 1 as the op leaves it behind a prompt and what followed; the others as they were."""
+    """The op leaves row 1 so after a prompt and generated ids; the other rows do not change."""
     states, read = made
     want = read("token_counts").copy()
     want[1] = 0
@@ -137,7 +138,7 @@ def test_counts_are_those_of_a_prefill(made: Made, ids: list[int], generated: li
 
 
 def test_many_rows_of_counts_are_on_their_way_at_once() -> None:
-    """More than there are stages: one is written again only when its copy is done."""
+    """More rows than stages: a stage is rewritten only after its copy has ended."""
     slots, gpu = 3 * MARKED, FakeGpu({})
     resources: Any = DeviceResources(gpu)  # type: ignore[arg-type]
     spec = TensorSpec("token_counts", DType.I32, (slots, VOCAB))
@@ -158,14 +159,14 @@ def test_a_model_without_recurrence_has_no_rows() -> None:
         assert (states.snapshot_rows, states.snapshot_bytes) == (0, 0)
 
 
-# ---- how many there are -------------------------------------------------------------------------
+# ---- numbers of rows ----------------------------------------------------------------------------
 
 GIB = 1 << 30
 ROW = 1 << 28
 
 
 def manifest(total: int, row: int = ROW) -> Manifest:
-    """Of an engine whose plan takes `total` bytes, with 3 pages of 1 MiB and a scratch one."""
+    """Manifest with a plan of `total` bytes, 3 pages of 1 MiB and a scratch page."""
     states = [
         StateInfo(TensorSpec("token_counts", DType.I32, (3, 1)), "slot"),
         StateInfo(TensorSpec("layers.1.k_pages", DType.U8, (4, 1 << 20)), "page"),
@@ -201,7 +202,7 @@ def test_a_budget_is_taken_as_far_as_it_fits() -> None:
     assert device_rows(manifest(60 * GIB, 0), GpuMemory(80 * GIB, 100 * GIB), None) == 0
 
 
-def test_a_budget_that_is_not_told_is_all_there_is() -> None:
+def test_the_default_budget_is_all_memory() -> None:
     engine = manifest(60 * GIB)
     assert budget(engine, 40, None) == 3 * (1 << 20) + 40 * ROW
     assert budget(engine, 40, 5) == 5 and budget(engine, 40, 0) == 0

@@ -1,4 +1,4 @@
-"""When launches ran: the order of marks, and a device's time on the host's clock."""
+"""Times of launches: the order of marks, and a device's time on the host's clock."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spark_engine.runtime.executors.timed import TimedExecutor  # noqa: E402
 
 
 class Device:
-    """A stream by hand: what is queued takes its seconds; events keep the device's milliseconds.
+    """A simulated stream: a queued item takes its seconds; events keep the device's milliseconds.
 
-    The device's clock began elsewhere, and runs a tenth too fast.
+    The device's clock has another zero, and runs 10 % too fast.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Device:
         self.free_at = max(self.free_at, self.host) + seconds
 
     def event(self, timed: bool = False) -> Any:
-        assert timed, "an event that is asked for a time"
+        assert timed, "the event must be a timed one"
         self.made += 1
         return SimpleNamespace(at=0.0)
 
@@ -63,35 +63,37 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device: Device) -> None:
-    told: list[tuple[float, float]] = []
-    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    reported: list[tuple[float, float]] = []
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: reported.append((a, b)))  # type: ignore[arg-type]
     first = one.launch(2.0)
     device.host += 1.5
-    second = one.launch(3.0)  # queued behind the first, half a second before it ends
+    second = one.launch(3.0)  # queued after the first, half a second before it ends
     first()
     second()
-    assert told == [pytest.approx((100.0, 102.2)), pytest.approx((102.2, 105.5))]
-    device.host = 200.0  # an empty stream: drift is forgotten
+    assert reported == [pytest.approx((100.0, 102.2)), pytest.approx((102.2, 105.5))]
+    device.host = 200.0  # an empty stream: drift is reset
     one.launch(1.0)()
-    assert told[2] == pytest.approx((200.0, 201.1))
+    assert reported[2] == pytest.approx((200.0, 201.1))
     for _ in range(20):
         one.launch(1.0)()
     assert device.made <= 6, "events are used again"
 
 
-def test_a_launch_in_two_parts_is_told_from_its_first_to_its_last(device: Device) -> None:
-    told: list[tuple[float, float]] = []
-    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+def test_a_launch_in_two_parts_is_timed_from_first_to_last(device: Device) -> None:
+    reported: list[tuple[float, float]] = []
+    one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: reported.append((a, b)))  # type: ignore[arg-type]
     rest = one.launch_to_sample(2.0)
-    device.host += 5.0  # the device has nothing to do for some of it
+    device.host += 5.0  # the device is idle for a part of it
     rest()()
-    assert told == [pytest.approx((100.0, 106.6))]
+    assert reported == [pytest.approx((100.0, 106.6))]
 
 
 def test_a_synchronous_launch_ran_while_it_was_called() -> None:
-    told: list[tuple[float, float]] = []
+    reported: list[tuple[float, float]] = []
     ran: list[float] = []
     inner: Any = SimpleNamespace(specs=1, launch=lambda b: ran.append(b) or (lambda: None))
-    one: Any = TimedExecutor(inner, None, lambda a, b: told.append((a, b)))
+    one: Any = TimedExecutor(inner, None, lambda a, b: reported.append((a, b)))
     one.launch_to_sample(4.0)()()
-    assert ran == [4.0] and len(told) == 1 and told[0][0] <= told[0][1] and one.specs == 1
+    assert (
+        ran == [4.0] and len(reported) == 1 and reported[0][0] <= reported[0][1] and one.specs == 1
+    )

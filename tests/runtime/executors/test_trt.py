@@ -1,7 +1,7 @@
-"""The `trt` executor: TensorRT compiles the embedded model for three architectures, and the
-runtime's half says what onnxruntime says, over a device and a TensorRT that are fakes.
+"""The `trt` executor: TensorRT compiles the embedded model for three architectures, and the runtime
+half equals onnxruntime, over a fake device and a fake TensorRT.
 
-No machine here has a card that the engines are for: what a real one says is a marked test.
+No test machine has a GPU that these engines are for; a marked test covers a real one.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def version(number: str) -> Any:
     return found
 
 
-def told(folder: Path) -> list[list[int]]:
-    """What an engine says to the prompts, greedily."""
+def tokens(folder: Path) -> list[list[int]]:
+    """An engine's greedy tokens for the prompts."""
     engine = Engine(load(folder, threads=1))
     try:
         for number, prompt in enumerate(PROMPTS):
@@ -78,7 +78,7 @@ def told(folder: Path) -> list[list[int]]:
 
 
 def stepped(folder: Path, number: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Outputs and states after a wild step of one bucket."""
+    """Outputs and states after a random step of one bucket."""
     loaded = load(folder, threads=1)
     try:
         key = sorted(loaded.executors)[number]
@@ -93,7 +93,7 @@ def stepped(folder: Path, number: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Path:
-    """An engine whose TensorRT is the fake's."""
+    """An engine built with the fake TensorRT."""
     patch.setattr(builder_half, "tensorrt", lambda: version("1.7.1"))
     patch.setattr(builder_half, "compile_engine", fake_trt.compile_engine)
     build(checkpoint, folder, SIZES, lambda text: None)
@@ -101,19 +101,19 @@ def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Pat
 
 
 def run_with(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
-    """The runtime's half over the fakes."""
+    """The runtime half over the fakes."""
     patch.setattr(load_module, "runnable_targets", lambda hosts: (*hosts, RTX))
     patch.setitem(sys.modules, "tensorrt_rtx", fake_trt.module(gpu))
     patch.setattr(runtime_half, "_gpu", lambda: gpu)
 
 
 class OneGpu(FakeGpu):
-    """Whose context each bucket closes by itself."""
+    """One GPU; each bucket closes its own context."""
 
     stream = 0
 
     def close(self) -> None:
-        """Another bucket's stays open."""
+        """The other buckets' contexts stay open."""
 
 
 def test_it_says_what_onnxruntime_says(
@@ -122,7 +122,7 @@ def test_it_says_what_onnxruntime_says(
     build(checkpoint, tmp_path / "cpu", replace(SIZES, target="cpu", kv_dtype="bf16"), print)
     folder, gpu = build_with(monkeypatch, checkpoint, tmp_path / "rtx"), OneGpu({})
     run_with(monkeypatch, gpu)
-    assert told(folder) == told(tmp_path / "cpu")
+    assert tokens(folder) == tokens(tmp_path / "cpu")
     for number in range(3):
         ours, theirs = (stepped(path, number) for path in (folder, tmp_path / "cpu"))
         for name, array in theirs.items():
@@ -186,7 +186,7 @@ def test_an_engine_of_another_kind_is_refused(
 ) -> None:
     folder, gpu = build_with(monkeypatch, checkpoint, tmp_path / "rtx"), OneGpu({})
     with pytest.raises(EngineError, match="rtx"):
-        load(folder)  # no such GPU is here
+        load(folder)  # this machine has no such GPU
     run_with(monkeypatch, gpu)
     with pytest.raises(EngineError, match="not TensorRT's"):
         TrtPayload.decode(b"nonsense")
@@ -207,9 +207,11 @@ def test_an_engine_of_another_kind_is_refused(
     assert words.endswith("TensorRT says: refused: version tag does not match")
     assert "made by" not in refused(b"refused", "1.7.1") + refused(b"refused", "")
     words = refused(b"refused: std::bad_alloc", "", CapacityError)
-    assert "has not the memory for decode 1: stop other programs" in words
+    assert "does not have enough memory for decode 1: stop other programs" in words
     refused(b"no context: OutOfMemory (requested 8 GiB)", "", CapacityError)
-    assert "no context; TensorRT says: odd" in refused(b"no context: odd", "", ExecutorError)
+    assert "no execution context; TensorRT says: odd" in refused(
+        b"no context: odd", "", ExecutorError
+    )
     for library in (None, version("2.0.1")):
         monkeypatch.setitem(sys.modules, "tensorrt_rtx", library)
         with pytest.raises(EngineError, match=r"spark-engine\[trt\]"):
@@ -217,7 +219,7 @@ def test_an_engine_of_another_kind_is_refused(
 
 
 def test_what_is_no_bucket_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opened one would not be there to close it."""
+    """A GPU that is opened before the refusal would never be closed."""
     opened: list[None] = []
     monkeypatch.setattr(runtime_half, "_library", lambda: ModuleType("tensorrt_rtx"))
     monkeypatch.setattr(runtime_half, "_gpu", lambda: opened.append(None))
@@ -264,7 +266,7 @@ def test_what_its_engines_lack_here_is_said(
 def test_an_engine_of_another_library_is_not_the_same_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the build that a refused engine asks for would find that nothing has changed."""
+    """Otherwise the build that the refused engine asks for finds nothing to do."""
     made = []
     for number in ("1.7.0", "1.8.0"):
         monkeypatch.setitem(sys.modules, "tensorrt_rtx", version(number))
@@ -298,7 +300,7 @@ def test_a_build_that_lacks_memory_is_no_bug(words: str, tmp_path: Path) -> None
 
 @pytest.mark.gpu
 def test_a_card_says_what_the_cpu_says(checkpoint: Path, tmp_path: Path) -> None:
-    """`spark-check --against` holds such an engine to the CPU's."""
+    """`spark-check --against` compares such an engine with the CPU's."""
     pytest.importorskip("tensorrt_rtx", reason="needs the extra `trt`")
     if RTX not in runnable_targets(()):
         pytest.skip("needs a GPU of SM89, SM120 or SM121")
@@ -329,7 +331,7 @@ def test_fp8_is_cast_by_way_of_f32() -> None:
 
 
 def test_tensorrt_builds_the_embedded_model(tmp_path: Path) -> None:
-    """For SM89, SM120 and SM121 at once, with no GPU. Built for, not run."""
+    """For SM89, SM120 and SM121 at once, without a GPU. The engines are not run."""
     trt = pytest.importorskip("tensorrt_rtx", reason="needs the extra `trt`")
     checkpoint = Path(builder_half.__file__).parents[2] / "models/tiny/checkpoint"
     sizes = replace(SIZES, decode=(1,), max_seqs=1, cache_gib=0)

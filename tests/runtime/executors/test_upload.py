@@ -1,4 +1,4 @@
-"""A file into device memory by several threads: every byte, every digest, and what is refused."""
+"""Copying a file into device memory by several threads: every byte, every digest, and refusals."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
     def check(index: int, digest: str) -> None:
         path.write_bytes(data[:1500])
 
-    with pytest.raises(EngineError, match="was cut while it was read"):
+    with pytest.raises(EngineError, match="was truncated while it was read"):
         upload.upload_file(DeviceResources(FakeGpu({})), path, CHUNK, check, 1)  # type: ignore[arg-type]

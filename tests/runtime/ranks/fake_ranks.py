@@ -1,7 +1,7 @@
-"""An engine of fakes whose every call is replayed by other fakes, through the bytes of messages.
+"""An engine of fakes; other fakes replay every call, through the bytes of messages.
 
-The others run when their packets come, or late; each launch's outputs must be rank 0's, bit for
-bit, when both have been waited for.
+The other ranks run when their packets arrive, or later. Each launch's outputs must equal rank 0's,
+bit for bit, after the waits of both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Outputs = dict[str, bytes]
 
 
 class Listening:
-    """An executor that keeps what each launch has put out."""
+    """An executor that records the outputs of each launch."""
 
     def __init__(self, inner: Executor, heard: list[Callable[[], Outputs]]) -> None:
         self._inner, self._heard = inner, heard
@@ -60,7 +60,7 @@ class Listening:
 
 
 class InProcess:
-    """Followers that are called where others would be sent to."""
+    """Followers that receive packets by a call."""
 
     def __init__(self, followers: list[Follower]) -> None:
         self.followers, self.packets, self.waits = followers, 0, False
@@ -84,7 +84,7 @@ class InProcess:
 
 
 class FakeGroup:
-    """`loaded` is rank 0's, led; `heard` what launches put out, by rank."""
+    """`loaded`: rank 0's, wrapped by the leader; `heard`: the outputs of launches, by rank."""
 
     def __init__(self, fakes: list[Loaded]) -> None:
         self.heard: list[list[Callable[[], Outputs]]] = [[] for _ in fakes]
@@ -93,10 +93,10 @@ class FakeGroup:
             for one, heard in zip(fakes, self.heard, strict=True)
         ]
         own, *others = listening
-        self.told = InProcess(
+        self.link = InProcess(
             [Follower(one.executors, one.states, one.tables, one.device_states) for one in others]
         )
-        orders, names = Orders(self.told), [spec.name for spec in own.tables]
+        orders, names = Orders(self.link), [spec.name for spec in own.tables]
         assert own.device_states is not None
         executors = {k: LeadExecutor(e, k, orders, names, {}) for k, e in own.executors.items()}
         states, tables = LeadStates(own.device_states, orders), LeadTables(None, orders)
@@ -104,7 +104,7 @@ class FakeGroup:
         self.loaded = replace(own, executors=executors, device_states=states, table_writer=tables)
 
     def check(self) -> int:
-        """Holds every launch of the others to rank 0's; how many there were."""
+        """Compares every launch of the other ranks with rank 0's; returns their number."""
         first, *others = self.heard
         for heard in others:
             assert len(heard) == len(first)
@@ -114,7 +114,7 @@ class FakeGroup:
 
     @property
     def snapshots(self) -> int:
-        """That the others keep, when they have heard all."""
+        """Snapshots of the other ranks, once they have processed all packets."""
         self.orders.add(CopyRows([]))
         self.orders.send()
-        return sum(len(follower.snapshots) for follower in self.told.followers)
+        return sum(len(follower.snapshots) for follower in self.link.followers)

@@ -1,9 +1,10 @@
-"""An engine process, rank 0 of its group, that kills or stops ranks where and when a test says.
+"""An engine process, rank 0 of its group, that kills or stops ranks at points that a test names.
 
     python faulty_ranks.py FOLDER ENGINE OPTIONS ADDRESS
 
-The real worker over a real engine. A file in FOLDER holds the faults to come, in order; the first
-is taken out when its point has come often enough, and what was done is written to another.
+The real worker over a real engine. A file in FOLDER lists the faults in order. The first one is
+removed and executed when its point has been reached `count` times; a second file records executed
+faults.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
 from spark_engine.runtime.server.engine_client import worker
 
-LIMIT_S = 8.0  # of a call between ranks; a busy machine keeps one waiting for some seconds
-OPENING = ("started", "begun", "open")  # processes are there, are told to open, have all but opened
+LIMIT_S = 8.0  # of a call between ranks; on a busy machine one may wait for some seconds
+OPENING = ("started", "opening", "open")  # processes run, are asked to open, are almost open
 SERVING = ("sum", "decode", "prefill", "prefix", "round", "save", "restore")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """`signal` for all `ranks` at once, of which 0 is rank 0 itself.
+    """`signal` for all `ranks` at once; rank 0 is number 0.
 
-    At the `count`th packet of this point (of `sum`, the call between ranks), before it is sent or
-    just `after`. `hosts`: processes that stand by for ranks of other hosts.
+    At the `count`th packet of this point (or `sum`, the call between ranks), before it is sent, or
+    after it with `after`. `hosts`: processes that restart ranks of other hosts.
     """
 
     point: str
@@ -50,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A fault that was done: when, of `time.monotonic`, and to which processes."""
+    """An executed fault: its `time.monotonic` and the processes."""
 
     fault: Fault
     at: float
@@ -64,19 +65,19 @@ class Faults:
         self._next, self._done = folder / "faults", folder / "done"
         self._seen: tuple[Fault, int] | None = None
         self.group: Group | None = None
-        self.cached = False  # the packet to come begins somebody from the prefix cache
+        self.cached = False  # the next packet starts a sequence from the prefix cache
 
     def order(self, faults: list[Fault]) -> None:
-        """Called by a test: what is to come."""
+        """Called by a test: the faults to execute."""
         self._write(self._next, faults)
 
     def done(self) -> list[Done]:
-        """What was done, of all lives."""
+        """Executed faults, over all restarts."""
         known = self._done.exists()
         return msgspec.json.decode(self._done.read_bytes(), type=list[Done]) if known else []
 
     def at(self, point: str, after: bool) -> None:
-        """The next fault, if it is this point's and its turn."""
+        """Executes the next fault, if it is for this point and its count is reached."""
         if not self._next.exists():
             return
         faults = msgspec.json.decode(self._next.read_bytes(), type=list[Fault])
@@ -110,7 +111,7 @@ class Faults:
 
 
 def points(orders: list[Order], cached: bool) -> set[str]:
-    """What a packet is."""
+    """The points that a packet is at."""
     found = set()
     for order in orders:
         if isinstance(order, Launch):
@@ -122,7 +123,7 @@ def points(orders: list[Order], cached: bool) -> set[str]:
 
 
 def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call with the point before and behind it."""
+    """The call between two checks of its point."""
 
     def wrapped(group: Group, *given: Any) -> Any:
         faults.group = group
@@ -135,7 +136,7 @@ def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[...
 
 
 def put_in(faults: Faults) -> None:
-    """Has every point looked at."""
+    """Patches every point."""
     send, schedule, gather = Orders.send, Scheduler.schedule, load.gather_ranks
     exchange = Links.exchange
 
@@ -169,7 +170,7 @@ def put_in(faults: Faults) -> None:
         (Scheduler, "schedule"): scheduled,
         (Links, "exchange"): summed,
         (load, "gather_ranks"): gathered,
-        (Group, "begin"): around(faults, "begun", Group.begin),
+        (Group, "begin"): around(faults, "opening", Group.begin),
         (Group, "all_open"): around(faults, "open", Group.all_open),
         (spawn, "CPU_LIMIT_S"): LIMIT_S,
     }

@@ -1,4 +1,4 @@
-"""Sums, gathered arrays and barriers of ranks: the same bits on all, in memory and over sockets."""
+"""Sums, gathered arrays and barriers of ranks: equal bits on all, in memory and over sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HANGS_S = 120.0  # ends a test that hangs
 
 
 def meeting(way: str, ranks: int, limit_s: float = HANGS_S) -> list[Communicator]:
-    """Every rank's end; threads stand in for processes."""
+    """Every rank's communicator; threads replace processes."""
     peers: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
     for i in range(ranks):
         for j in range(i + 1, ranks):
@@ -71,7 +71,7 @@ def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
 ) -> None:
     rng = np.random.default_rng(0)
     parts = rng.standard_normal((ranks, 7, 33)).astype(dtype)
-    parts[0] *= 100  # another order of sums rounds otherwise
+    parts[0] *= 100  # another order of the sum rounds differently
     found = together(meeting(way, ranks), lambda comm: comm.all_reduce(parts[comm.rank]))
     total = np.zeros((7, 33), np.float32)
     for part in parts:
@@ -104,8 +104,8 @@ def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_does_not_come_is_named_in_time(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that stands until the others wait for rank 1 alone."""
+def test_a_late_rank_is_named_in_time(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that stops until the other ranks wait only for rank 1."""
     comms = meeting(way, 3, limit_s=0.2)
     missing: dict[int, set[int]] = {}
     wait = Links._wait
@@ -129,13 +129,11 @@ def test_who_does_not_come_is_named_in_time(way: str, monkeypatch: pytest.Monkey
         return str(error.value)
 
     words = together(comms, work)
-    assert all(
-        "rank 1 has not come to all_reduce 0 of 16 bytes for 0.2 s" in words[r] for r in (0, 2)
-    )
+    assert all("rank 1 did not reach all_reduce 0 of 16 bytes in 0.2 s" in words[r] for r in (0, 2))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_has_ended_is_named_at_once(way: str) -> None:
+def test_an_ended_rank_is_named_at_once(way: str) -> None:
     comms = meeting(way, 2)
 
     def work(comm: Communicator) -> str:
@@ -147,7 +145,7 @@ def test_who_has_ended_is_named_at_once(way: str) -> None:
             comm.barrier()
         return str(error.value)
 
-    assert "rank 1 is gone" in together(comms, work)[0], "and not that it has not come"
+    assert "rank 1 is gone" in together(comms, work)[0], "not a timeout"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -164,7 +162,7 @@ def test_ranks_at_different_calls_are_told(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_at_different_calls_of_equal_bytes_are_told(way: str) -> None:
-    """As where one has misread a plan: what came would be taken for what it is not."""
+    """Otherwise the ranks would exchange the bytes of different calls."""
 
     def work(comm: Communicator) -> str:
         mine = np.ones(4, np.float32)

@@ -1,4 +1,4 @@
-"""Two ranks on two real GPUs: launches that begin early say bit for bit what waiting ones say."""
+"""Two ranks on two real GPUs: launches that start early equal, bit for bit, launches that wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = ["linear_attention", "full_attention"] * 4
 def test_early_launches_say_what_waiting_ones_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool
 ) -> None:
-    """Alone, where launches are shortest, and in a crowd."""
+    """One request alone, where launches are shortest, and many at once."""
     assert HERE is not None
     config = CONFIG | {"num_hidden_layers": 8, "layer_types": LAYERS, "mtp_num_hidden_layers": 0}
     write_checkpoint(tmp_path / "checkpoint", config, "nvfp4", moe=moe)

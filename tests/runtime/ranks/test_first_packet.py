@@ -1,4 +1,4 @@
-"""What a rank does with the first packet of a rank 0 of another version."""
+"""A rank's handling of a first packet from a rank 0 of another version."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
 
 
 class NoCalls:
-    """A communicator that nobody uses."""
+    """A communicator without calls."""
 
     def close(self) -> None:
         pass
 
 
 @pytest.mark.parametrize("more", [[], [1, None, True, {"new": 1}, "more", 2, 3, 4, 5]])
-def test_another_version_is_refused_with_what_to_install_however_its_packet_goes_on(
+def test_another_version_is_refused_with_what_to_install(
     more: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With fewer fields or others than ours: it would else stand by again and again."""
+    """With fewer fields or other ones: an undecodable packet would make the rank
+    restart forever.
+    """
     mine, theirs = socket.socketpair()
     monkeypatch.setattr(
         rank_process, "connect_rank", lambda seat: RankChannels(theirs, cast(Any, NoCalls()))
@@ -40,7 +42,7 @@ def test_another_version_is_refused_with_what_to_install_however_its_packet_goes
     seat = msgspec.json.encode(RankSpec(str(tmp_path), 1, 2, hosts=("a", "b"))).decode()
     with mine, theirs:
         mine.sendall(HEAD.pack(len(packet), INLINE) + packet)
-        assert rank_process.main([seat]) == 2  # which is not tried again
+        assert rank_process.main([seat]) == 2  # an exit code that is not retried
         answer = decode_answer(read_answer(mine) or b"")
     assert isinstance(answer, RankFailed) and answer.user and not answer.passing
     own = version("spark-engine")
@@ -48,7 +50,7 @@ def test_another_version_is_refused_with_what_to_install_however_its_packet_goes
 
 
 def test_an_answer_that_no_rank_gives_is_an_end() -> None:
-    """Of whom another thing than a rank has reached: the watching thread must outlive it."""
+    """The sender is not a rank; the watching thread must survive its message."""
     mine, theirs = socket.socketpair()
     with mine, theirs:
         sender = threading.Thread(target=theirs.sendall, args=(HEAD.pack(1 << 63, INLINE),))

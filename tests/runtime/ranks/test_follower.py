@@ -1,4 +1,4 @@
-"""What a follower does in which order, and what it says of orders that it cannot follow."""
+"""The order of a follower's calls, and its errors for invalid commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = ("decode", 2)
 
 
 class Noting:
-    """An executor, and a device's tables, that write down what is done to them."""
+    """An executor and a device's tables that record their calls."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
@@ -106,10 +106,10 @@ def test_buffers_are_used_again_when_their_step_is_over(follower: Follower, noti
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        (Launch("decode", 4, b""), "which this rank has not"),
-        (Launch(*KEY, inputs(1, 2, 3, 4, 5)), "gives .* 20 bytes, this rank takes 16"),
-        (LaunchRest(), "has not begun"),
-        (Restore(3, 0, []), "snapshot 3, which this rank has not"),
+        (Launch("decode", 4, b""), "which this rank does not have"),
+        (Launch(*KEY, inputs(1, 2, 3, 4, 5)), "sent 20 bytes .* this rank expects 16"),
+        (LaunchRest(), "has not started"),
+        (Restore(3, 0, []), "snapshot 3, which this rank does not have"),
     ],
 )
 def test_orders_that_make_no_sense_are_said(follower: Follower, order: Any, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A group whose ranks say what a test wants: how long it waits, and how it ends."""
+"""A group of scripted ranks: its time limits, and how it ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BEGIN = Begin("", "", 1, None, True, False, False)
 
 
 class NoCalls:
-    """A communicator that nobody uses."""
+    """A communicator without calls."""
 
     limit_s = 0.0
 
@@ -51,7 +51,7 @@ class NoCalls:
 
 
 class Exits:
-    """What `os._exit` was called with, in place of an end."""
+    """Records the codes of `os._exit`, which it replaces."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -63,7 +63,7 @@ class Exits:
 
 
 class Looks:
-    """Counts how often a group has looked at its ranks and its step."""
+    """Counts how often a group has checked its ranks and its step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._count, self._changed = 0, threading.Condition()
@@ -78,7 +78,7 @@ class Looks:
         monkeypatch.setattr(Group, "_check_step", looked)
 
     def more(self, count: int) -> None:
-        """Until so many have ended that began later; one may be under way."""
+        """Waits until so many checks have ended that started later; one may be running."""
         with self._changed:
             last = self._count + count + 1
             assert self._changed.wait_for(lambda: self._count >= last, SOON_S)
@@ -92,13 +92,15 @@ def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[Group]:
 
 
 def say(end: socket.socket, answer: Answer) -> None:
-    """As a rank does."""
+    """Sends an answer as a rank."""
     data = encode(answer)
     end.sendall(HEAD.pack(len(data), INLINE) + data)
 
 
 class Waiting:
-    """Three ranks' group, of whose time a second passes where the test says, and is looked at."""
+    """A group of three ranks; the test advances its clock by seconds, and each second
+    is checked.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undo: ExitStack) -> None:
         self._at, self._looks = 0.0, Looks(monkeypatch)
@@ -113,7 +115,7 @@ class Waiting:
         self.ends = {rank: undo.enter_context(pair[1]) for rank, pair in pairs.items()}
 
     def second(self) -> None:
-        self._looks.more(1)  # what was said is heard
+        self._looks.more(1)  # the answer is processed
         self._at += running_clock.MOST_S
         self._looks.more(1)
 
@@ -121,7 +123,9 @@ class Waiting:
 def test_a_rank_that_hangs_while_it_opens_is_named_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor one that waits for it, and says so; nor is anybody before all are told to open."""
+    """A rank that waits for it and reports that is not named; no rank is, before all are asked to
+    open.
+    """
     with ExitStack() as undo:
         ranks = Waiting(monkeypatch, undo)
         for _ in range(20):
@@ -162,7 +166,7 @@ def test_an_opening_may_take_long_and_who_is_open_is_not_asked_again(
 def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A watchdog's end would name no rank."""
+    """The watchdog's end would name no rank."""
     assert module.DEVICE_S + module.GRACE_S + 2 * module.TICK_S < WATCHDOG_S
     ended = Exits()
     monkeypatch.setattr(module, "DEVICE_S", 0.2)
@@ -177,7 +181,9 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
 
 
 def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library's call that waits for a rank which has gone; who is open waits for nothing."""
+    """For example a library call that waits for a failed rank; rank 0 waits for nothing once all
+    are open.
+    """
     ended, looks = Exits(), Looks(monkeypatch)
     monkeypatch.setattr(module, "OPENING_S", 0.1)
     monkeypatch.setattr(module, "TICK_S", 0.02)
@@ -190,7 +196,7 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
         assert set(ended.codes) == {module.EXIT_CODE}
         with pytest.raises(ExecutorError, match="rank 1 is gone"):
             group.all_open()
-        looks.more(0)  # one may have begun before
+        looks.more(0)  # one check may have started before
         ended.codes.clear()
         looks.more(3)
         assert not ended.codes
@@ -199,7 +205,7 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
 def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Code 70 is for what nothing else ends: no device waits for the rank that has fallen."""
+    """Exit code 70 is for a hang on a device; here no device waits for the failed rank."""
     ended, looks = Exits(), Looks(monkeypatch)
     monkeypatch.setattr(module, "OPENING_S", 0.0)
     monkeypatch.setattr(module, "TICK_S", 0.02)
@@ -208,8 +214,8 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
         say(theirs, RankFailed("too little memory", True, True))
-        with group._heard:
-            assert group._heard.wait_for(lambda: group._fallen, SOON_S)
+        with group._changed:
+            assert group._changed.wait_for(lambda: group._failure, SOON_S)
         looks.more(3)
         assert not ended.codes
         with pytest.raises(CapacityError, match="rank 1: too little memory"):
@@ -217,7 +223,7 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
 
 
 def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the next chunk or stage, with the rank's own words: not when all is open."""
+    """It ends at the next chunk or stage with the rank's own error, not when all is open."""
     fallen: list[CapacityError] = []
     seen: list[str] = []
 
@@ -244,7 +250,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
             lambda: shown.advance(1, 2),
         ]
         for step in steps:
-            step()  # nobody has fallen yet
+            step()  # no rank has failed yet
         fallen.append(CapacityError("rank 1: too little memory"))
         for step in steps:
             with pytest.raises(CapacityError, match="rank 1: too little memory"):
@@ -269,7 +275,7 @@ def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.Monkey
 def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
     ready: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads no order while it opens its part; one that does may close by itself."""
+    """A rank that opens its shard reads no packets; a rank that is open may close by itself."""
     monkeypatch.setattr(module, "KILLED_S", 0.02)
     monkeypatch.setattr(module, "EXIT_S", SOON_S)
     command = [sys.executable, "-Ic", f"import time; time.sleep({0.5 if ready else 30})"]
@@ -281,7 +287,9 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
 
 
 def test_ranks_are_told_to_close_before_rank_0_closes_its_part() -> None:
-    """Each frees what the others read when they have let it go, so that all close together."""
+    """Each rank frees memory that others read after they have unmapped it, so all close
+    together.
+    """
     done: list[str] = []
 
     class Noted:
@@ -296,5 +304,5 @@ def test_ranks_are_told_to_close_before_rank_0_closes_its_part() -> None:
         (control,) = group._controls.values()
         group._opened.add(1)
         group.leave()
-        assert not group.check() and control.fileno() >= 0, "its end is still to be seen"
+        assert not group.check() and control.fileno() >= 0, "its end is not processed yet"
     assert control.fileno() < 0

@@ -95,9 +95,9 @@ def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
 def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host gets this error before it waits for rank 0."""
     monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
-    with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
+    with pytest.raises(OptionError, match="--hosts: .*works on one host only"):
         spawn.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
-    with pytest.raises(OptionError, match="GPUs of one host.* --tp 2 --across-hosts"):
+    with pytest.raises(OptionError, match="works on one host only.* --tp 2 --across-hosts"):
         assets.check_ranks(Path("x"), EngineOptions(tp=2, hosts="a,b"))
 
 
@@ -143,7 +143,7 @@ def test_a_name_that_is_ones_own_address_only_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     names = ("a:7", "b") if rank == 0 else ("b:7", "a")
-    words = "a is 127.0.1.1 on this host .*/etc/hosts.* give the address by which they do"
+    words = "a is 127.0.1.1 on this host .*/etc/hosts.* give an address that they reach"
     with pytest.raises(OptionError, match=words):
         rendezvous.join_ranks(names, 1, 0.1) if rank else rendezvous.accept_ranks(names, 0.1, 0.1)
     rendezvous.check_reached(names, 1 - rank)

@@ -1,7 +1,8 @@
-"""Ranks on two GPUs as on two hosts: NCCL over sockets of one host, neither peer nor shared memory.
+"""Two ranks on two GPUs of one host as on two hosts: NCCL over sockets, without peer or shared
+memory.
 
-Bits are those of ranks that read each other's memory; a rank that is late is waited for, and one
-that is lost ends the group, which comes again.
+Results equal, bit for bit, those of ranks that read each other's memory. A late rank is waited for;
+a failed rank ends the group, which starts again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ pytestmark = [
     pytest.mark.skipif(HERE is None or GPUS < 2, reason="needs two GPUs of a target"),
     pytest.mark.skipif(find_spec("nccl") is None, reason="needs the extra `nccl`"),
 ]
-SOCKETS = {  # neither NVLink nor memory of the host, nor multicast
+SOCKETS = {  # disables NVLink, shared host memory and multicast
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
     "NCCL_IB_DISABLE": "1",
@@ -61,7 +62,7 @@ def sockets() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """An invariant engine of two ranks, of one host and across hosts."""
+    """An invariant engine of two ranks, on one host and across hosts."""
     assert HERE is not None
     base = tmp_path_factory.mktemp("hosts")
     write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
@@ -88,7 +89,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 @contextmanager
 def two_hosts(path: Path) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
-    """Rank 0 here, on the first GPU, and a process on the second that comes over sockets."""
+    """Rank 0 in this process on the first GPU, and a process on the second that connects over
+    sockets.
+    """
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -103,7 +106,7 @@ def two_hosts(path: Path) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
 
 
 def test_hosts_say_bit_for_bit_what_one_host_says(engines: dict[bool, Path]) -> None:
-    """64 ragged requests with drafts and the prefix cache, and 8 of them alone."""
+    """64 requests of several lengths with drafts and the prefix cache, and 8 of them alone."""
     asked = crowd()
     with closing(Engine.open(engines[False], EngineOptions(seed=1))) as engine:
         want = [heard(events) for events in serve(engine, asked)]
@@ -134,7 +137,7 @@ def test_a_late_rank_is_waited_for(engines: dict[bool, Path]) -> None:
 
 
 def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> None:
-    """Processes of one host, which NCCL connects as well."""
+    """Processes of one host, connected by NCCL too."""
     with closing(Engine.open(engines[True], EngineOptions())) as engine:
         assert engine.loaded.group is not None
         pids = engine.loaded.group.pids
@@ -150,7 +153,7 @@ def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> N
 
 
 def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
-    """A rank is lost while nothing runs, and once more in the middle of an answer."""
+    """A rank is killed while no request runs, and again in the middle of an answer."""
     path, hosts = engines[True], f"127.0.0.1:{free_port()},127.0.0.1"
     command = [
         sys.executable,

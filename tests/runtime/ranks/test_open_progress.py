@@ -1,4 +1,4 @@
-"""What a rank says of its opening, by which rank 0 knows that it goes on."""
+"""A rank's reports while it opens, by which rank 0 sees progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_engine.runtime.ranks.channel import Receiver, read_answer
 from spark_engine.runtime.ranks.communicator import TcpCommunicator
 from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Opening, decode_answer
-from spark_engine.runtime.ranks.open_progress import TOLD_S, ToldProgress
+from spark_engine.runtime.ranks.open_progress import REPORT_S, ReportedProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
 from tests.runtime.ranks.test_group import BEGIN, SOON_S
 
@@ -28,7 +28,7 @@ WAITS = "waiting for other ranks"
 
 
 class Waits:
-    """A communicator, of which only what its calls do while they wait is used."""
+    """A communicator that provides only `at_wait`."""
 
     limit_s = 0.0
 
@@ -36,26 +36,26 @@ class Waits:
         self.work = work
 
 
-def test_every_stage_is_told_and_once_a_second_how_far_it_is(
+def test_every_stage_is_reported_and_once_a_second_its_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at, told = [0.0], list[str]()
+    at, reported = [0.0], list[str]()
     monkeypatch.setattr(open_progress, "time", SimpleNamespace(monotonic=lambda: at[0]))
-    own = ToldProgress(told.append)
+    own = ReportedProgress(reported.append)
     own.say("reading")
-    for done in range(8):  # of which four come within a second
+    for done in range(8):  # four of them within a second
         own.advance(done, 8)
-        at[0] += TOLD_S / 4
+        at[0] += REPORT_S / 4
     own.mark("files")
     for _ in range(2):
         own.wait()
-    assert told == ["reading", "reading: 0 %", "reading: 50 %", "after files", WAITS]
+    assert reported == ["reading", "reading: 0 %", "reading: 50 %", "after files", WAITS]
 
 
 def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As long as it opens, and no longer; one that hears no more is no error of the opening."""
+    """Reports end with the opening; a closed connection is not an error of the opening."""
     mine, theirs = socket.socketpair()
     comm, said = Waits(), list[str]()
 
@@ -69,7 +69,7 @@ def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
             assert isinstance(answer, Opening)
             said.append(answer.at)
         mine.close()
-        shown.say("nobody hears it")
+        shown.say("no listener")
         return "open"
 
     monkeypatch.setattr(rank_process, "load", load)
@@ -77,13 +77,13 @@ def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
         channels, receiver = RankChannels(theirs, cast(Any, comm)), Receiver(1, theirs, None)
         found = rank_process._opened(RankSpec(str(tmp_path), 1, 2), channels, BEGIN, receiver)
         assert cast(Any, found) == "open" and said == ["reading", "after files", WAITS]
-        told: list[bytes] = []
-        monkeypatch.setattr(receiver, "answer", told.append)
+        reported: list[bytes] = []
+        monkeypatch.setattr(receiver, "answer", reported.append)
         comm.work()
-        assert not told
+        assert not reported
 
 
-def test_a_call_that_waits_says_so_until_who_is_late_comes() -> None:
+def test_a_waiting_call_reports_until_the_late_rank_comes() -> None:
     ends, late = socket.socketpair(), threading.Event()
     comms = [TcpCommunicator(Links(rank, {1 - rank: end})) for rank, end in enumerate(ends)]
     comms[0].at_wait(late.set)

@@ -1,7 +1,7 @@
 """Ranks that are killed or stopped at known steps of a server with drafts, prefix cache, swap and
-grammars: what clients see, what is left, and that the group comes again.
+grammars: the clients' answers, leaked resources, and the restart of the group.
 
-The real engine process and its ranks; the HTTP face without a socket.
+The real engine process and its ranks; the HTTP application without a socket.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ from tests.runtime.ranks.test_rank_processes import (
 
 KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 DRAFTING = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4, kv_tokens=384)
-RED_S = 5.0  # until a rank's death is seen in /health: 0.03 to 0.19, but for who has no processor
-BACK_S = 300.0  # as above: a start takes 2 s
+RED_S = 5.0  # until /health shows a failed rank: 0.03 to 0.19 on an idle machine
+BACK_S = 300.0  # the same for a restart, which takes 2 s
 STEM = [i * 7 % 200 + 1 for i in range(70)]
 
 
 def body(n: int) -> dict[str, Any]:
-    """Of a few that share a beginning, and of which two fill the pages; every other one keeps to an
-    expression."""
+    """One of a few requests with a common beginning; two of them fill the pages, and every second
+    one has a regex.
+    """
     prompt = [*STEM, *[n] * (30 + n)]
     found = {"prompt": prompt, "max_tokens": 80, "temperature": 0, "ignore_eos": n % 2 == 1}
     return found if n % 2 else found | {"guided_regex": "(yes|no) [0-9]{3}-[a-c]+x"}
@@ -68,7 +69,7 @@ BODIES = [body(n) for n in range(6)]
 
 
 class Running:
-    """A server over an engine in which faults happen. `others`: processes beside its own."""
+    """A server over an engine with faults. `others`: processes that run next to it."""
 
     def __init__(self, folder: Path, engine: Path, options: EngineOptions) -> None:
         self.engine, self.faults = engine, Faults(folder)
@@ -98,7 +99,9 @@ class Running:
             await asyncio.sleep(0.01)
 
     def processes(self) -> list[int]:
-        """All that run the engine's folder: rank 0, the others, and who stands by for one."""
+        """All processes over the engine's folder: rank 0, the other ranks, and those that restart
+        ranks.
+        """
         return processes(self.engine)
 
 
@@ -120,7 +123,7 @@ def run(
     use: Callable[[Running], Awaitable[None]],
     hosts: str | None = None,
 ) -> None:
-    """Starts a server and uses it; nothing of it is left."""
+    """Starts a server and uses it; all resources are freed afterwards."""
 
     async def served() -> None:
         options = EngineOptions(drafts=2, fixed_drafts=True, hosts=hosts, swap_bytes=1 << 30)
@@ -149,7 +152,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held() -> list[str]:
-    """What this process has open that a group could have left here."""
+    """Descriptors and children that a group could leak into this process."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         try:
@@ -160,8 +163,9 @@ def held() -> list[str]:
 
 
 async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list[int]:
-    """Has these happen while all requests run, and holds the server to what it promises; the
-    statuses of the answers."""
+    """Executes the faults while all requests run, and checks the server's guarantees; returns the
+    statuses of the answers.
+    """
     before, known = len(server.faults.done()), server.processes()
     folder = server.client._supervisor._process._folder  # type: ignore[union-attr]
     server.faults.order(faults)
@@ -187,7 +191,7 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
         await asyncio.sleep(0.05)
     lost = {pid for done in server.faults.done()[before:] for pid in done.pids}
     stand_by = {pid for fault in faults for pid in fault.hosts.values()}
-    assert gone((lost | set(known)) - stand_by), "of the groups before"
+    assert gone((lost | set(known)) - stand_by), "of earlier groups"
     assert len(server.processes()) == len(known)
     assert not folder.exists()
     assert [await server.say(one) for one in BODIES[:3]] == alone[:3]
@@ -195,7 +199,7 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
 
 
 def outcome(answer: httpx.Response) -> tuple[str, dict[str, Any] | None]:
-    """The text of an answer and its error, streamed or whole."""
+    """Text and error of an answer, streamed or not."""
     if answer.status_code != 200:
         assert answer.status_code == 500, answer.text
         return "", answer.json()["error"]
@@ -208,7 +212,7 @@ def outcome(answer: httpx.Response) -> tuple[str, dict[str, Any] | None]:
 
 
 async def red(server: Running, done: Done) -> str:
-    """What /health and the log say of it, at once."""
+    """The error in /health and in the log, at the time of the fault."""
     limit = RED_S + (LIMIT_S if done.fault.signal == STOP else 0)
     while (reason := await server.health()) is None:
         assert time.monotonic() - done.at < limit, done
@@ -218,10 +222,10 @@ async def red(server: Running, done: Done) -> str:
 
 
 def named(words: str, fault: Fault) -> bool:
-    """Whether they say what has happened, by the rank's name."""
+    """Whether the message describes the fault and names the rank."""
     if 0 in fault.ranks:
         return "the engine process ended with code -9" in words
-    said = "is gone" if fault.signal == KILL else "has not come"
+    said = "is gone" if fault.signal == KILL else "did not reach"
     return any(f"rank {rank} {said}" in words for rank in fault.ranks) or (
         len(fault.ranks) > 1 and f"{said}" in words and "rank" in words
     )
@@ -230,12 +234,12 @@ def named(words: str, fault: Fault) -> bool:
 def trial(
     folder: Path, engine: Path, plan: list[list[Fault]], hosts: str | None = None
 ) -> list[list[int]]:
-    """The answers' statuses of every row of the plan, on one server."""
+    """The statuses of the answers for every row of the plan, on one server."""
     statuses = []
 
     async def use(server: Running) -> None:
         alone = [await server.say(one) for one in BODIES]
-        await asyncio.gather(*map(server.ask, BODIES))  # opens what is opened once
+        await asyncio.gather(*map(server.ask, BODIES))  # allocate what is kept
         before = held()
         for faults in plan:
             statuses.append(await suffer(server, faults, alone))
@@ -258,15 +262,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_that_is_killed_in_a_round_and_again_in_the_start_after_it(
     pair: Path, tmp_path: Path
 ) -> None:
-    faults = [Fault("round", (1,), KILL, 5), Fault("begun", (1,), KILL)]
+    faults = [Fault("round", (1,), KILL, 5), Fault("opening", (1,), KILL)]
     [statuses] = trial(tmp_path, pair, [faults])
     assert 500 in statuses
     assert gone(processes(pair))
 
 
 def plan(seed: int, ranks: int, stops: bool = True, **more: Any) -> list[list[Fault]]:
-    """A fault at every point while the group serves, each of some ranks at once; then one, and in
-    the start that follows another at every point of that."""
+    """A fault at every point of a serving group, each of some ranks at once; then one fault, and
+    during the restart another one at every point of a start.
+    """
     rng, rows = random.Random(seed), []
     for point in rng.sample(SERVING, len(SERVING)):
         kind = rng.choice((KILL, KILL, STOP)) if stops else KILL
@@ -281,7 +286,7 @@ def plan(seed: int, ranks: int, stops: bool = True, **more: Any) -> list[list[Fa
 
 
 def some(rng: random.Random, ranks: int, first: bool = True) -> tuple[int, ...]:
-    """A few of them; rank 0 in one of three, and only if it may be."""
+    """A random choice of them; rank 0 in one of three, if allowed."""
     least = int(not first or rng.random() < 2 / 3)
     return tuple(sorted(rng.sample(range(least, ranks), rng.randint(1, ranks - least))))
 
@@ -308,7 +313,7 @@ def test_any_of_four_at_any_step(seed: int, four: Path, tmp_path: Path) -> None:
 def test_a_first_start_that_loses_a_rank_says_so_and_leaves_nothing(
     point: str, four: Path, tmp_path: Path
 ) -> None:
-    """It is the start of the server, which does not begin."""
+    """The server does not start."""
     Faults(tmp_path).order([Fault(point, (1, 3), KILL, after=False)])
 
     async def use(server: Running) -> None:
@@ -352,7 +357,7 @@ sys.exit(hosts.stand_by(Path(folder), names.split(","), int(rank), print))
 
 @contextmanager
 def standing_by(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
-    """Another host; rank 0 finds before it does that its rank stands still."""
+    """Another host; rank 0 sees first that its rank has stopped."""
     given = [str(engine), hosts, str(rank), str(LIMIT_S + 2)]
     process = subprocess.Popen([sys.executable, "-c", STANDS_BY, *given])
     try:
@@ -367,7 +372,7 @@ def standing_by(engine: Path, hosts: str, rank: int = 1) -> Iterator[int]:
 def test_peers_on_other_hosts_are_lost_at_any_step(
     ranks: int, pair: Path, four: Path, tmp_path: Path
 ) -> None:
-    """Their processes stand still, or die."""
+    """Their processes are stopped or killed."""
     names, engine = ",".join(["127.0.0.1"] * (ranks - 1)), pair if ranks == 2 else four
     names = f"127.0.0.1:{free_port()},{names}"
     with ExitStack() as others:

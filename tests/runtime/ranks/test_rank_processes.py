@@ -1,4 +1,4 @@
-"""Engines whose ranks are processes: what they say, and how they end."""
+"""Engines with ranks as processes: their tokens, and how they end."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
 from tests.solo import Solo
 
-TOLERANCE = 2e-5  # of the range of the logits
-EVERY = "SPARK_EVERY_FORMAT"  # in the environment: `make ranks`
+TOLERANCE = 2e-5  # relative to the range of the logits
+EVERY = "SPARK_EVERY_FORMAT"  # environment variable of `make ranks`
 SHALLOW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 BLOCKS = {"linear_key_head_dim": 128, "linear_value_head_dim": 64, "head_dim": 64}
 WIDE = {"num_experts": 4, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
 QUARTERS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_key_value_heads": 1}
 OPTIONS = Options(decode=(1,), prefill=(64,), max_context=192, max_seqs=2, kv_dtype="f32")
 SERVED = replace(OPTIONS, decode=(2, 4), prefill=(64,), max_seqs=5, kv_tokens=448, drafts=0)
-SOON_S = 30.0  # less than ranks on the CPU wait for each other
+SOON_S = 30.0  # below the time limit of ranks on the CPU
 AT_LENGTH = pytest.mark.skipif(EVERY not in os.environ, reason="make ranks runs it")
 
 
@@ -127,7 +127,7 @@ def alive(number: int) -> bool:
 
 
 def requests() -> list[Request]:
-    """Of which some share a beginning, and which are more than fit."""
+    """Some have a common beginning; together they need more pages than there are."""
     stem = [i * 7 % 500 for i in range(70)]
     params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
     prompts = [[*stem, *range(n, 2 * n)] for n in (3, 30)] + [[n] * (20 + n) for n in range(9)]
@@ -145,16 +145,16 @@ def drain(engine: Engine, asked: list[Request]) -> dict[int, list[int | None]]:
 def test_a_rank_that_hangs_while_it_opens_its_part_is_named(
     engines: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped as soon as it is told to open: no news of it can come."""
+    """It is stopped when it is asked to open, before its first report."""
     begin, pids = Group.begin, list[int]()
 
-    def begun(self: Group, *given: Any) -> None:
+    def stop_and_begin(self: Group, *given: Any) -> None:
         pids.extend(self.pids.values())
         for number in pids:
             os.kill(number, signal.SIGSTOP)
         begin(self, *given)
 
-    monkeypatch.setattr(Group, "begin", begun)
+    monkeypatch.setattr(Group, "begin", stop_and_begin)
     monkeypatch.setattr(group, "QUIET_S", 1.0)
     with pytest.raises(ExecutorError, match=r"rank 1 \('its process starts'\) .*, and hangs"):
         load(engines[2], threads=1)
@@ -197,7 +197,7 @@ def until_it_falls(engine: Engine) -> str:
 
 
 def until_noticed(engine: Engine, within_s: float = 60.0) -> None:
-    """Until rank 0 knows that a rank has fallen; no step runs meanwhile."""
+    """Returns when rank 0 knows that a rank has failed; no step runs meanwhile."""
     until = time.monotonic() + within_s
     with pytest.raises(ExecutorError, match="rank 1 is gone"):
         while time.monotonic() < until:
@@ -209,7 +209,7 @@ def until_noticed(engine: Engine, within_s: float = 60.0) -> None:
 def test_a_rank_that_dies_between_two_known_steps_ends_the_next(
     depth: int, engines: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "LAST_WORDS_S", SOON_S)
+    monkeypatch.setattr(group, "ERROR_WAIT_S", SOON_S)
     with closing(Engine.open(engines[2], EngineOptions(depth=depth))) as engine:
         for one in requests():
             engine.submit(one)
@@ -224,8 +224,8 @@ def test_a_rank_that_dies_between_two_known_steps_ends_the_next(
 def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the midst of a step, between two calls of its layers."""
-    monkeypatch.setattr(group, "LAST_WORDS_S", SOON_S)
+    """In the middle of a step, between two calls of its layers."""
+    monkeypatch.setattr(group, "ERROR_WAIT_S", SOON_S)
     assert engine.loaded.group is not None
     links = engine.loaded.group.comm._links  # type: ignore[attr-defined]
     calls, exchange = itertools.count(), links.exchange
@@ -240,7 +240,7 @@ def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(
 
 
 @AT_LENGTH
-def test_a_rank_that_dies_while_nobody_asks_is_noticed(engine: Engine) -> None:
+def test_a_rank_that_dies_without_requests_is_noticed(engine: Engine) -> None:
     os.kill(pid(engine), signal.SIGKILL)
     assert gone([pid(engine)])
     assert "rank 1 is gone" in until_it_falls(engine)
@@ -250,7 +250,7 @@ def test_a_rank_that_hangs_is_named_and_ended(engine: Engine) -> None:
     assert engine.loaded.group is not None
     engine.loaded.group.comm.limit_s = 0.3
     os.kill(pid(engine), signal.SIGSTOP)
-    assert "rank 1 has not come to all_reduce" in until_it_falls(engine)
+    assert "rank 1 did not reach all_reduce" in until_it_falls(engine)
 
 
 @AT_LENGTH
@@ -273,13 +273,13 @@ def test_no_rank_outlives_rank_0(engines: dict[int, Path]) -> None:
         assert process.stdout is not None
         other = int(process.stdout.readline())
         assert alive(other)
-        os.kill(other, signal.SIGSTOP)  # and it need not run for that
+        os.kill(other, signal.SIGSTOP)  # the stopped process need not run for that
         process.kill()
     assert gone([other])
 
 
 def over_sockets(path: Path, other: Path, use: Callable[[Loaded], None]) -> int:
-    """An engine whose rank 1 comes over TCP; the exit code of its process."""
+    """An engine; its rank 1 connects over TCP; yields the exit code of its process."""
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
     process = start_rank(RankSpec(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
     try:

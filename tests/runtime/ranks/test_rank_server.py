@@ -1,4 +1,4 @@
-"""A server whose engine has two ranks: one dies or hangs, and the group is started again."""
+"""A server with an engine of two ranks: one is killed or hangs, and the group restarts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Server:
             return 0, str(error)
 
     def until(self, status: int, within_s: float) -> float:
-        """Seconds until /health answers so."""
+        """Seconds until /health has this status."""
         start = time.monotonic()
         while self.ask("/health")[0] != status:
             assert time.monotonic() - start < within_s, self.ask("/health")
@@ -67,7 +67,7 @@ class Server:
         return time.monotonic() - start
 
     def others(self) -> list[int]:
-        """Processes below the server that are ranks."""
+        """Rank processes below the server."""
         found = []
         for child in _children(self.process.pid):
             found += [pid for pid in (child, *_children(child)) if _is_rank(pid)]
@@ -118,7 +118,7 @@ def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
         first = said(server)
         (rank,) = server.others()
         os.kill(rank, number)
-        if number == signal.SIGSTOP:  # nobody knows before there is work, which then goes on
+        if number == signal.SIGSTOP:  # noticed with the next request
             assert said(server) == first
         else:
             server.until(503, 30)
@@ -162,8 +162,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @AT_LENGTH
-def test_grammars_keep_their_masks_beside_drafts_prefixes_and_swaps(drafting: Path) -> None:
-    """Eight at once, each as it is alone; every other one keeps to an expression."""
+def test_grammars_keep_their_masks_with_drafts_prefixes_and_swaps(drafting: Path) -> None:
+    """Eight at once, each equal to its run alone; every second one has a regex."""
     stem = [i * 7 % 200 + 1 for i in range(70)]
     bodies: list[dict[str, Any]] = [
         {**BODY, "prompt": [*stem, *[n] * (30 + n)], "max_tokens": 80} for n in range(8)

@@ -1,4 +1,4 @@
-"""Generated traces with other ranks: every launch of theirs puts out what rank 0's does."""
+"""Generated traces with several ranks: every launch of the others has rank 0's outputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RANKS = 2
 
 
 def check_ranks(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The trace on rank 0 of RANKS; launches that were compared."""
+    """Runs the trace on rank 0 of RANKS; returns the number of compared launches."""
     groups = []
 
     def build(*args: object, lazy: bool = True, **more: object) -> object:
         fakes = [build_fake(*args, lazy=lazy, **more) for _ in range(RANKS)]  # type: ignore[arg-type]
-        if not lazy:  # the one that runs alone, to compare with
+        if not lazy:  # not the reference that runs alone
             return fakes[0]
         groups.append(FakeGroup(fakes))
         return groups[-1].loaded
@@ -71,7 +71,7 @@ def test_other_ranks_keep_the_same_prompts(trace: Trace) -> None:
 def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sixteen conversations over pages for four; every third keeps to a grammar."""
+    """Sixteen conversations over pages for four; every third one has a grammar."""
     limits = Limits(
         *(8, 340, 40, VOCAB), page_size=16, bias_slots=8, top_logprobs=3, drafts=3, snapshots=9
     )
@@ -91,13 +91,13 @@ def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
     )
     options = EngineOptions(depth=1, swap_bytes=1 << 30)
     trace = Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals, depths=4)
-    rests, go_on = [], Follower._go_on
+    rests, launch_rest = [], Follower._launch_rest
 
     def counted(follower: Follower) -> None:
         rests.append(follower)
-        go_on(follower)
+        launch_rest(follower)
 
-    monkeypatch.setattr(Follower, "_go_on", counted)
+    monkeypatch.setattr(Follower, "_launch_rest", counted)
     assert check_ranks(trace, monkeypatch) > 200 and len(rests) > 50
     watch, _ = replay(trace)
     stats = watch.engine.stats()

@@ -1,4 +1,6 @@
-"""Two ranks on two real GPUs: a crowd is each alone bit for bit, and near what one rank says."""
+"""Two ranks on two real GPUs: many requests equal each one alone, bit for bit, and one rank within
+a tolerance.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ pytestmark = [
 ]
 TWO = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 CONFIG = {
-    "linear_num_value_heads": 32,  # so that the projection of each rank has 16 rows
+    "linear_num_value_heads": 32,  # so that each rank's projection has 16 rows
     "linear_num_key_heads": 8,
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
@@ -41,12 +43,12 @@ CONFIG = {
     "shared_expert_intermediate_size": 128,
 }
 REQUESTS = 64
-TOLERANCE = 0.05  # of a logprob, where two ranks round other sums to bf16
+TOLERANCE = 0.05  # of a logprob, as two ranks round other partial sums to bf16
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """An invariant engine of one rank and of two, with drafts."""
+    """An invariant engine of one rank and of two ranks, with drafts."""
     assert HERE is not None
     base = tmp_path_factory.mktemp("ranks")
     write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
@@ -86,7 +88,7 @@ def serve(engine: Engine, asked: list[Request]) -> list[list[Event]]:
 
 @TWO
 def test_a_crowd_over_two_ranks_is_each_alone_bit_for_bit(engines: dict[int, Path]) -> None:
-    """With drafts, a prefix cache that hits, and more sequences than pages."""
+    """With drafts, hits in the prefix cache, and more sequences than pages."""
     asked = crowd()
     with closing(Engine.open(engines[2], EngineOptions(seed=1))) as engine:
         assert engine.loaded.group is not None
@@ -117,8 +119,9 @@ def test_two_ranks_say_about_what_one_says(engines: dict[int, Path]) -> None:
 
 @TWO
 def test_a_rank_that_dies_ends_rank_0s_step(engines: dict[int, Path]) -> None:
-    """It dies between two steps, none of which is in flight (depth 0): rank 0 would end with one
-    that waits for the dead one on the device."""
+    """It is killed between two steps, with no step in flight (depth 0): otherwise rank 0 would end
+    with a step that waits on the device.
+    """
     with closing(Engine.open(engines[2], EngineOptions(depth=0))) as engine:
         assert engine.loaded.group is not None
         for one in crowd():

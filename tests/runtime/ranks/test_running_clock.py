@@ -1,4 +1,4 @@
-"""Rank 0 is stopped, as by a debugger or with its whole machine, and goes on: nobody was late."""
+"""Rank 0 is stopped, by a debugger or with its whole machine, and continues: no peer was late."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.runtime.ranks.test_group import BEGIN, NoCalls, say
 from tests.runtime.ranks.test_rank_processes import AT_LENGTH, SERVED, SHALLOW, gone, make
 
 STOP_S = 1000.0
-LONG_S = 12.0  # more than some stops count, and less than one takes
-LIMIT_S = 2.0  # of which a stop may take MOST_S
+LONG_S = 12.0  # longer than the counted part of several stops, shorter than one stop
+LIMIT_S = 2.0  # a stop may count for MOST_S of it
 
 
 class Time:
-    """The system's clock, which may be set forward."""
+    """The system's clock, which the test may advance."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -44,7 +44,7 @@ class Time:
         return time.monotonic() + self.ahead
 
     def jump(self) -> None:
-        """As a process finds it that was stopped."""
+        """Advances it as a stop of the process does."""
         self.ahead += STOP_S
 
 
@@ -69,7 +69,7 @@ def test_a_stop_counts_as_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is rank 0 ended that was stopped while it left such a step; whatever else hangs, is."""
+    """A rank 0 that is stopped while it leaves such a step is not ended either; a real hang is."""
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(module, "TICK_S", 0.02)
@@ -82,7 +82,7 @@ def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
             clock.jump()
             time.sleep(0.1)
             group.check()
-        _until(lambda: group._fallen is not None, clock)
+        _until(lambda: group._failure is not None, clock)
         with pytest.raises(ExecutorError, match=r"has waited for rank 0's device for \d\d s"):
             group.check()
         for _ in range(3):
@@ -92,7 +92,7 @@ def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
         _until(lambda: bool(ended), clock)
 
 
-def test_an_opening_goes_on_after_rank_0_was_stopped(
+def test_an_opening_continues_after_rank_0_was_stopped(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "QUIET_S", LONG_S)
@@ -110,7 +110,7 @@ def test_an_opening_goes_on_after_rank_0_was_stopped(
 
 
 def _until(done: Callable[[], bool], clock: Time | None = None) -> None:
-    """Each jump counts as a moment; enough of them do."""
+    """Each jump counts little; enough jumps reach the limit."""
     end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end
@@ -120,7 +120,7 @@ def _until(done: Callable[[], bool], clock: Time | None = None) -> None:
 
 
 def test_a_call_goes_on_where_the_others_were_stopped_too(clock: Time) -> None:
-    """Who runs first finds the others at rest; they are given as long as before."""
+    """The rank that runs first finds the others stopped, and gives them the usual limit."""
     ends = socket.socketpair()
     first, second = Links(0, {1: ends[0]}, LONG_S), Links(1, {0: ends[1]}, LONG_S)
     with closing(first), closing(second):
@@ -147,11 +147,11 @@ def test_plans_go_on_where_who_reads_them_was_stopped_too(
             sender = Sender({1: mine}, ring, LONG_S)
             reader = channel.Receiver(1, theirs, ring)
             packets = [bytes([n]) * size for n in range(4)]
-            told = other.map(sender.send, packets)
+            sent = other.map(sender.send, packets)
             time.sleep(2 * TICK_S)
             clock.jump()
             assert [reader.receive() for _ in packets] == packets
-            assert [*told] == [None] * len(packets)
+            assert [*sent] == [None] * len(packets)
     os.close(memory)
 
 
@@ -187,7 +187,9 @@ with closing(Engine.open(Path(folder), EngineOptions())) as engine:
     "alone", [pytest.param(True, id="alone"), pytest.param(False, id="all", marks=AT_LENGTH)]
 )
 def test_a_group_goes_on_after_rank_0_was_stopped(alone: bool, tmp_path: Path) -> None:
-    """Alone while the other waits for it, or with the other, which goes on a little later."""
+    """Alone while the other rank waits for it, or together with the other, which continues a little
+    later.
+    """
     write_checkpoint(tmp_path / "c", SHALLOW, "bf16")
     engine = make(tmp_path / "c", 2, SERVED)
     command = [sys.executable, "-c", RANK_0, str(engine), str(LIMIT_S), str(int(alone))]

@@ -1,4 +1,4 @@
-"""A sequence that is swapped out and in again is, on every rank; what is forgotten, is by all."""
+"""A sequence is swapped out and in on every rank; a freed snapshot is freed on all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "layers.0.gdn_state"
 
 def test_every_rank_saves_restores_and_forgets() -> None:
     group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(3)])
-    store, others = group.loaded.device_states, [f.memory for f in group.told.followers]
+    store, others = group.loaded.device_states, [f.memory for f in group.link.followers]
     assert store is not None
     for rank, states in enumerate((store.arrays, *(m.states for m in others))):
         states[NAME][0] = 10 + rank
@@ -42,7 +42,7 @@ def test_every_rank_saves_restores_and_forgets() -> None:
 
 
 def test_a_swap_that_waits_for_a_device_is_watched() -> None:
-    """As a step is: it stands behind one on the stream, and both may hang."""
+    """Like a step: a swap waits for the stream, and both may hang."""
     group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(2)])
     store, seen = group.loaded.device_states, []
     assert isinstance(store, LeadStates)
@@ -50,7 +50,7 @@ def test_a_swap_that_waits_for_a_device_is_watched() -> None:
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any) -> Any:
-            seen.append(group.told.waits)
+            seen.append(group.link.waits)
             return call(*given)
 
         return called
@@ -62,9 +62,9 @@ def test_a_swap_that_waits_for_a_device_is_watched() -> None:
     inner.save, inner.restore = watched(save), watched(restore)
     snapshot = store.save(0, [4])
     store.restore(snapshot, 2, [1])
-    assert seen == [True, True] and not group.told.waits
+    assert seen == [True, True] and not group.link.waits
     inner.save = falls
-    group.told.fallen = ExecutorError("rank 1 says why")
+    group.link.fallen = ExecutorError("rank 1 says why")
     with pytest.raises(ExecutorError, match="rank 1 says why"):
         store.save(0, [4])
-    assert not group.told.waits
+    assert not group.link.waits

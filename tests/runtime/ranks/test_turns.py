@@ -23,7 +23,9 @@ FIRST_S, STUCK_S = 0.2, 5.0
 def test_two_engines_led_from_either_host_both_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
 ) -> None:
-    """Each engine's rank 0 would be the first on its own host, which the other's rank 1 wants."""
+    """On arrival, each engine's rank 0 would be first on its own host, which the other's rank 1
+    needs.
+    """
     locks, here = {host: threading.Lock() for host in HOSTS}, threading.local()
     taken: list[str] = []
 
@@ -49,7 +51,7 @@ def test_two_engines_led_from_either_host_both_open(
             with ExitStack() as held:
                 turns.take_turns(held, True, print, comm, tmp_path / here.host)
                 assert locks[here.host].locked()
-                comm.barrier()  # as the plan waits for all
+                comm.barrier()  # as the plan waits for all ranks
 
         together(meeting("tcp", 2, 2 * STUCK_S), rank)
 

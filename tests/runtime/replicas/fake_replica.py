@@ -1,10 +1,10 @@
-"""A replica without an engine: an HTTP server in this process that does as the prompt says.
+"""A replica without an engine: an HTTP server in this process, controlled by prompts.
 
 DIE       closes the connection without an answer
 HALF      sends two events and half of a third, and closes
 HANG      sends one event and no more
 BUSY      503
-BROKEN    500, as where an engine falls
+BROKEN    500, like a failed engine
 WAIT      answers after `gate` is set
 """
 
@@ -26,18 +26,18 @@ def event(text: str, **more: Any) -> bytes:
 
 
 class FakeReplica:
-    """One of them. `asked` are the bodies that came, `heads` their headers."""
+    """A fake replica. `asked`: the received bodies; `heads`: their headers."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self.healthy, self.hung = True, False
         self.asked: list[Any] = []
         self.heads: list[dict[str, str]] = []
-        self.left = 0  # clients that left before their answer's end
+        self.left = 0  # clients that disconnected before the end of their answer
         self.kept: set[str] = set()
-        self.looked: list[str] = []  # paths of all GETs but those of health, as they came
-        self.slow_s = 0.0  # to say whether an answer is kept
-        self.locked = False  # no key is good enough
+        self.looked: list[str] = []  # paths of all GETs except health checks, in order
+        self.slow_s = 0.0  # delay of the answer to whether it stores an id
+        self.locked = False  # refuses every key
         self.gate = asyncio.Event()
         self.url = ""
 

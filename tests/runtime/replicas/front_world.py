@@ -1,4 +1,4 @@
-"""A front before fake replicas, over real sockets, and a client."""
+"""A front with fake replicas, over real sockets, and a client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class World:
             return response.status, found, response.headers.get("x-spark-replica", "")
 
     def hang(self, fake: FakeReplica) -> None:
-        """Its health is silent, and soon missed; that of the others is waited for."""
+        """Stops answering health checks, until the front has noticed; checks of the
+        others go on.
+        """
         fake.hung = True
         get = self.fleet._upstream.get
 

@@ -1,4 +1,4 @@
-"""The directory of replicas may be lost: who is there and what is placed come back."""
+"""A directory may be lost: the list of replicas and the plan are restored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
 
-def test_who_is_not_heard_of_is_no_longer_named() -> None:
+def test_a_replica_without_heartbeats_is_no_longer_listed() -> None:
     clock = Clock()
     found = Directory(clock)
     found.hear("a", "http://a", NOTHING)
@@ -56,8 +56,8 @@ def test_a_new_directory_learns_the_newest_plan_from_the_replicas() -> None:
     new.hear("a", "http://a", late)
     assert new.plan() == b"first"
     assert new.hear("b", "http://b", known) == known and new.plan() == b"second"
-    assert new.hear("a", "http://a", late) == known, "who heard late is told"
-    new.note(b"")  # all is removed: no replica on its way down places it again
+    assert new.hear("a", "http://a", late) == known, "a late heartbeat gets the newest plan"
+    new.note(b"")  # all is removed: a replica that is shutting down must not place it again
     new.hear("a", "http://a", known)
     assert new.plan() == b""
 
@@ -69,7 +69,7 @@ def test_what_is_noted_is_newer_than_what_a_faster_clock_noted() -> None:
     assert found.plan() == b"mine"
 
 
-def test_a_young_directory_takes_nobody_off_the_list() -> None:
+def test_a_new_directory_removes_no_replica() -> None:
     answers: list[tuple[Rows, bool]] = [
         ([("a", "http://a"), ("b", "http://b")], True),
         ([], True),
@@ -80,14 +80,14 @@ def test_a_young_directory_takes_nobody_off_the_list() -> None:
     async def test() -> None:
         members = Members(lambda: answers.pop(0))
         assert {a.name for a in await members()} == {"a", "b"}
-        assert {a.name for a in await members()} == {"a", "b"}, "it has only just begun"
+        assert {a.name for a in await members()} == {"a", "b"}, "the directory is new"
         assert {a.name for a in await members()} == {"a", "b", "c"}
         assert list(await members()) == [Address("b", "http://b2"), Address("c", "http://c")]
 
     asyncio.run(test())
 
 
-def test_a_directory_that_hangs_holds_up_neither_loop_nor_threads(
+def test_a_directory_that_hangs_blocks_neither_loop_nor_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.05)
@@ -138,12 +138,12 @@ def test_a_directory_that_is_slow_is_heard(
 
         for _ in range(2):
             await late()
-            assert [a.name for a in await members()] == ["a"], "it came late, not never"
+            assert [a.name for a in await members()] == ["a"], "it was late, not lost"
         fails = True
         await late()
         with pytest.raises(ConnectionError):
             await members()
-        await late()  # and nobody comes for the next failure
+        await late()  # the next failure's exception is not retrieved
 
     asyncio.run(test())
     gc.collect()
@@ -151,27 +151,27 @@ def test_a_directory_that_is_slow_is_heard(
 
 
 def test_a_replica_tells_until_it_stops() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     often = threading.Event()
 
     def tell(plan: Any) -> Any:
-        told.append(plan)
-        if len(told) == 2:
+        reported.append(plan)
+        if len(reported) == 2:
             raise ConnectionError("the directory died")
-        if len(told) > 3:
+        if len(reported) > 3:
             often.set()
-        return (len(told), b"")
+        return (len(reported), b"")
 
     telling = Heartbeat(tell, 0.001)
     assert often.wait(60)
     telling.stop(60)
-    count = len(told)
-    assert told[:4] == [NOTHING, (1, b""), (1, b""), (3, b"")], "what it heard last"
+    count = len(reported)
+    assert reported[:4] == [NOTHING, (1, b""), (1, b""), (3, b"")], "the newest plan that it knows"
     time.sleep(0.02)
-    assert len(told) == count
+    assert len(reported) == count
 
 
-def test_requests_go_on_while_nobody_says_who_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_continue_without_a_directory(caplog: pytest.LogCaptureFixture) -> None:
     async def away() -> list[Address]:
         raise ConnectionError("the directory died")
 
@@ -181,17 +181,17 @@ def test_requests_go_on_while_nobody_says_who_is_there(caplog: pytest.LogCapture
         for _ in range(3):
             await w.fleet.look()
             assert (await w.ask("hi"))[0] == 200
-        assert caplog.text.count("the directory died") == 1, "once, not with every look"
+        assert caplog.text.count("the directory died") == 1, "once, not with every check"
         w.fleet._members = there
         await w.fleet.look()
         assert len(w.fleet.up) == 2
 
     caplog.set_level("INFO")
     run(test, "a", "b")
-    assert "replicas can be asked for again" in caplog.text
+    assert "the list of replicas is available again" in caplog.text
 
 
-def test_nobody_is_there_before_anybody_said_so() -> None:
+def test_no_replica_is_listed_before_its_heartbeat() -> None:
     async def away() -> list[Address]:
         raise ConnectionError("not yet")
 

@@ -1,4 +1,4 @@
-"""What the front holds and asks of others is bounded: bodies, questions, headers, who has left."""
+"""Limits of the front: bodies, questions, headers, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
     ],
 )
 def test_no_body_keeps_the_loop(part: bytes, size: int, path: str) -> None:
-    """Nobody's key was looked at yet, and all replicas' streams wait."""
+    """The keys are not checked yet, and the streams of all replicas wait."""
     body = b'{"messages":[' + part * ((size - 20) // len(part)) + b"{}]}"
 
     async def test(w: World) -> None:
-        w.fakes.clear()  # what replicas do with it is not measured
+        w.fakes.clear()  # the replicas' own work is not measured
         await w.fleet.look()
         w.front._bodies.most = 32 << 20
 
@@ -87,23 +87,23 @@ def test_strangers_see_no_address_of_a_replica() -> None:
     async def test(w: World) -> None:
         names = {"a", "b", *(fake.url for fake in w.fakes.values())}
 
-        async def told(path: str) -> tuple[int, set[str]]:
+        async def listed(path: str) -> tuple[int, set[str]]:
             status, text = await w.get(path)
             return status, {name for name in names if f'"{name}"' in text}
 
-        assert await told("/replicas") == (200, names), "no key is asked for"
+        assert await listed("/replicas") == (200, names), "no key is required"
         for fake in w.fakes.values():
             fake.locked = True
         for path in ("/health", "/ready", "/load"):
-            assert await told(path) == (200, set())
-        assert await told("/replicas") == (401, set())
+            assert await listed(path) == (200, set())
+        assert await listed("/replicas") == (401, set())
         async with w.client.get(w.url + "/v1/responses/resp_a") as response:
             assert response.status == 401 and "x-spark-replica" not in response.headers
         for replica in w.fleet.replicas.values():
             w.fleet.miss(replica, "silent")
             replica.address = Address(replica.name, "http://127.0.0.1:9")
         names |= {"http://127.0.0.1:9"}
-        assert await told("/replicas") == (200, set()), "nobody can say whose key it is"
+        assert await listed("/replicas") == (200, set()), "no replica can check the key"
         assert json.loads((await w.get("/load"))[1]) == {"server_load": 0}
 
     run(test, "a", "b")
@@ -168,16 +168,16 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
             gone.append(True)
 
     async def test(w: World) -> None:
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
-            begun.set()
+            started.set()
 
         body = Body(Bodies())
         body.parts = [Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())]
         asked = ClientRequest("POST", CHAT, CHAT, [], body, "", send)
         work = asyncio.ensure_future(w.front._forwarder.forward(asked))
-        await begun.wait()
+        await started.wait()
         assert not work.done() and gone, "a long stream holds its prompt"
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -238,7 +238,7 @@ def test_headers_of_one_connection_stay_there() -> None:
     run(test, "a")
 
 
-def test_a_retry_counts_where_there_is_somebody_to_go_to() -> None:
+def test_a_retry_counts_if_there_is_another_replica() -> None:
     async def test(w: World) -> None:
         for word in ("BUSY", "BROKEN"):
             await w.ask(word)
@@ -250,7 +250,7 @@ def test_a_retry_counts_where_there_is_somebody_to_go_to() -> None:
 
 
 class _Slow:
-    """Replicas that take their time to say what they keep."""
+    """Replicas that answer slowly whether they store an id."""
 
     def __init__(self, status: int) -> None:
         self.asked: list[str] = []
@@ -291,7 +291,7 @@ def _asked(ident: str) -> ClientRequest:
     return ClientRequest("GET", path, path, [], Body(Bodies()), "", send)
 
 
-def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
+def test_stored_answers_are_searched_at_a_few_replicas_at_a_time() -> None:
     async def test() -> None:
         slow = _Slow(404)
         carrier = _forwarder(slow, 50)
@@ -305,11 +305,11 @@ def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
         slow.asked.clear()
         assert await carrier._owner(_asked("resp_a")) == "r20"
         assert len(slow.asked) < 50 and slow.inside == 0
-        assert await carrier._owner(_asked("resp_a")) == "r20", "it is remembered"
+        assert await carrier._owner(_asked("resp_a")) == "r20", "its replica is stored"
         slow.asked.clear()
         slow.status, slow.holder, slow.lost = 401, "", 0
         assert await carrier._owner(_asked("resp_b")) is None
-        assert len(slow.asked) <= forward.ASKING, "a stranger asks no thousand replicas"
+        assert len(slow.asked) <= forward.ASKING, "an unknown client queries few replicas"
 
     leap(test())
 
@@ -331,7 +331,7 @@ def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: i
     said: list[tuple[int, Any]] = []
 
     async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
-        assert b"keeps this answer" in part
+        assert b"stores this answer" in part
         said.append((status, dict(headers)))
 
     async def test() -> None:
@@ -354,7 +354,7 @@ def test_one_that_left_is_looked_at_until_it_has_nothing() -> None:
         fake = w.fakes.pop("a")
         await w.fleet.look()
         assert list(w.fleet.leaving) == ["a"] and [r.name for r in w.fleet.up] == ["b"]
-        w.hang(fake)  # its machine is lost, say: nobody closes the connection
+        w.hang(fake)  # as if its machine were lost: no side closes the connection
         for _ in range(MISSES):
             assert not stream.done()
             await w.fleet.look()

@@ -1,4 +1,4 @@
-"""The front before what is no replica of ours: bytes of any kind, and clients that send such."""
+"""The front with peers that are not our replicas: arbitrary bytes, and clients that send such."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 @asynccontextmanager
 async def raw(says: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers every request but that for its health so, and closes; what came."""
+    """A server that gives every request except health checks this answer, and closes; its received
+    bytes.
+    """
     came: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +39,7 @@ async def raw(says: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 async def beside(w: World, url: str) -> None:
-    """The front has this replica alone."""
+    """Makes this the front's only replica."""
     w.fakes.clear()
 
     async def members() -> list[Address]:
@@ -94,7 +96,7 @@ def test_a_header_of_any_bytes_comes_through_as_it_is() -> None:
 
 
 def test_every_byte_of_an_event_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of 32 MiB as one event, in parts of 16 KiB: 32 GiB would be gone through."""
+    """An answer of 32 MiB as one event, in parts of 16 KiB: repeated searches would read 32 GiB."""
     part, found = b"x" * (16 << 10), Events()
     start = time.process_time()
     for _ in range(2048):
@@ -103,7 +105,7 @@ def test_every_byte_of_an_event_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
     assert len(found.take(b"\n")) == 0 and len(found.take(b"\ny")) == (32 << 20) + 2
     assert found.left == b"y" and found.take(b"\n\nz\n\nw") == b"y\n\nz\n\n" and found.left == b"w"
     monkeypatch.setattr(events, "MOST", 100)
-    with pytest.raises(Lost, match="an event of more than"):
+    with pytest.raises(Lost, match="an event has more than"):
         found.take(b"x" * 200)
 
 
@@ -130,7 +132,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
         async def get(url: str, limit_s: float) -> tuple[int, bytes, dict[str, str]]:
             looked.append(url)
             if "odd" in url:
-                raise RuntimeError("nobody thought of that")
+                raise RuntimeError("unexpected")
             return 200, b"{}", {}
 
         async def members() -> list[Address]:
@@ -142,7 +144,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
         watch = asyncio.create_task(fleet.watch())
         await until(lambda: len(looked) >= 6)
         assert not watch.done() and [r.name for r in fleet.up] == ["good"]
-        assert "nobody thought of that" in fleet.replicas["odd"].why
+        assert "unexpected" in fleet.replicas["odd"].why
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         await upstream.close()
@@ -151,7 +153,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
-    """Its replica is given up meanwhile: nothing is sent behind the end."""
+    """Its replica is removed meanwhile: nothing is sent after the end."""
     sent: list[bytes] = []
 
     async def test(w: World) -> None:
@@ -202,8 +204,8 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
         b"POST %s\xc3\xa9\xff HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
     ],
 )
-def test_a_request_of_two_lengths_is_nobodys(asked: bytes) -> None:
-    """What follows it would be taken for a request of its own by one side alone."""
+def test_a_request_of_two_lengths_is_refused(asked: bytes) -> None:
+    """Only one side would read the following bytes as another request."""
 
     async def test(w: World) -> None:
         name, _, port = w.url.removeprefix("http://").partition(":")

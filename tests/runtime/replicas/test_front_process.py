@@ -1,4 +1,4 @@
-"""The front's way down: it answers as long as a request runs."""
+"""The front's shutdown: it answers while a request runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_engine.runtime.server.process.port import bind
 
 
 class Slow:
-    """An application that answers /slow when it is told, and everything else at once."""
+    """An application that answers /slow when the test allows it, and all other paths at once."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -33,7 +33,9 @@ class Slow:
 
 
 async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
-    """Statuses of a new connection while the drain lasts and of the slow request; seconds of it."""
+    """Statuses of a new connection during the drain and of the slow request; duration
+    in seconds.
+    """
     slow, listener = Slow(), bind("127.0.0.1", 0)
     gc.unfreeze()
     config = uvicorn.Config(slow, lifespan="off", log_level="critical")
@@ -44,7 +46,7 @@ async def _drained(drain_s: float, finish: bool) -> tuple[list[int], float]:
     async with httpx.AsyncClient(timeout=60) as client:
         while not server.started:
             await asyncio.sleep(0.01)
-        assert gc.get_freeze_count(), "a full collection would look at all that is loaded"
+        assert gc.get_freeze_count(), "a full collection would scan all loaded objects"
         asked = asyncio.create_task(client.get(url + "/slow"))
         while not server.server_state.tasks:
             await asyncio.sleep(0.01)

@@ -1,7 +1,6 @@
-"""Two servers of the embedded model behind one front, under load; one is killed.
+"""Two servers of the embedded model with one front, under load; one is killed.
 
-Real processes on the CPU. Ray, which would place them and start another, is left out here: `make
-replicas` has it.
+Real processes on the CPU, without Ray: `make replicas` tests it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def servers(engine: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def front(urls: list[str]) -> Iterator[str]:
-    """The address of a front before them, which has seen them all."""
+    """The address of a front for them, once both are up."""
     port = free_port()
     with subprocess.Popen([*COMMAND, "front", *urls, "--port", str(port)]) as process:
         try:
@@ -69,7 +68,7 @@ def front(urls: list[str]) -> Iterator[str]:
 
 
 def rows(url: str) -> list[dict[str, int]]:
-    """What the front says of each replica; nothing while it does not listen."""
+    """The front's list of replicas; empty while it does not listen."""
     try:
         found: list[dict[str, int]] = patient.get(f"{url}/replicas").json()["replicas"]
     except httpx.TransportError:
@@ -79,7 +78,7 @@ def rows(url: str) -> list[dict[str, int]]:
 
 @asynccontextmanager
 async def clients(soak: Soak) -> AsyncIterator[None]:
-    """Conversations go on within the block; each ends whole behind it."""
+    """Conversations that run during the block; each ends complete after it."""
     async with httpx.AsyncClient(timeout=120.0) as http:
         tasks = [asyncio.create_task(soak.client(n, http)) for n in range(CLIENTS)]
         try:
@@ -90,7 +89,7 @@ async def clients(soak: Soak) -> AsyncIterator[None]:
 
 
 async def whole(soak: Soak, count: int) -> None:
-    """Until so many requests more have ended whole."""
+    """Waits until so many more requests have ended complete."""
     count += soak.told["whole"]
     async with asyncio.timeout(LOAD_S):
         while soak.told["whole"] < count:
@@ -98,7 +97,7 @@ async def whole(soak: Soak, count: int) -> None:
 
 
 async def kill_a_busy_one(soak: Soak, processes: dict[str, int]) -> None:
-    """One that answers now; whoever asked by then may have been there."""
+    """Kills a replica that is answering; requests that started before may have been there."""
     while not (busy := [row for row in rows(soak.url) if row["requests"] > 1]):
         await asyncio.sleep(0.02)
     os.kill(processes[str(busy[0]["url"])], signal.SIGKILL)
@@ -127,6 +126,6 @@ def test_of_a_killed_replica_only_what_it_was_answering_is_lost(
         (again,) = (row for row in text.splitlines() if row.startswith(retried))
         assert lost + float(again.removeprefix(retried)) >= 1
         end = time.monotonic() + START_S
-        while sum(row["up"] for row in rows(url)) != REPLICAS - 1:  # one may just be slow
+        while sum(row["up"] for row in rows(url)) != REPLICAS - 1:  # a replica may only be slow
             assert time.monotonic() < end
             time.sleep(0.1)

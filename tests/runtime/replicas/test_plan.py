@@ -1,4 +1,4 @@
-"""What is placed, what the command refuses, and the process that a replica is."""
+"""The placement plan, the command's refusals, and a replica's process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks.replicas import simulated as reckoned  # noqa: E402
 PLAN = Plan("/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0)
 
 
-def test_a_plan_survives_its_way() -> None:
+def test_a_plan_survives_encoding() -> None:
     found = msgspec.json.decode(msgspec.json.encode(PLAN), type=Plan)
     assert found == PLAN and found.version == PLAN.version
 
@@ -40,7 +40,7 @@ def test_what_is_another_replica() -> None:
     assert replace(PLAN, least=3, most=3, gpus=2.0, target=1.0).version == PLAN.version
     other = (
         replace(PLAN, folder="/f"),
-        replace(PLAN, stamp="built anew"),
+        replace(PLAN, stamp="rebuilt"),
         replace(PLAN, server=replace(PLAN.server, names=("b",))),
     )
     assert len({plan.version for plan in (PLAN, *other)}) == 4
@@ -84,7 +84,7 @@ def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
     [
         (["front"], "the servers' addresses, or --ray"),
         (["front", "http://a:1", "--ray", "auto"], "the servers' addresses, or --ray"),
-        (["front", "ftp://a"], "'ftp://a' is no address"),
+        (["front", "ftp://a"], "'ftp://a' is not an address"),
     ],
 )
 def test_what_the_command_refuses(words: list[str], said: str) -> None:

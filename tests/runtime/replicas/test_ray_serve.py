@@ -1,4 +1,4 @@
-"""What is asked of Ray, and in which order, before a Ray that only notes it."""
+"""Calls to Ray and their order, with a fake Ray that records them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAN = Plan("/e", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"), "st
 
 
 class Deployment:
-    """What Ray would make of its options; the version is made up where none is given."""
+    """A deployment by Ray's rules; without a version it generates one."""
 
     def __init__(self, **options: Any) -> None:
         self.how = {"version": object(), **options}
@@ -38,8 +38,9 @@ class Deployment:
 
 
 class Cluster:
-    """Ray, as far as it is used. `replicas` are replaced by its rule: where the version or what
-    each takes differs. `done`: what happened, in order."""
+    """The used part of Ray. It replaces `replicas` by Ray's rule: if the version or the resources
+    differ. `done`: the calls, in order.
+    """
 
     def __init__(self) -> None:
         self.directory: Directory | None = None
@@ -48,7 +49,7 @@ class Cluster:
         self.as_placed: Any = None
         self.gpus, self.broken = 4.0, ""
         self.applications: dict[str, Any] = {}
-        self.stays = 0  # looks for which a deleted application is still there
+        self.stays = 0  # status calls until a deleted application is gone
         self.interrupt = False
 
     def deployment(self, _: type, **options: Any) -> Deployment:
@@ -66,7 +67,7 @@ class Cluster:
         count = how["num_replicas"]
         if as_placed != self.as_placed:
             broken = how["given"][0] == self.broken
-            self.replicas = self.replicas[1:] if broken else []  # one goes, and no other comes
+            self.replicas = self.replicas[1:] if broken else []  # one ends, and no other starts
             if broken:
                 raise RuntimeError("it does not load")
             self.as_placed = as_placed
@@ -81,7 +82,7 @@ class Cluster:
         return SimpleNamespace(applications=dict(self.applications))
 
     def delete(self, name: str, _blocking: bool = True) -> None:
-        assert not _blocking, "Ray gives up after a minute, and requests may take longer"
+        assert not _blocking, "Ray's limit is a minute, and requests may take longer"
         self.done.append("deleted")
 
     def shutdown(self) -> None:
@@ -130,7 +131,7 @@ class _Actor:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Ray's place is taken by one that notes; `ray_serve` is imported anew."""
+    """Replaces Ray by the fake; `ray_serve` is imported again."""
     made = Cluster()
     ray: Any = ModuleType("ray")
     for name in ("get_actor", "remote", "get", "kill", "cluster_resources"):
@@ -167,7 +168,7 @@ def test_numbers_alone_replace_no_replica(cluster: Cluster, placing: Any) -> Non
     assert cluster.replicas[:2] == first and len(cluster.replicas) == 3
     placing.change(lambda plan: replace(plan, least=1, most=1))
     assert cluster.replicas == first[:1]
-    placing.change(lambda plan: replace(plan, stamp="built anew"))
+    placing.change(lambda plan: replace(plan, stamp="rebuilt"))
     assert cluster.replicas[0] is not first[0]
 
 
@@ -183,7 +184,7 @@ def test_the_way_back_keeps_the_old_replicas(cluster: Cluster, placing: Any) -> 
 
 def test_what_is_asked_of_ray_is_noted_first(cluster: Cluster, placing: Any) -> None:
     placing.place(PLAN)
-    assert cluster.done == ["/e x 2", "noted /e x 2"], "nobody changes what is not there"
+    assert cluster.done == ["/e x 2", "noted /e x 2"], "there is nothing to change"
     cluster.done.clear()
     cluster.broken = "/broken"
     with pytest.raises(CapacityError):
@@ -192,10 +193,10 @@ def test_what_is_asked_of_ray_is_noted_first(cluster: Cluster, placing: Any) -> 
     cluster.interrupt = True
     with pytest.raises(KeyboardInterrupt):
         placing.change(lambda plan: replace(plan, least=3, most=3))
-    assert placing.placed().least == 3, "Ray goes on with it"
+    assert placing.placed().least == 3, "Ray continues with it"
 
 
-def test_what_has_no_room_changes_nothing(
+def test_a_plan_that_does_not_fit_changes_nothing(
     cluster: Cluster, placing: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     placing.place(PLAN)
@@ -209,9 +210,9 @@ def test_what_has_no_room_changes_nothing(
     assert "take 5 and there are 4" in caplog.text and "waiting" in caplog.text
 
 
-def test_who_only_reads_makes_no_directory(cluster: Cluster, placing: Any) -> None:
+def test_readers_create_no_directory(cluster: Cluster, placing: Any) -> None:
     assert placing.named() == ((), True)
-    with pytest.raises(OptionError, match="nothing is placed"):
+    with pytest.raises(OptionError, match="this cluster has no replicas"):
         placing.placed()
     cluster.applications["spark"] = None
     with pytest.raises(OptionError, match="for the first time.*remove"):
@@ -232,28 +233,28 @@ def test_nothing_stays(cluster: Cluster, placing: Any, monkeypatch: pytest.Monke
     cluster.stays = 5  # it drains
     placing.remove()
     assert cluster.done == ["noted none", "deleted", "shut down", "killed"]
-    assert cluster.stays < 0, "its requests had their time"
+    assert cluster.stays < 0, "its requests had time to end"
     cluster.done.clear()
     placing.place(replace(PLAN, server=ServerOptions(drain_timeout_s=0.01)))
     monkeypatch.setattr(placing, "REMOVE_MORE_S", 0.01)
     cluster.done.clear()
-    cluster.stays = 10**9  # it never ends by itself
+    cluster.stays = 10**9  # it never ends
     placing.remove()
     assert cluster.done == ["noted none", "deleted", "shut down", "killed"]
 
 
-def test_where_ray_is_not_the_user_is_told_what_to_do(
+def test_without_ray_the_error_names_the_remedy(
     cluster: Cluster, placing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(**_: Any) -> None:
-        raise ConnectionError("nobody there")
+        raise ConnectionError("no listener")
 
     monkeypatch.setattr(placing.ray, "init", away, raising=False)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     for address, words, token in (
-        (None, "does not start on this machine .*nobody there.*busy", False),
-        ("auto", "not answer at auto .*is it started", False),
-        ("a:6379", "not answer at a:6379 .*nobody there.*is it started", True),
+        (None, "does not start on this machine .*no listener.*busy", False),
+        ("auto", "not answer at auto .*check that it runs", False),
+        ("a:6379", "not answer at a:6379 .*no listener.*check that it runs", True),
     ):
         with pytest.raises(OptionError, match=words) as caught, placing.cluster(address):
             raise AssertionError("there is none")
@@ -264,7 +265,7 @@ def test_rays_processes_import_nothing_of_the_current_folder(
     cluster: Cluster, placing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     where: list[str] = []
-    monkeypatch.chdir(tmp_path)  # where a folder may have the name of a library
+    monkeypatch.chdir(tmp_path)  # a folder there may have the name of a library
     monkeypatch.setattr(placing.ray, "init", lambda **_: where.append(os.getcwd()), raising=False)
     monkeypatch.setattr(placing.ray, "shutdown", lambda: None, raising=False)
     with placing.cluster(None):

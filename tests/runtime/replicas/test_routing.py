@@ -1,4 +1,4 @@
-"""Who gets a request: prefixes, loads, replicas that come and go."""
+"""Routing of requests: prefixes, loads, replicas that join and leave."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _shared(a: tuple[Place, ...], b: tuple[Place, ...]) -> int:
     return sum(x == y for x, y in zip(a, b, strict=False))
 
 
-def test_a_conversation_goes_on_from_all_of_its_last_prompt() -> None:
+def test_a_conversation_continues_from_all_of_its_last_prompt() -> None:
     first = _chat("hi")
     next_ = _chat("hi", "hello", "and?")
     assert len(first) == 2 and next_[:2] == first and len(next_) == 4
@@ -97,7 +97,7 @@ def test_the_middle_of_the_longest_is_left_out() -> None:
 
 
 def _filled(before: bytes, part: bytes, after: bytes) -> bytes:
-    """The largest body that is read, full of such parts."""
+    """The largest body that is read, filled with such parts."""
     return before + part * ((MOST - len(before) - len(after)) // len(part)) + after
 
 
@@ -159,7 +159,7 @@ def test_a_conversation_returns_to_its_replica() -> None:
     router = _router("a", "b", "c")
     text = "x" * 3 * REQUEST
     where = {c: _ask(router, _chat(c + text)) for c in "xyz"}
-    assert sorted(where.values()) == ["a", "b", "c"], "strangers spread"
+    assert sorted(where.values()) == ["a", "b", "c"], "different prompts spread"
     for c, name in where.items():
         choice = router.choose(_chat(c + text, "yes", "more"))
         assert choice is not None and choice.name == name and choice.shared > 3 * REQUEST
@@ -213,10 +213,10 @@ def test_where_many_part_the_beginning_is_worth_little() -> None:
         router.end(router.begin(Choice("a"), _chat(common, "ok", str(i))))
     kept = [router.begin(Choice("a"), ()) for _ in range(2)]
     new = _chat(common, "ok", "new")
-    assert router.choose(new) == Choice("b"), "64 requests' worth, of which 40 have a part"
+    assert router.choose(new) == Choice("b"), "64 requests of value, 40 of them with a part"
     long = _chat(common, "ok", "x" * 9 * REQUEST)
     router.end(router.begin(Choice("a"), long))
-    assert router.choose(long) == Choice("a", long[-1].length), "its own part is its own"
+    assert router.choose(long) == Choice("a", long[-1].length), "its own part counts fully"
     for ticket in kept:
         router.end(ticket)
     assert router.choose(new).name == "a"  # type: ignore[union-attr]
@@ -245,7 +245,7 @@ def test_a_replica_that_left_holds_nothing() -> None:
     assert router.choose(prompt) is None
 
 
-def test_who_comes_back_still_has_what_it_had() -> None:
+def test_a_replica_that_returns_keeps_its_requests() -> None:
     router = _router("a", "b")
     ticket = router.begin(Choice("a"), ())
     router.remove("a")

@@ -1,4 +1,4 @@
-"""A replica's process: what others may read of it."""
+"""A replica's process: secrets must not be visible to other users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from spark_engine.runtime.replicas.server_process import ServerProcess
 from spark_engine.runtime.server.process.server import ServerOptions
 
 
-def test_no_key_stands_on_the_command_line() -> None:
+def test_no_key_is_on_the_command_line() -> None:
     child = ServerProcess("/nowhere", ServerOptions(host="127.0.0.1", api_key="sk-secret"))
     try:
         words = child._process.args

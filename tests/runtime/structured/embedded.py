@@ -1,7 +1,7 @@
-"""Answers of the embedded model to schemas drawn at random, many at a time on its CPU engine.
+"""Answers of the embedded model to random schemas, many at a time on its CPU engine.
 
-`python -m tests.runtime.structured.embedded SCHEMAS PROMPTS` says how many answers came and ended,
-and names the first that is not of its schema. `make forms` runs 200 schemas by 3 prompts.
+`python -m tests.runtime.structured.embedded SCHEMAS PROMPTS` prints how many answers ended, and the
+first that its schema does not allow. `make forms` runs 200 schemas by 3 prompts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MOST = 120  # tokens of an answer
 
 
 class NotOfSchema(Exception):
-    """An answer that ended and is not what was asked for."""
+    """A complete answer that its schema does not allow."""
 
 
 def run(folder: Path, schemas: int, prompts: int, most: int = MOST) -> Counter[FinishReason | None]:
-    """How many answers ended for which reason. Raises NotOfSchema."""
+    """Number of answers by finish reason. Raises NotOfSchema."""
     build(ROOT / "models/tiny/checkpoint", folder, OPTIONS, lambda text: None)
     info, (tokenizer, template) = read_info(folder), read_text(folder)
     assert tokenizer is not None and template is not None

@@ -1,7 +1,7 @@
 """Answers drawn from a grammar's masks alone, by a small sampler, without a model.
 
-Tokens are the embedded model's. Whatever the mask allows may come, so what holds for these answers
-does not lean on what a model would have said anyway.
+Tokens are the embedded model's. Any allowed token may occur, so these answers test more than a
+model's usual text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.repository import ROOT
 from tests.runtime import small_tokenizer
 
-VOCAB = 4128  # more than the tokenizer has, and no multiple of 64
+VOCAB = 4128  # more than the tokenizer has, and not a multiple of 64
 _CLOSERS = tuple(map(str.encode, ('"', "}", "]", '"}', '"]', "</", "\n", ",", ":")))
 
 
@@ -41,7 +41,7 @@ def grammars() -> Grammars:
 
 @cache
 def _closers() -> NDArray[np.intp]:
-    """Ids that end something."""
+    """Ids that close something."""
     known = (i for i in range(len(tokenizer())) if tokenizer().token_bytes(i) in _CLOSERS)
     return np.array(sorted({*known, *grammars().ends}), np.intp)
 
@@ -58,7 +58,7 @@ def spec(
     parallel: bool = True,
     **fields: Any,
 ) -> ConstraintSpec | None:
-    """`constraint_for`, of these fields."""
+    """`constraint_for` of these fields."""
     return constraint_for(
         StructuredFields(**fields),
         tools,
@@ -72,12 +72,13 @@ def spec(
 
 
 def walk(grammar: str, seed: int, most: int = 300) -> tuple[list[int], bool]:
-    """(ids, whether the answer is whole): any allowed ids, which hurry to an end. End ids are left
-    out of them."""
+    """(ids, whether the answer is complete): random allowed ids, with preference for closing ones.
+    The ids contain no end id.
+    """
     rng, matcher, ids = random.Random(seed), grammars()(grammar), []
     ends = set(grammars().ends)
     row = np.full(-(-VOCAB // 32), 0xDEADBEEF, np.uint32)
-    ending: list[int] = []  # of a raw string, once it is begun
+    ending: list[int] = []  # ids that close a raw string, once it is open
     while not matcher.done and len(ids) < most:
         assert matcher.fill(row)
         bits = np.unpackbits(row.view(np.uint8), bitorder="little")

@@ -1,4 +1,4 @@
-"""JSON schemas drawn at random, of the keywords that grammars hold."""
+"""Random JSON schemas from the keywords that grammars support."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FORMATS = ("date", "ipv4", "uuid", "email")
 
 
 def draw(seed: int) -> Schema:
-    """One schema, the same for the same seed."""
+    """One schema, reproducible by its seed."""
     rng = random.Random(seed)
     schema = _object(rng, 3) if rng.random() < 0.7 else _any(rng, 3)
     return {**schema, "$defs": {"node": _node(), "short": {"type": "string", "maxLength": 3}}}
 
 
 def draw_parameters(seed: int) -> Schema:
-    """One of a function's parameters: an object with names that can be written as XML."""
+    """A schema of a function's parameters: an object with names that can be written as XML."""
     rng = random.Random(seed)
     names = rng.sample([n for n in NAMES if "<" not in n], rng.randint(1, 4))
     rows = {name: _any(rng, 2) for name in names}
@@ -35,7 +35,7 @@ def draw_parameters(seed: int) -> Schema:
 
 
 def _node() -> Schema:
-    """Refers to itself."""
+    """A recursive schema."""
     rows = {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, _NULL]}}
     return {
         "type": "object",

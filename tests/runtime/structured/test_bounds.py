@@ -1,4 +1,4 @@
-"""What a schema costs before it is compiled: it is walked once, whatever refers to what."""
+"""Cost of a schema before its compilation: each part is visited once, for any references."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from spark_engine.runtime.text.tool_schema import parameter_types
 from tests.runtime.structured.grammar_walks import tokenizer
 from tests.runtime.structured.test_tool_calls import HERMES, XML, _tool
 
-SECONDS = 2.0  # of a processor; a body of the largest size takes up to 0.6, most a hundredth
+SECONDS = 2.0  # of CPU time; a body of the largest size takes up to 0.6, most take 0.01
 
 
 class _Compiler:
-    """Compiles nothing, and counts what it is given; refuses what is `wrong`."""
+    """Compiles nothing, and counts its inputs; refuses `wrong`."""
 
     def __init__(self, wrong: Callable[[str], bool] = lambda text: False) -> None:
         self._wrong = wrong
         self.characters = 0
 
     def check(self, grammar: str) -> None:
-        """As `Grammars`."""
+        """See `Grammars`."""
         if error := self.error_of(grammar):
             raise RequestError(error)
 
     def error_of(self, grammar: str) -> str:
-        """As `Grammars`."""
+        """See `Grammars`."""
         self.characters += len(grammar)
         return "wrong" if self._wrong(grammar) else ""
 
@@ -44,7 +44,7 @@ class _Compiler:
 def _cost(
     tools: list[dict[str, Any]], choice: Any = "required", formats: Formats = XML, wrong: Any = None
 ) -> str:
-    """The grammar's text or the error; fails where either took long."""
+    """The grammar's text or the error; fails if either takes long."""
     compiler = _Compiler(wrong) if wrong else _Compiler()
     begin = time.process_time()
     try:
@@ -169,7 +169,9 @@ ROWS = st.recursive(
 @settings(max_examples=20, deadline=None)
 @given(st.lists(ROWS, min_size=8, max_size=8), st.booleans(), st.booleans())
 def test_any_graph_of_schemas_takes_little_time(rows: list[Any], strict: bool, root: bool) -> None:
-    """Of up to twelve alternatives, eight definitions that refer to each other."""
+    """Random schemas of up to twelve alternatives, and eight definitions that refer to
+    each other.
+    """
     schema: dict[str, Any] = {"$defs": {f"d{i}": row for i, row in enumerate(rows)}}
     schema |= {"properties": _rows(8), "required": ["p0"]}
     if root:

@@ -1,4 +1,4 @@
-"""What requests ask for, and the words for what cannot be had."""
+"""Constraints from requests, and errors for those that cannot be enforced."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def test_white_space_is_as_wanted() -> None:
         ({"guided_choice": ["a", ""]}, "guided_choice", "none empty"),
         ({"structured_outputs": {}}, "structured_outputs", "is empty"),
         ({"structured_outputs": {"tag": 1}}, "structured_outputs", "tag is not supported"),
-        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "give one"),
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "both ask for a form"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "send only one"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "both constrain the answer"),
         ({"choice": "required"}, "tool_choice", "there are no tools"),
         ({"choice": "some", "tools": [TOOL]}, "tool_choice", "tool_choice is 'some'"),
         ({"choice": {"type": "x"}, "tools": [TOOL]}, "tool_choice", "tool_choice holds"),

@@ -1,4 +1,4 @@
-"""A model's own answers, through the engine: what ended is of its schema."""
+"""A model's own answers, through the engine: complete answers fit their schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forced text that holds marks or special tokens is spelled in ordinary tokens."""
+"""Forced text that contains marks or special tokens is written in ordinary tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = ("", " ", "a", " b\n", "e\u0301", "猫", "<", "think>", "\n\n", "🙂",
 
 
 def forced(tokens: Tokenizer, compiled: Grammars, grammar: str, blanks: int = 0) -> list[int]:
-    """The ids of the one answer that a grammar has, but for `blanks` between JSON's parts."""
+    """The ids of a grammar's only answer, except `blanks` between JSON's parts."""
     matcher, ids = compiled(grammar), list[int]()
     row = np.zeros(len(tokens) // 32 + 2, np.uint32)
     while not matcher.done:
@@ -48,7 +48,7 @@ def _texts() -> Iterator[str]:
 
 
 def check_forced(tokens: Tokenizer, compiled: Grammars) -> None:
-    """Every token of such texts is an ordinary one."""
+    """Checks that every token of such texts is an ordinary one."""
     barred = tokens.special | set(tokens.marks)
     for text in _texts():
         ids = forced(tokens, compiled, f"start: {json.dumps(text)}")
@@ -57,7 +57,7 @@ def check_forced(tokens: Tokenizer, compiled: Grammars) -> None:
 
 
 def check_spelled(tokens: Tokenizer) -> None:
-    """So is it for any bytes."""
+    """Checks the same for any bytes."""
     wrapped = _Tokens(tokens, len(tokens), (tokens.id_of("<|im_end|>") or 0,))
     barred = set(wrapped.special_token_ids)
     rng = random.Random(5)
@@ -124,7 +124,7 @@ def test_a_parameter_with_a_mark_is_read_back(mark: str) -> None:
 
 
 def test_a_long_forced_text_takes_little_time_a_step() -> None:
-    """All that is forced is asked for at every step."""
+    """llguidance asks for all forced text at every step."""
     import time
 
     words = "a word of a text. " * 5000
@@ -134,4 +134,4 @@ def test_a_long_forced_text_takes_little_time_a_step() -> None:
     for token in tokenizer().encode(words[:64])[:8]:
         matcher.fill(row)
         matcher.advance(token)
-    assert time.process_time() - begin < 0.6  # 2 without the bound
+    assert time.process_time() - begin < 0.6  # takes 2 without the limit

@@ -1,4 +1,4 @@
-"""The pieces that grammars are written of."""
+"""Parts of grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be enforced is left out where it need not be strict, and named where it must be."""
+"""Unenforceable keywords: removed from lenient schemas, and errors with a place in strict ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.runtime.structured.test_tool_calls import HERMES, XML, _read, _tool
 
 PARAMETERS = "tools[0].function.parameters"
 AHEAD, BACK = "^(?!x)[0-9.]+$", r"^(a|b)\1$"
-MAIL = (
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]+\.)+[A-Za-z]{2,}$"  # zod's
+MAIL = (  # from zod
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]+\.)+[A-Za-z]{2,}$"
 )
 
-# (a parameter's schema, the place below it that a strict one is refused for; "" where it is taken)
+# (a parameter's schema; the place below it of the error if strict, "" if it is accepted)
 BINDING: list[tuple[dict[str, Any], str]] = [
     ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": AHEAD}]}, ".anyOf[1].pattern"),
     ({"type": "string", "pattern": BACK}, ".pattern"),
@@ -53,7 +53,7 @@ BINDING: list[tuple[dict[str, Any], str]] = [
         ".patternProperties",
     ),
 ]
-# these say nothing that binds
+# these restrict nothing
 FREE: list[dict[str, Any]] = [
     *({"type": "string", "format": f} for f in ("password", "binary", "path", "uri-reference")),
     {"type": "integer", "format": "int32"},
@@ -116,14 +116,14 @@ def test_strict_is_false_unless_it_is_said() -> None:
     assert spec(**_form(schema)) is not None and spec(**_form(schema, strict=None)) is not None
     tool = {"type": "function", "function": {"name": "pay", "parameters": schema}}
     assert spec([tool], "required") is not None
-    for kept in ("guided_json", "structured_outputs"):  # vLLM's have no such word, and are strict
+    for kept in ("guided_json", "structured_outputs"):  # vLLM's fields are always strict
         with pytest.raises(RequestError, match="properties.price.pattern"):
             spec(**{kept: schema if kept == "guided_json" else {"json": schema}})
 
 
 @pytest.mark.parametrize(("row", "below"), BINDING, ids=lambda value: str(value)[:60])
 def test_all_else_is_still_enforced(row: Any, below: str) -> None:
-    """Next to what is dropped, and in the definitions that others refer to."""
+    """Also beside removed keywords, and in referenced definitions."""
     schema = _object(row, **{"$defs": {"own": row}})
     schema["properties"]["again"] = {
         "type": "array",
@@ -157,7 +157,7 @@ def test_only_the_wrong_keyword_is_let_go() -> None:
     both = {"type": "object", "patternProperties": {"^a": {"type": "integer"}, AHEAD: {}}}
     made = spec(**_form({**both, "additionalProperties": False}))
     assert made is not None and '"^a"' in made.grammar
-    assert '"additionalProperties"' not in made.grammar  # it would bind what the other allowed
+    assert '"additionalProperties"' not in made.grammar  # it would forbid too much
 
 
 def test_a_definition_is_named_where_it_is() -> None:
@@ -256,7 +256,7 @@ class _Everything(BaseModel):
 
 
 PYDANTIC = _Everything.model_json_schema()
-# what pydantic up to 2.13 writes for a Decimal, and what zod 4 writes
+# what pydantic up to 2.13 writes for a Decimal, and zod 4
 OLD_DECIMAL = {
     "anyOf": [
         {"type": "number"},
@@ -344,12 +344,12 @@ def test_a_grammar_that_takes_too_long_is_not_searched(monkeypatch: pytest.Monke
 
     def compiled(tokens: Any, grammar: str) -> Any:
         asked.append(grammar)
-        raise matcher.TooSlow("it did not become a grammar within 5 s")
+        raise matcher.TooSlow("it did not compile within 5 s")
 
     monkeypatch.setattr(matcher, "_compile", compiled)
     for strict, count in ((True, 1), (False, 2)):
         asked.clear()
-        with pytest.raises(RequestError, match="tools cannot be enforced: it did not become"):
+        with pytest.raises(RequestError, match="tools cannot be enforced: it did not compile"):
             spec(
                 [_tool("slow", {"properties": {"a": {"maxLength": 7 + strict}}}, strict)],
                 "required",

@@ -1,4 +1,4 @@
-"""Masks of grammars: which ids, in which words, for how long."""
+"""Masks of grammars: allowed ids, error texts, and time limits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_grammars_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_long_grammars_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve of 113 KB kept 159 MiB."""
+    """Twelve grammars of 113 KB occupied 159 MiB."""
     own = Grammars(tokenizer, VOCAB, grammars().ends)
     texts = [f'start: "{letter * 40}"' for letter in "abc"]
     monkeypatch.setattr(matcher, "KEPT_TEXT", 2 * len(texts[0]))
@@ -108,7 +108,7 @@ def test_long_grammars_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) ->
     assert list(own._known) == texts[1:]
     monkeypatch.setattr(matcher, "KEPT_TEXT", 1)
     own(texts[0])
-    assert list(own._known) == texts[:1], "the one that is used now"
+    assert list(own._known) == texts[:1], "the one in use"
 
 
 def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,21 +120,21 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(RequestError, match="within 0.05 s: make it simpler"):
             own(YES)
     with pytest.raises(CapacityError, match="2 other grammars .* within 0.05 s: try again later"):
-        own(YES)  # it does not even begin
+        own(YES)  # it does not even start
     held.set()
 
 
-def test_those_who_ask_for_one_grammar_at_once_wait_for_one_compilation(
+def test_concurrent_requests_share_one_compilation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sixteen, for each of whom one would else be made."""
+    """Sixteen concurrent requests; without sharing each would compile."""
     made: list[str] = []
     real = matcher._compile
     here = threading.Barrier(16)
 
     def compiled(tokens: Any, grammar: str) -> Any:
         made.append(grammar)
-        time.sleep(0.1)  # the others come meanwhile
+        time.sleep(0.1)  # the other requests arrive meanwhile
         return real(tokens, grammar)
 
     def ask(grammar: str) -> Any:

@@ -1,4 +1,6 @@
-"""Raw text up to a mark: which texts, and every mask against the letters of the vocabulary."""
+"""Raw text up to a mark: the allowed texts, and every mask against the letters of the
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_values_of_any_text_beside_others_are_any_text() -> None:
             matcher.advance(token)
 
 
-def test_what_a_mark_may_go_on_with_is_a_slice_of_the_vocabulary() -> None:
+def test_text_after_a_partial_mark_is_a_slice_of_the_vocabulary() -> None:
     for marks, own in ((["</parameter>"], SLICES[1]), (["<function=", "<tool_call>"], SLICES[0])):
         lark = Lark()
         assert own in lark.text(without(lark, marks))

@@ -1,4 +1,4 @@
-"""What a grammar lets a call say, the reply parser reads as the same value."""
+"""The reply parser reads any call that a grammar allows as the intended value."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ ROWS = {"path": {"type": "string"}, "content": {"type": "string"}, "n": {"type":
 
 
 def _takes(grammar: str, text: str) -> bool:
-    """Whether a grammar allows a text, in the tokens that a model would write it in. Marks in
-    `text` are tokens only at its two ends."""
+    """Whether a grammar allows a text, in a model's usual tokens. Marks in `text` are tokens only
+    at its two ends.
+    """
     start, end = "<tool_call>", "</tool_call>"
     inner = text.removeprefix(start).removesuffix(end)
-    # a mark in the text is not that token
+    # a mark inside the text must not become its token
     parts = [piece for word in inner.split("<") for piece in (word, "<")][:-1]
     ids = [tokenizer().encode(start)[0], *(i for part in parts for i in tokenizer().encode(part))]
     follows = grammars()(grammar)
@@ -86,7 +87,7 @@ def test_a_const_is_read_back(value: str) -> None:
     made = spec([_tool("write", rows)], "required", parallel=False)
     assert made is not None
     ids = forced(tokenizer(), grammars(), made.grammar)
-    if "<parameter=foo>" not in value:  # of this tool's names only, where the parser knows them
+    if "<parameter=foo>" not in value:  # only this tool's names, if the parser knows them
         assert _read(ids, [_tool("write", rows)], XML)[1] == [("write", {"path": value})]
 
 

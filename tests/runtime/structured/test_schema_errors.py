@@ -1,4 +1,4 @@
-"""Where in a schema it is wrong."""
+"""The place of an error in a schema."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_schema_has_bounds() -> None:
 
 
 def test_references_may_be_long_chains() -> None:
-    """Each takes some kilobytes of stack while the grammar is made."""
+    """Each reference takes some kilobytes of stack during the compilation."""
     rows = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1500)}
     made = spec(guided_json={"$defs": {**rows, "d1500": {}}, "$ref": "#/$defs/d0"})
     assert made is not None

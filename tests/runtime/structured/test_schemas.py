@@ -1,4 +1,4 @@
-"""Answers that follow a schema's grammar are of that schema, as another library reads it."""
+"""Answers by a schema's grammar are valid for the schema, according to another library."""
 
 from __future__ import annotations
 

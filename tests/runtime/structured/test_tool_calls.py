@@ -1,4 +1,4 @@
-"""Calls that follow a tool's grammar are what the reply parser reads, of the tool's schema."""
+"""Calls by a tool's grammar are parsed by the reply parser, and fit the tool's schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tool(name: str, parameters: Any = None, strict: bool = True) -> dict[str, A
 
 
 def _read(ids: list[int], tools: list[dict[str, Any]], formats: Formats) -> tuple[str, list[Call]]:
-    """(content, calls) as the reply parser sees them."""
+    """(content, calls) of the reply parser."""
     tokens = tokenizer()
     parser = ReplyParser(False, tools, formats, tokens.marks.values(), True, True)
     deltas: list[Delta] = []
@@ -176,7 +176,7 @@ def test_what_a_pattern_finds_may_stand_anywhere(pattern: str, takes: str, refus
     ("parameters", "words"),
     [
         ({"properties": {"a": {"type": "string", "not": {}}}}, "properties.a.not is not supp"),
-        ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "must stand around"),
+        ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "must enclose"),
         ({"properties": {"a": {"type": "string", "minLength": "3"}}}, "minLength is '3'"),
         ({"properties": {"a<": {}}, "required": ["a<"]}, 'properties["a<"]: a name has no'),
         ({"properties": {"a": {"type": "array", "items": {"$ref": "x"}}}}, "a.items.$ref cannot"),

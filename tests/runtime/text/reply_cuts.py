@@ -1,9 +1,9 @@
-"""Replies as models write them, as tokens, and what comes of them over every cut into rounds.
+"""Model replies as tokens, and their results over every division into rounds.
 
-All subsets of a reply's token borders are covered without going through each: after the first i
-tokens the parser is in one of few states, mostly in one, whatever the rounds were; from each state
-a round of every length is tried. Two states are the same where all attributes are that may change;
-lists of text count as the text.
+All subsets of a reply's token borders are covered without trying each: after the first i tokens the
+parser is in one of few states, mostly in one, for any rounds; from each state a round of every
+length is tried. Two states are equal if all mutable attributes are; lists of text count as the
+text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.tool_schema import Parameter
 
 SPELL = "‖"  # inside a mark: it is written in ordinary tokens
-END = 1  # taken for the end id, of which no text comes
-# Attributes that do not change, or name what another does.
+END = 1  # used as the end id, which has no text
+# Attributes that do not change, or duplicate another.
 FIXED = {"_step", "_types", "_form", "_kinds", "_pattern", "_tokens", "_emit", "_closing", "_most"}
 FIXED |= {"_marks_of_calls", "_may_follow", "_tools", "_parallel", "_queue", "_xml"}
 
@@ -46,7 +46,7 @@ TOOLS = [tool("f", a=TEXT, b=MAYBE, c={"type": "array"}, d={"type": "integer"}),
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply. `text` has SPELL inside marks that are no tokens; `ends`: by an end id."""
+    """One reply. `text` has SPELL inside marks that are not tokens; `ends`: by an end id."""
 
     text: str
     thinking: bool = False
@@ -56,7 +56,7 @@ class Reply:
     parallel: bool = True
 
     def events(self, tokenizer: Tokenizer) -> list[Event]:
-        """Its tokens, one each."""
+        """One event per token."""
         ids = [i for part in self.text.split(SPELL) for i in tokenizer.encode(part)]
         made = [Event(0, i) for i in ids]
         if self.ends:
@@ -66,14 +66,14 @@ class Reply:
 
 @dataclass
 class Reader:
-    """One answer being read, as the server does."""
+    """Parses one answer like the server."""
 
     parser: ReplyParser
     parts: list[tuple[str, str, str]] = field(default_factory=list)  # kind, name, text
     end: tuple[Any, ...] | None = None
 
     def push(self, text: str, marks: Sequence[int], last: Piece) -> None:
-        """What a round brought, and its last piece."""
+        """Adds a round's text, and its last piece."""
         self._add(self.parser.push(text, marks))
         if last.finish is not None:
             self._add(self.parser.flush(last.is_cut))
@@ -89,8 +89,9 @@ class Reader:
 
     @property
     def result(self) -> object:
-        """All that a client gets in the end: reasoning, content and calls in their order, why
-        it ended, and whether the last call is whole."""
+        """A client's result: reasoning, content and calls in order, the finish reason, and whether
+        the last call is complete.
+        """
         return tuple(self.parts), self.end
 
 
@@ -106,7 +107,7 @@ def _stream(reply: Reply, tokenizer: Tokenizer) -> TextStream:
 
 
 def read(reply: Reply, tokenizer: Tokenizer, cuts: Collection[int]) -> object:
-    """The result of rounds that end behind so many tokens."""
+    """The result of rounds that end after these numbers of tokens."""
     stream, reader = _stream(reply, tokenizer), Reader(_parser(reply, tokenizer))
     events = reply.events(tokenizer)
     edges = [0, *sorted(cuts), len(events)]
@@ -118,7 +119,7 @@ def read(reply: Reply, tokenizer: Tokenizer, cuts: Collection[int]) -> object:
 
 
 def results(reply: Reply, tokenizer: Tokenizer) -> set[object]:
-    """The results of all cuts."""
+    """The results of all divisions."""
     stream, pieces = _stream(reply, tokenizer), list[Piece]()
     for event in reply.events(tokenizer):
         pieces.append(stream.push([event]))
@@ -146,7 +147,7 @@ def results(reply: Reply, tokenizer: Tokenizer) -> set[object]:
 
 
 class _Copies:
-    """Copies of a reader, which share what does not change."""
+    """Copies of a reader that share immutable parts."""
 
     def __init__(self) -> None:
         self._shared: list[object] = []
@@ -175,7 +176,7 @@ class _Copies:
 
 
 def _signature(value: Any) -> object:
-    """What distinguishes a state from another."""
+    """A key of all mutable attributes of a state."""
     if value is None or isinstance(value, str | int | frozenset | enum.Enum):
         return value
     if isinstance(value, list | deque | tuple):
@@ -287,9 +288,9 @@ OTHERS = (
 
 
 def replies() -> list[Reply]:
-    """All of them."""
+    """All replies."""
     found = []
-    for i, value in enumerate(VALUES):  # each value with three ends, and each end with some
+    for i, value in enumerate(VALUES):  # each value with three ends, and each end with some values
         head = HEAD.replace("\n", "") if i % 2 else HEAD
         ends = (ENDS[(i + k) % len(ENDS)] for k in (0, 5, 10))
         found += [Reply(head + value + end, ends=bool((i + k) % 5)) for k, end in enumerate(ends)]

@@ -1,4 +1,4 @@
-"""Chat templates: what they are given, what they refuse, where they are found."""
+"""Chat templates: their inputs, refusals and locations."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_prompt_says_whether_a_thought_is_open(template: ChatTemplate) -> None
     assert not nothing.thinking and nothing.text.endswith("<think><|im_end|>\n")
 
 
-def test_a_message_goes_on_where_it_ended(template: ChatTemplate) -> None:
+def test_a_message_continues_at_its_end(template: ChatTemplate) -> None:
     message = {"role": "assistant", "content": "The answer is "}
     found = template.prompt([USER, message], ending=Ending.CONTINUE)
     assert found.text.endswith("<|im_start|>assistant\nThe answer is ")
@@ -116,7 +116,7 @@ def test_a_message_goes_on_where_it_ended(template: ChatTemplate) -> None:
     assert empty.text.endswith("<|im_start|>assistant\n")
 
 
-def test_a_thought_goes_on_too() -> None:
+def test_a_thought_continues_too() -> None:
     template = ChatTemplate((ROOT / "models/tiny/checkpoint/chat_template.jinja").read_text())
     message = {"role": "assistant", "content": None, "reasoning_content": "Let me see"}
     found = template.prompt([USER, message], ending=Ending.CONTINUE)
@@ -144,7 +144,7 @@ def test_a_thought_goes_on_too() -> None:
         ),
     ],
 )
-def test_what_cannot_go_on(
+def test_messages_that_cannot_be_continued(
     template: ChatTemplate, messages: list[dict[str, object]], words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as caught:

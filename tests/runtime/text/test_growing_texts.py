@@ -1,4 +1,4 @@
-"""Texts of many small pieces: the work grows with the number of pieces, not with its square."""
+"""Texts of many small pieces: the work is linear in the number of pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of an engine folder's tokenizer that are damaged or made to harm: refused with one line."""
+"""Damaged or malicious tokenizer files of an engine folder are refused with one line."""
 
 from __future__ import annotations
 

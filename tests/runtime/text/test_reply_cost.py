@@ -1,5 +1,6 @@
-"""An answer that repeats the form's own words costs no more a piece than another: the server reads
-all answers in one event loop."""
+"""An answer that repeats the format's own marks costs no more per piece than another one: the
+server parses all answers in one event loop.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ VALUE, OBJECT = HEAD + "<parameter=a>\n", '<tool_call>\n{"name": "f", "arguments
         (VALUE, "word ", STRING),
         (VALUE, "[ord ", ARRAY),
         (VALUE, "[ord ", {"anyOf": [STRING, ARRAY]}),
-        (VALUE + "</tool_call>", "word ", STRING),  # held back: it may be text behind the call
+        (VALUE + "</tool_call>", "word ", STRING),  # held back: it may be text after the call
         (VALUE, "</tool_call>x<function=f><parameter=a>", STRING),
         (VALUE + "</parameter>", " \n \n ", STRING),
         (VALUE, "<function=f><parameter=a></parameter></function>x", STRING),
@@ -55,7 +56,7 @@ VALUE, OBJECT = HEAD + "<parameter=a>\n", '<tool_call>\n{"name": "f", "arguments
     ],
 )
 def test_the_work_is_linear_in_the_length(begin: str, word: str, schema: object) -> None:
-    """A piece at a time, 200,000 characters."""
+    """200,000 characters, one piece at a time."""
     function = {"name": "f", "parameters": {"properties": {"a": schema}}}
     form = Formats(tools="hermes" if begin == OBJECT else "qwen3_coder")
     parser = ReplyParser(False, [{"type": "function", "function": function}], form)

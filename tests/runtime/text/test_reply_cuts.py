@@ -1,5 +1,6 @@
-"""Replies in rounds of any size, over the embedded model's tokens. test_qwen_vocabulary.py goes
-through all cuts of all of them over Qwen's."""
+"""Replies in rounds of any size, over the embedded model's tokens. test_qwen_vocabulary.py tests
+all divisions of all replies over Qwen's.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_a_reply_is_the_same_in_rounds_of_any_size(tokenizer: Tokenizer) -> None
     ],
 )
 def test_every_subset_of_borders_around_a_mark(tokenizer: Tokenizer, text: str, calls: str) -> None:
-    """One by one: eight borders from the first mark in the value on; the others all, or none."""
+    """Individually: eight borders from the first mark in the value on; the others all, or none."""
     reply = Reply(HEAD + text)
     count, head = len(reply.events(tokenizer)), len(tokenizer.encode(HEAD + "a"))
     near = range(head, head + 8)

@@ -1,4 +1,4 @@
-"""A chat answer taken apart: recorded forms and drifts, at every split point and any cut."""
+"""Parsed chat answers: recorded formats and deviations, at every split point and any division."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
     (T, T, "why\n" + ONE, "why", "", [CALL]),  # a thought that was not closed
     (F, T, "a <tool_cal", "", "a <tool_cal", []),
     (F, T, "1 < 2\n\n", "", "1 < 2\n\n", []),
-    # drifts: no mark around the function, two functions in one mark, no closing marks
+    # deviations: no mark around the function, two functions in one mark, no closing marks
     (F, T, "So:\n" + ROME + "\n</tool_call>", "", "So:", [SHORT]),
     (F, T, f"<tool_call>\n{ROME}\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
     (F, T, f"<tool_call>\n{ROME}\n<tool_call>\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
@@ -75,7 +75,7 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
     ),
     (F, T, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", "", "", [("weather", {})]),
     (F, T, "<tool_call>\n<function=weather\n" + ROME[19:] + "\n</tool_call>", "", "", [SHORT]),
-    # values that speak of marks, and text that does
+    # values that mention marks, and text that does
     (
         F,
         T,
@@ -87,7 +87,7 @@ ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
     ),
     (F, T, "a<tool_call>\ntext\n</tool_call>b", "", "a<tool_call>\ntext\n</tool_call>b", []),
     (F, T, "a<tool_call>\n</tool_call>b", "", "a<tool_call>\n</tool_call>b", []),
-    # an object in the mark
+    # an object between the marks
     (
         F,
         T,
@@ -168,7 +168,7 @@ def test_an_answer_does_not_depend_on_the_cut(
 
 
 def test_answers_of_the_taught_form_at_every_split_point() -> None:
-    """Answers of the form that the model is taught, with values of every kind."""
+    """Answers of the taught format, with values of every kind."""
     rng = random.Random(3)
     alphabet = ["a", "é", "猫", "\n", " ", "<", ">", "</", '"', "\\", "{", "=", "</b>", "\t"]
     for _ in range(25):
@@ -206,7 +206,7 @@ def test_arguments_flow_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("cut", range(len("<tool_call>\n<function=weather>\n") - 1, len(ONE) - 20))
 def test_a_call_that_is_cut_off_is_not_closed(cut: int) -> None:
-    """Nobody is to run half a call: its arguments are no JSON."""
+    """A client must not run half a call: its arguments are not JSON."""
     parser = ReplyParser(False, TOOLS)
     _, content, calls = collect(parser.push(ONE[:cut]) + parser.flush())
     if not calls:
@@ -217,7 +217,7 @@ def test_a_call_that_is_cut_off_is_not_closed(cut: int) -> None:
 
 
 def test_a_mark_counts_where_its_token_was_generated() -> None:
-    """Text that spells a mark out of other tokens is text."""
+    """A mark that is spelled in other tokens is text."""
     text = "Write <tool_call> to call.\n" + ROME
     parser = ReplyParser(False, TOOLS, tokens=marks())
     literal = parser.push(text[:27]) + parser.push("</think> ends it") + parser.flush()
@@ -243,7 +243,7 @@ def test_numbers_that_json_has_no_word_for_stay_text(text: str) -> None:
 
 
 def test_half_a_surrogate_pair_is_escaped_again() -> None:
-    """JSON may spell what UTF-8 cannot hold."""
+    """JSON may contain what UTF-8 cannot encode."""
     text = ONE.replace("[1, 2]", '["\\ud83d", "é"]')
     deltas = ReplyParser(False, TOOLS).push(text)
     "".join(d.text for d in deltas).encode()

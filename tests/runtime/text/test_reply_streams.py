@@ -1,8 +1,8 @@
-"""Recorded answers at every split point: tests/golden/reply_streams.json, and streams drawn anew.
+"""Recorded answers at every split point (tests/golden/reply_streams.json), and random streams.
 
-Most of them are drifts that models of the family were seen to make, with their parts by hand; the
-others are the embedded model's, read over. `marks` are the places of marks that were generated as
-tokens. A call's arguments stand as their text, since one that was cut off is no JSON.
+Most are deviations observed in models of the family, with their expected parts written by hand; the
+others are the embedded model's, reviewed. `marks`: positions of marks that were generated as
+tokens. A call's arguments are stored as text, since an incomplete call is not JSON.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def _parser(row: dict[str, Any]) -> ReplyParser:
 
 
 def _parts(row: dict[str, Any], cuts: Sequence[int], ahead: bool = False) -> Parts:
-    """Of the stream cut at these places. A mark is told of with the piece in which it begins, or
-    all are `ahead`."""
+    """Pieces of the stream, divided at these positions. A mark's position comes with the piece in
+    which it starts, or all are `ahead`.
+    """
     parser, text, places = _parser(row), row["text"], row["marks"]
     deltas: list[Delta] = []
     edges = [0, *cuts, len(text)]
     for start, end in zip(edges, edges[1:], strict=False):
-        told = places if ahead else [at for at in places if start <= at < end]
-        deltas += parser.push(text[start:end], told)
+        shown = places if ahead else [at for at in places if start <= at < end]
+        deltas += parser.push(text[start:end], shown)
     deltas += parser.flush()
     assert all(delta.text for delta in deltas)
     found = collect(deltas)

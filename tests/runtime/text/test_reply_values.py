@@ -1,4 +1,4 @@
-"""Where the value of a parameter ends: each rule of `reply_values`, token by token and whole."""
+"""The end of a parameter's value: each rule of `reply_values`, token by token and at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ TOOLS[0]["function"]["parameters"]["additionalProperties"] = True
 
 
 def _read(text: str, size: int, cut: bool = False) -> tuple[str, list[tuple[str, str]], bool]:
-    """(content, calls, whether the last is cut), by so many characters a round; all marks are
-    tokens."""
+    """(content, calls, whether the last is cut), for this many characters a round; all marks are
+    tokens.
+    """
     parser, deltas = ReplyParser(False, TOOLS, tokens=marks()), []
     for at in range(0, len(text), size):
         places = [i for i in range(at, at + size) if text[i : i + 12].startswith(tuple(marks()))]
@@ -114,7 +115,7 @@ def test_of_a_parameter_that_comes_twice_the_first_counts(second: str) -> None:
 
 
 def test_an_answer_that_was_cut_off_is_inside_its_value() -> None:
-    """Behind a call's end that may be text, one that ended by itself is not."""
+    """After a call's end that may be text; a complete answer is not inside."""
     text = HEAD + "ends with </tool_call> here"
     assert _read(text, 1, cut=True) == _read(text, 99, cut=True)
     assert _read(text, 1, cut=True)[2] and not _read(text, 1)[2]
@@ -157,7 +158,7 @@ def test_a_string_in_an_object_may_hold_ends(text: str) -> None:
 
 
 def test_a_thought_may_speak_of_a_call() -> None:
-    """The mark without a function is no call, and the thought goes on."""
+    """The mark without a function is not a call, and the thought continues."""
     thought = "I write <tool_call>\nand then </tool_call>"
     text = f"{thought}\n</think>\n\n{CALL}"
     for size in (1, 9, 999):

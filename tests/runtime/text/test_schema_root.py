@@ -1,4 +1,4 @@
-"""Types that schemas allow and where references lead, held to a plain reading."""
+"""Types that schemas allow and targets of references, against a simple implementation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("string", "integer", "null", "array")
 
 
 def plain_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """The same by recursion without a memory, for schemas that do not refer to themselves."""
+    """The same by plain recursion, for schemas that are not recursive."""
     while "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     said = [frozenset([schema["type"]])] if "type" in schema else []
@@ -28,7 +28,7 @@ def plain_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
 
 
 def _rows(number: int) -> st.SearchStrategy[Any]:
-    """Schemas that refer to definitions before this one, which are thus shared."""
+    """Schemas that refer to earlier definitions, which are thus shared."""
     leaf: st.SearchStrategy[Any] = st.sampled_from([{"type": name} for name in NAMES])
     if number:
         leaf |= st.integers(0, number - 1).map(lambda i: {"$ref": f"#/$defs/d{i}"})
@@ -42,7 +42,7 @@ def _rows(number: int) -> st.SearchStrategy[Any]:
 def test_types_of_shared_schemas_are_those_of_a_plain_reading(rows: Any, order: list[int]) -> None:
     schema = {"$defs": {f"d{i}": row for i, row in enumerate(rows)}}
     root = Root(schema)
-    for i in order:  # whichever is asked for first
+    for i in order:  # in any order of calls
         assert root.types(rows[i]) == plain_types(rows[i], schema)
 
 

@@ -10,7 +10,7 @@ from spark_engine.runtime.text.stops import StopMatcher, first_match, partial_ma
 @pytest.mark.parametrize(
     ("text", "stops", "found"),
     [
-        ("abcd", ("abcd", "bc"), (1, 3)),  # completed first, though it begins later
+        ("abcd", ("abcd", "bc"), (1, 3)),  # completed first, though it starts later
         ("abcd", ("bc", "abcd"), (1, 3)),
         ("xabc", ("c", "abc"), (1, 4)),  # completed together: the longest
         ("xabc", ("d",), None),
@@ -29,5 +29,5 @@ def test_the_first_to_be_completed_counts(
 
 def test_no_more_is_held_than_may_become_a_stop() -> None:
     assert partial_match("xxab", ("abc", "bd")) == 2
-    assert partial_match("xxabc", ("abc",)) == 0  # a whole one is not held but found
+    assert partial_match("xxabc", ("abc",)) == 0  # a complete one is found, not held back
     assert partial_match("xx", ("abc",)) == 0

@@ -1,4 +1,4 @@
-"""The text of one choice: end ids, stop strings over token edges, what comes late."""
+"""The text of one choice: end ids, stop strings across token borders, delayed text."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_numbers_of_drafts_outlive_an_end_that_does_not_carry_them() -> None
 
 
 def _answer(tokenizer: Tokenizer, text: str, stop: str, size: int, **how: Any) -> tuple[str, Any]:
-    """(text, stop string) of a chat whose prompt opened a thought, or (`thinking` false) not."""
+    """(text, stop string) of a chat. `thinking`: its prompt ends in an open thought."""
     keep, least = how.pop("keep_stop", False), how.pop("min_tokens", 0)
     thinking = how.pop("thinking", True)
     params = SamplingParams(stop=(stop,), min_tokens=least)

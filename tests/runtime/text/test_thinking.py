@@ -1,4 +1,4 @@
-"""Every switch of thinking that clients use: what each means, alone and beside another."""
+"""Every switch of thinking that clients use: its meaning, alone and with another."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
     assert Thinking.of({"enable_thinking": False}, None, 100).budget is None
 
 
-def test_options_reach_the_template_beside_the_clients_own() -> None:
+def test_options_reach_the_template_with_the_clients_own() -> None:
     found = Thinking.of({"reasoning_effort": "none"}, {"preserve_thinking": True})
     assert found.options == {
         "preserve_thinking": True,
@@ -202,7 +202,7 @@ def test_a_budget_binds_an_answer_whose_thought_is_open(tokenizer: Tokenizer) ->
 
 
 def test_a_thought_that_was_switched_off_ends_at_once(tokenizer: Tokenizer) -> None:
-    """A template without the switch opens it all the same."""
+    """A template without the switch opens it although thinking is off."""
     spec = Thinking(enabled=False).bind(None, tokenizer, THOUGHTS)
     assert spec is not None and spec.budget == 0
     assert tokenizer.decode(spec.close) == "\n</think>\n\n"

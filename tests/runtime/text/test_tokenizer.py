@@ -1,4 +1,4 @@
-"""Text to ids and back: whole, and as streams cut anywhere."""
+"""Text to ids and back: whole, and as streams divided anywhere."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_tokens_listed_only_in_the_config_get_their_ids(tokenizer: Tokenizer) ->
 def test_tokens_of_the_config_are_added_in_the_order_of_their_ids(tmp_path: Path) -> None:
     small_tokenizer.write(tmp_path)
     size = Backend.from_str(small_tokenizer.train()).get_vocab_size()
-    rows = {i: f"<|x{i}|>" for i in range(size, 1002)}  # as text, "1000" stands before "999"
+    rows = {i: f"<|x{i}|>" for i in range(size, 1002)}  # as text, "1000" sorts before "999"
     table = {str(i): {"content": text} for i, text in rows.items()}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"added_tokens_decoder": table}))
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_files_is_named(tmp_path: Path) -> None:
 
 
 def _reference_stop(text: str, stops: list[str]) -> str:
-    """Character by character: stop as soon as the text so far ends with a stop string."""
+    """Character by character: stops as soon as the text so far ends with a stop string."""
     for end in range(1, len(text) + 1):
         starts = [end - len(s) for s in stops if text[:end].endswith(s)]
         if starts:

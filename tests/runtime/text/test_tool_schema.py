@@ -1,4 +1,4 @@
-"""Types of parameters, and what their text means, whole and while it streams."""
+"""Types of parameters, and their texts' values, whole and while they stream."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ROWS: list[tuple[Any, str, Any]] = [  # schema, text, value
 
 
 @pytest.mark.parametrize(("schema", "text", "value"), ROWS)
-def test_what_a_text_stands_for(schema: Any, text: str, value: Any) -> None:
+def test_values_of_texts(schema: Any, text: str, value: Any) -> None:
     parameters = {"properties": {"a": schema}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     found = parameter_types(tools)["f"]["a"].value(text)

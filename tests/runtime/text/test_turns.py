@@ -1,4 +1,4 @@
-"""Marks of prompts, against the places where a template puts its turns."""
+"""Marks of prompts, against the positions of a template's turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def _parts(tokenizer: Tokenizer, messages: Any, tools: Any = None) -> tuple[list[int], list[str]]:
-    """The prompt's ids, and its text cut at its marks."""
+    """The prompt's ids, and its text split at its marks."""
     ids = tokenizer.encode(ChatTemplate(small_tokenizer.TEMPLATE).render(messages, tools))
     cuts = [0, *Turns(tokenizer).marks(ids), len(ids)]
     spans = zip(cuts, cuts[1:], strict=False)
@@ -67,7 +67,7 @@ def test_the_next_request_begins_with_all_up_to_the_last_mark(tokenizer: Tokeniz
         (f"{TURN}system\nhi", ()),
         (f"{TURN}system", ()),
         (f"{TURN}{TURN}", (1,)),
-        (f"{TURN}system{TURN}", None),  # one mark, told by both
+        (f"{TURN}system{TURN}", None),  # one mark for both
     ],
 )
 def test_whatever_else_is_sent(
