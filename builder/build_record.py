@@ -1,7 +1,7 @@
 """Runs a new engine once over fixed prompts, for the build record in its manifest.
 
-The builder may not import the runtime, so it starts `runtime/engine/build_record.py` as a process,
-which also has the GPU's memory to itself. Knows how to start it, and nothing of the tokens.
+The builder may not import the runtime, so it starts `runtime/engine/build_record.py` as a process.
+That process has the GPU's memory to itself. Knows how to start it; knows no tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _CLASS = re.compile(r"^[\w.]+: ")
 def recorded(
     folder: Path, manifest: Manifest, least: bool = False
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Runs the sealed engine in `folder` and writes its manifest anew, with the record.
+    """Runs the complete engine in `folder` and rewrites its manifest with the record.
 
-    With `least` only the least buckets of a CPU's engine are run, which takes a few seconds.
+    With `least` only the smallest buckets of a CPU engine are run, which takes a few seconds.
 
-    Returns it and sentences for the report. An engine that cannot run here, for instance because
-    the memory is taken, is none the worse for it: its record stays empty, and a sentence says why.
+    Returns the manifest and notes for the report. If the engine cannot run here, for instance for
+    lack of memory, the record is empty and a note gives the reason; the build succeeds.
     """
     command = [sys.executable, "-P", "-m", MODULE, str(folder), *(["least"] if least else [])]
     code, out, words = _run(command)
@@ -38,7 +38,7 @@ def recorded(
         said = typed(Greedy, json.loads(out))
     except (ValueError, TypeError):
         last = (words.strip().splitlines() or [f"exit code {code}"])[-1]
-        last = _CLASS.sub("", last)  # of an exception, which is no word of a user's
+        last = _CLASS.sub("", last)  # the type of an exception: dropped from the note
         return manifest, (f"no record of what its buckets say: running it failed ({last})",)
     if not said.md5:
         return manifest, (f"no record of what its buckets say: {NOWHERE}",)
@@ -48,7 +48,7 @@ def recorded(
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and error. Who is ended meanwhile ends it as well."""
+    """Exit code, standard output and standard error. An exception here also ends the process."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:

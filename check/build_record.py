@@ -13,13 +13,13 @@ from spark_engine.check.report import Finding, Level
 from spark_engine.runtime.engine.build_record import greedy, machine
 from spark_engine.runtime.engine.load import Loaded, load
 
-NO_RECORD = "the build did not run this engine (spark-build --record does, where it can)"
+NO_RECORD = "the build did not run this engine (spark-build --record does, if it can)"
 
 
 def check_record(loaded: Loaded) -> Level | str:
-    """A finding for each bucket of the record, or why there is none that can be held.
+    """A finding for each bucket of the record, or the reason why the record cannot be compared.
 
-    On another machine than the build's a near tie may fall the other way: that tells nothing.
+    On another machine a near tie may be decided differently, which is no error.
     """
     folder = folder_of(loaded)
     kept, here = folder.manifest.greedy, machine(loaded)

@@ -1,6 +1,6 @@
-"""What is compared: engines opened, marked, computed by reference, or built from a checkpoint.
+"""Makes the engines that are compared: opened, marked, computed by reference, or built.
 
-Knows folders and the builder's and the runtime's front doors; compares nothing.
+Knows folders and the entry points of builder and runtime; compares nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 
-GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
+GRAPH = "ort"  # the executor with a graph in its payload, which references can compute
 
 
 def is_engine(path: Path) -> bool:
@@ -46,8 +46,8 @@ def is_engine(path: Path) -> bool:
 
 
 def open_engine(path: Path) -> Loaded:
-    """The engine as it is served; of several ranks on a CPU all, in threads of this process. Where
-    GPUs have them, the states are rank 0's. Raises EngineError or CapacityError."""
+    """The engine as it is served; several ranks on a CPU are threads of this process. Of several
+    ranks on GPUs, the states are rank 0's. Raises EngineError or CapacityError."""
     manifest = read_manifest(path)
     if manifest.ranks == 1:
         return load(path, cache_bytes=0)
@@ -61,15 +61,15 @@ def open_engine(path: Path) -> Loaded:
 
 
 def has_graph(loaded: Loaded) -> bool:
-    """Whether the engine can be taken apart into nodes; a native one is launches and cubins."""
+    """Whether the engine holds a graph; a native engine holds launches and cubins only."""
     return folder_of(loaded).manifest.executor == GRAPH
 
 
 def marked(loaded: Loaded) -> Loaded:
-    """The same engine on the same executor, showing its residual stream where it can.
+    """The same engine on the same executor, with its residual stream as outputs if possible.
 
-    A native engine is returned as it is: it shows the stream if it was built with `--debug`, and
-    in any case its states, which every layer has.
+    A native engine is returned unchanged: it has these outputs if it was built with `--debug`, and
+    its states in any case.
     """
     if not has_graph(loaded):
         return loaded
@@ -77,12 +77,13 @@ def marked(loaded: Loaded) -> Loaded:
 
 
 def by_reference(loaded: Loaded) -> Loaded:
-    """The same engine, showing its residual stream, computed by the ops' float64 references."""
+    """The same engine, with its residual stream as outputs, computed by the ops' float64
+    references."""
     return _reopened(loaded, ReferenceExecutor, ReferenceExecutor)
 
 
 def open_by_reference(path: Path) -> Loaded:
-    """`by_reference` of a folder whose own executor may have no code for its dtypes.
+    """`by_reference` of a folder; its executor need not support the engine's dtypes.
 
     Raises EngineError.
     """
@@ -102,8 +103,8 @@ def build_twin(
 ) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
-    The twin has `ranks` ranks. It is always the CPU's, which has a graph; values between its nodes,
-    KV pages and states have the engine's dtypes. `where` lies in the temporary folder. Raises
+    The twin has `ranks` ranks. It is always a CPU engine, which has a graph; values between its
+    nodes, KV pages and states have the engine's dtypes. `where` is in the temporary folder. Raises
     CheckpointError or OptionError.
     """
     manifest = folder_of(engine).manifest
@@ -138,7 +139,7 @@ def build_twin(
 
 
 def _draft_dtype(manifest: Manifest) -> str:
-    """The option that stores the draft head as this engine does."""
+    """The `--draft-dtype` of this engine."""
     if not manifest.limits.drafts:
         return "auto"
     formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
@@ -146,14 +147,14 @@ def _draft_dtype(manifest: Manifest) -> str:
 
 
 def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
-    """The ids that may be drafted, where they are not all."""
+    """The ids that may be drafted; None: all."""
     ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
     return None if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager
 def _named_by_tmpdir(where: Path) -> Iterator[None]:
-    """Who runs out of space did not choose `where`: says what does."""
+    """Adds to an error about space the variable that decides `where`, which is no option."""
     remedy = "TMPDIR in the environment chooses another folder"
     try:
         yield
@@ -170,13 +171,14 @@ def _named_by_tmpdir(where: Path) -> Iterator[None]:
 
 
 def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
-    """A bucket's executor on this process's device: rank 0's where other processes have others."""
+    """A bucket's executor on this process's device: rank 0's, if other processes have other
+    ranks."""
     found = loaded.executors[key]
     return found.inner if isinstance(found, LeadExecutor) else found
 
 
 def folder_of(loaded: Loaded) -> EngineFolder:
-    """The folder behind an engine."""
+    """The folder of an engine."""
     if loaded.folder is None:
         raise InternalError("only an engine that was opened from a folder can be taken apart")
     return loaded.folder
@@ -185,7 +187,8 @@ def folder_of(loaded: Loaded) -> EngineFolder:
 def _reopened(
     loaded: Loaded, open_alone: OpenExecutor, open_rank: Callable[..., Executor]
 ) -> Loaded:
-    """`open_alone` opens a bucket of an engine of one rank, `open_rank` one rank's of another."""
+    """`open_alone` opens a bucket of an engine with one rank, `open_rank` one rank's bucket of
+    several."""
     folder = folder_of(loaded)
     ranks = folder.manifest.ranks
 

@@ -1,4 +1,4 @@
-"""The three levels of a check: whole model, layer by layer, op by op.
+"""The levels of a check: whole model, layer by layer, op by op.
 
 Each takes opened engines and returns a `Level`. Builds nothing.
 """
@@ -38,10 +38,11 @@ def compare_runs(
     thresholds: Thresholds,
     shown: Progress,
 ) -> list[Level]:
-    """Runs all over all sessions, launch by launch; a level per candidate, which names it.
+    """Runs reference and candidates over all sessions, launch by launch; returns a level per
+    candidate.
 
-    Everything that a candidate and the reference both show is compared, but for states that one
-    side has in other parts than the other: those of one rank, beside those of two.
+    Compares everything that a candidate and the reference both show, except states that they divide
+    differently, as one rank and two do.
     """
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
@@ -66,7 +67,7 @@ def compare_runs(
 
 
 def _cut(one: Loaded, other: Loaded) -> set[str]:
-    """States that are not of one shape, because other ranks have the rest of one."""
+    """States with different shapes on both sides, because other ranks have the rest of one."""
     shapes = {info.spec.name: info.spec.shape[1:] for info in other.states}
     return {
         info.spec.name
@@ -78,11 +79,11 @@ def _cut(one: Loaded, other: Loaded) -> set[str]:
 def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
     """Every node of one decode and one prefill bucket of `loaded` alone.
 
-    Operands and results are what `recorder` has of the same graph with weights beyond doubt,
-    computed by reference. Raises OptionError when the engine's nodes are not those.
+    `recorder` has the operands and results of the same graph with known weights, computed by
+    reference. Raises OptionError if the engine has other nodes.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    # Of a native engine this process has rank 0's part alone.
+    # Of a native engine, this process has rank 0's part only.
     recorded_launches = [one for one in recorder.launches if has_graph(loaded) or not one.rank]
     with shown.track("op level, nodes", sum(len(one.nodes) for one in recorded_launches)) as step:
         for one in recorded_launches:
@@ -103,10 +104,11 @@ class _Alone(Protocol):
 
 
 def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
-    """What runs single nodes of a bucket, by the engine's executor, and which it can run.
+    """The runner of a bucket's single nodes, by the engine's executor, and the nodes that it can
+    run.
 
-    Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
-    the twin's of that name: these are left out.
+    If several GPUs share an engine, some nodes wait for other ranks, and are another op than the
+    twin's node of that name: these are left out.
     """
     folder = folder_of(loaded)
     bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == launch.key)

@@ -1,9 +1,8 @@
-"""What one launch reaches, cut out and put back: its rows, and those of states and tables.
+"""Extracts the rows that one launch uses, also those of states and tables, and writes them back.
 
-A reference computes every row of a bucket, and gives back every state whole. Of a bucket that is
-nearly empty most of that is padding, and over all slots and pages of a served engine each node
-would copy gigabytes. Knows the launch's inputs by docs/graph.md and each state's unit; computes
-nothing.
+A reference computes every row of a bucket, and returns every state whole. In a nearly empty bucket
+most rows are padding, and with all slots and pages of a served engine each node would copy
+gigabytes. Knows the launch's inputs by docs/graph.md and each state's unit; computes nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ class LiveRows:
     """The parts of a launch's arrays along axis 0.
 
     Attributes:
-        given: rows of the bucket, and `taken`: those up to the last that has a slot, at least one.
+        given: rows of the bucket; `taken`: rows up to the last that has a slot, at least one.
         tile: tokens of a row.
-        rows: of slots, then of snapshots; a number's place here is its number in what is cut.
-        pages: the same of pages.
-        axes: of each table and state, the numbers of what is cut of it, scratch among them.
+        rows: of slots, then of snapshots; the index of a number is its number in the extracted
+            states.
+        pages: of pages, likewise.
+        axes: by table and state, the extracted numbers along axis 0, scratch included.
     """
 
     given: int
@@ -48,15 +48,14 @@ class LiveRows:
     def of(
         cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int = 0
     ) -> LiveRows:
-        """Those of a launch: its rows up to the last live one, and of states and tables the rows
-        that its inputs name, the pages of its slots, and those whose numbers are up to `near` lower
-        or higher."""
+        """The parts of a launch: its rows up to the last live one; the rows of states and tables
+        that its inputs name, the pages of its slots, and all neighbours within `near` of these."""
         named = np.concatenate([buffers[name] for name in ROWS if name in buffers])
         own = _with_near(named, limits.sequence_rows - 1, 0)
         held = buffers[PAGES][own[own < limits.max_seqs]]
         rows = _with_near(own, limits.sequence_rows - 1, near)
         pages = _with_near(held, limits.pages, near)
-        # A table or a state of slots has no row of a snapshot: the scratch one stands for it.
+        # A table or a state of slots has no row of a snapshot: the scratch row replaces it.
         by_slot = np.append(np.minimum(rows, limits.max_seqs), limits.max_seqs)
         axes = {spec.name: by_slot for spec in tables(limits)}
         for info in states:
@@ -69,8 +68,8 @@ class LiveRows:
         return cls(given, taken, tile, rows, pages, axes)
 
     def cut(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """An input or a state of the launch, whole, as the launch over these rows has it: a copy,
-        or a part of a step input that names none."""
+        """The extracted part of a whole input or state of the launch: a copy, or a view of a step
+        input without numbers in it."""
         axis = self.axes.get(name)
         if axis is None:
             part = array[: self._part(array)]
@@ -79,12 +78,12 @@ class LiveRows:
         return _renumbered(cut, self.pages) if name == PAGES else cut
 
     def _part(self, array: NDArray[Any]) -> int:
-        """How much is taken of what counts rows, or the tokens of rows."""
+        """The extracted length of an axis that counts rows, or tokens of rows."""
         return len(array) // self.given * self.taken
 
     def padded(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A value of the rows that were taken, or of their tokens, as one of the whole bucket, with
-        zeros behind; any other as it is."""
+        """A value of the extracted rows, or of their tokens, extended with zeros to the whole
+        bucket; another value unchanged."""
         if not array.ndim or len(array) not in (self.taken, self.taken * self.tile):
             return array
         whole = np.zeros((len(array) // self.taken * self.given, *array.shape[1:]), array.dtype)
@@ -92,25 +91,26 @@ class LiveRows:
         return whole
 
     def put_output(self, buffer: NDArray[Any], value: NDArray[Any]) -> None:
-        """Writes an output; 0 of rows that were not taken, whose values are unspecified."""
+        """Writes an output, with 0 in rows that were not extracted: their values are
+        unspecified."""
         part = self._part(buffer)
         buffer[:part] = value
         buffer[part:] = 0
 
     def put(self, name: str, buffer: NDArray[Any], value: NDArray[Any]) -> None:
-        """Writes a state's rows back to where they were cut from."""
+        """Writes a state's extracted rows back."""
         buffer[self.numbers(name)] = self.owned(name, value)
         buffer[self.axes[name][-1]] = value[-1]
 
     def numbers(self, name: str) -> Index:
-        """Of the rows that a table or a state has of its own: all that were cut but the scratch
-        one, and where it has none of snapshots, but those."""
+        """The extracted rows of a table or a state, without the scratch row and without rows of
+        snapshots that it lacks."""
         axis = self.axes[name]
         numbers: Index = axis[axis < axis[-1]]
         return numbers
 
     def owned(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """These rows of what was cut."""
+        """These rows of the extracted array."""
         axis = self.axes[name]
         own: NDArray[Any] = value[axis < axis[-1]]
         return own
@@ -126,7 +126,7 @@ def _with_near(numbers: NDArray[Any], count: int, near: int) -> Index:
 
 
 def _renumbered(array: NDArray[Any], numbers: Index) -> NDArray[Any]:
-    """The place of each value in `numbers`; -1, which names nothing, of one that is not there."""
+    """The index of each value in `numbers`; -1 for a missing one."""
     if not len(numbers):
         return np.full_like(array, -1)
     at = np.searchsorted(numbers, array).clip(max=len(numbers) - 1)

@@ -1,6 +1,6 @@
-"""Lets an engine show its residual stream: more outputs on a compiled bucket, nothing else changed.
+"""Adds an engine's residual stream to the outputs of a compiled bucket, and changes nothing else.
 
-Knows how the `ort` executor's bytes are made. Engines of other executors show it when they were
+Knows the payload of the `ort` executor. Engines of other executors have these outputs if they were
 built with `--debug`.
 """
 
@@ -36,7 +36,7 @@ def mark(file: EngineFile, manifest: Manifest) -> EngineFile:
 
 
 class _Marks:
-    """Those of the models so far, but for what the bucket shows already."""
+    """The marks of the models so far, without those that are outputs already."""
 
     def __init__(self, dtype: DType, shape: tuple[int, int], shown: Collection[str]) -> None:
         self._dtype, self._shape, self._shown = dtype, shape, shown
@@ -58,12 +58,12 @@ class _Marks:
 
     @property
     def names(self) -> list[str]:
-        """Of all."""
+        """The marks of all models."""
         return [spec.name for spec in self.specs]
 
 
 def _between(segments: Segments, marks: _Marks) -> Segments:
-    """Marks that pass from step to step are the bucket's outputs then."""
+    """Marks that later steps read are outputs of the bucket then."""
     steps: list[Segment | Collective] = []
     for step in segments.steps:
         if isinstance(step, Segment):

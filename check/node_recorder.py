@@ -1,6 +1,6 @@
 """Records what every node of two launches reads and writes, while references compute a session.
 
-The two are the launches whose sequences reach furthest, one of each family. Knows sessions and the
+The two are the launches with the longest sequences, one of each family. Knows sessions and the
 reference executor; judges nothing.
 """
 
@@ -32,8 +32,8 @@ Buffers = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch, node by node; `weights` are the names of operands that never change. `rank`:
-    whose nodes they are."""
+    """One launch, node by node. `weights`: the names of operands that never change. `rank`: the
+    rank of the nodes."""
 
     key: BucketKey
     nodes: list[Recorded]
@@ -43,9 +43,9 @@ class RecordedLaunch:
 
 
 class Recorder:
-    """Opens `loaded`, an engine of reference executors, so that two of its launches are recorded.
+    """Opens `loaded`, an engine of reference executors, and records two of its launches.
 
-    `recording` is to run the launches of all sessions in their order, each once.
+    `recording` must run the launches of all sessions in order, each once.
     """
 
     def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
@@ -63,7 +63,7 @@ class Recorder:
         self.recording = replace(loaded, executors=executors)
 
     def run(self, shown: Progress) -> None:
-        """Runs as many launches as are needed, for the nodes alone."""
+        """Runs the launches that are needed, without comparing them."""
         needed = max(self._wanted) + 1
         with (
             SessionRunner("reference", self.recording) as runner,
@@ -74,7 +74,7 @@ class Recorder:
                 step()
 
     def launch(self, key: BucketKey, executor: Executor, buffers: Buffers) -> None:
-        """Runs the next launch, and keeps its nodes if they are wanted, rank by rank."""
+        """Runs the next launch, and records its nodes by rank if it is one of the two."""
         parts, of = _parts(executor), [buffers]
         if isinstance(executor, RanksExecutor):
             of = executor.of(buffers)
@@ -92,17 +92,17 @@ class Recorder:
 
 
 def _parts(executor: Executor) -> list[ReferenceExecutor]:
-    """One for each rank."""
+    """The recorded launch of each rank."""
     found = executor.parts if isinstance(executor, RanksExecutor) else (executor,)
     parts = [part for part in found if isinstance(part, ReferenceExecutor)]
     if len(parts) != len(found):
-        raise InternalError("only reference executors tell what their nodes read")
+        raise InternalError("only reference executors report their nodes' operands")
     return parts
 
 
 class _Keeper:
-    """Keeps the nodes of one launch. Of states, the rows and pages that it reaches and their
-    neighbours: they are much larger, and a write beside is seen all the same."""
+    """Records the nodes of one launch. Of states, only the rows and pages that it uses and their
+    neighbours, since states are large; a write next to the right row is still seen."""
 
     def __init__(
         self, inputs: Buffers, states: Sequence[StateInfo], weights: Collection[str] = ()
@@ -114,8 +114,8 @@ class _Keeper:
         self._held: dict[str, StateValue] = {}
 
     def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
-        """One node, as one of the whole bucket. Its step inputs and tables are kept as the launch
-        has them, whose rows are numbered by the engine."""
+        """One node, with values extended to the whole bucket. Step inputs and tables are the
+        launch's, with the engine's row numbers."""
         if not self._held:
             for name, count in self._counts.items():
                 self._held[name] = StateValue(name, live.numbers(name), count)
@@ -143,7 +143,7 @@ class _Keeper:
 
 
 class _RecordingExecutor(SynchronousExecutor):
-    """The protocol of `runtime/executors/executor.py`, told to the recorder."""
+    """An `Executor` that reports every launch to the recorder."""
 
     def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
         self._key, self._inner, self._recorder = key, inner, recorder
@@ -164,7 +164,7 @@ class _RecordingExecutor(SynchronousExecutor):
 
 
 def _longest(sessions: Sequence[Session], family: str) -> int:
-    """The launch, counted over all sessions, whose sequences reach furthest; the first of them."""
+    """The index over all sessions of the first launch with the longest sequences."""
     launches = [launch for session in sessions for launch in session.launches]
     reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]
     best = max(reach, default=-1)

@@ -1,4 +1,4 @@
-"""What is run: seeded sequences whose lengths stand on both sides of every edge.
+"""The inputs of a check: seeded sequences with lengths on both sides of every boundary.
 
 Knows the step inputs and tables of docs/graph.md and an engine's limits and buckets; knows no
 model and runs nothing. Tokens are forced (no step reads a token that another step sampled), so
@@ -25,10 +25,10 @@ from spark_engine.interface import (
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
-SAMPLED = -1  # a next id: the one that this launch samples
+SAMPLED = -1  # a next id: the one that this launch samples (not forced)
 FROM_STATE = -1  # a token id or a start: as the slot's states say
 DECODED = 3  # forced tokens decoded after each prompt
-ODD_SPLIT = 37  # a prefill that stops here and goes on later
+ODD_SPLIT = 37  # a prefill that stops here and continues later
 GENERATED = 24  # tokens decoded greedily after each prompt of the text level
 
 
@@ -46,7 +46,7 @@ class Launch:
     next_ids: Array
 
     def feed(self) -> dict[str, Array]:
-        """The step inputs by name, those included that only some engines and families have."""
+        """The step inputs by name, also those of some engines and families only."""
         names = ("token_ids", "slots", "starts", "counts", "emit", "next_ids")
         given = {name: getattr(self, name) for name in names}
         return {**given, "sources": self.slots, "saves": np.full_like(self.slots, -1)}
@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Text:
-    """One sequence: where it lies, its tokens, and how many of them are prompt."""
+    """One sequence: its slot and pages, its tokens, and the length of its prompt."""
 
     slot: int
     pages: tuple[int, ...]
@@ -64,7 +64,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Session:
-    """Launches over states that begin empty; the tables hold for all of them."""
+    """Launches over initially empty states, with the same tables for all."""
 
     label: str
     texts: tuple[Text, ...]
@@ -84,7 +84,7 @@ def sessions(
         limits: of the engine (the smallest of both, when two are compared).
         buckets: (family, rows) that may be launched; each is launched at least once.
         seed: of the tokens, the slots and the order of the pages.
-        recorded: token ids of real prompts, run beside the random ones.
+        recorded: token ids of real prompts, run in addition to the random ones.
     """
     rng = np.random.default_rng(seed)
     prompts = [_random(rng, n, limits.vocab) for n in LENGTHS if n + DECODED <= limits.max_context]
@@ -105,7 +105,7 @@ def sessions(
     longest = sorted(prompts, key=len)[-1:]
     for rows in prefill[:-1]:
         found.append(_session(rng, f"prefill_t{rows * 64}", longest, rows, full[:1], limits))
-    # Nothing is prefilled: a full bucket from the first token on.
+    # No prefill: a full bucket from the first token on.
     first = [_random(rng, 1, limits.vocab) for _ in range(decode[-1])]
     group = _groups(first, limits)[0]
     found.append(_session(rng, f"decode_b{decode[-1]}", group, 0, full, limits))
@@ -121,10 +121,11 @@ def greedy_session(
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
 ) -> Session:
-    """Prompts to go on from greedily: launched are their prefills; `next_launches` has the rest.
+    """Prompts for greedy decoding: has the launches of their prefills; `next_launches` has the
+    rest.
 
-    As many of the recorded prompts and of random ones as fit, cut so that GENERATED tokens (half
-    the context where that is less) have room. The texts' ids beyond the prompt mean nothing.
+    As many of the recorded prompts and of random ones as fit, cut so that GENERATED tokens (or half
+    the context, if that is less) fit. The texts' ids after the prompt have no meaning.
     """
     rng = np.random.default_rng(seed)
     room = min(GENERATED, limits.max_context // 2)
@@ -140,9 +141,9 @@ def greedy_session(
 def next_launches(
     session: Session, said: Mapping[int, Sequence[int]], rows: int
 ) -> Iterator[Launch]:
-    """One decode step: each text is given the last of the tokens `said` after its prompt, by slot.
+    """One decode step: each text's input is the last of its tokens in `said`, by slot.
 
-    `rows` is the decode bucket. A text without room for the token is left out.
+    `rows` is the decode bucket. A text at the end of its context is left out.
     """
     going = []
     for text in session.texts:
@@ -154,7 +155,7 @@ def next_launches(
 
 
 def verified(rows: int, k: int, going: Sequence[tuple[Text, int, int]]) -> Launch:
-    """A round of k drafts. `going`: texts, where each is, and how many tokens it is given."""
+    """A round of k drafts. `going`: texts, their positions, and the number of input tokens."""
     return _launch(verify_family(k), rows, going)
 
 
@@ -165,10 +166,10 @@ def _rounds(
     verify: Sequence[tuple[int, int]],
     limits: Limits,
 ) -> Session:
-    """A round in every bucket, (drafts, rows), of as many texts as it holds.
+    """A round in every bucket (drafts, rows), with as many texts as fit.
 
-    Drafts are drawn like all tokens, so that next to none is accepted: each text moves by one token
-    a round, and what was written of the others is written over. Rows have all lengths.
+    Drafts are random, so almost none is accepted: each text gains one token a round, and the next
+    round overwrites what the others wrote. Rows have all lengths.
     """
     more = len(verify) + verify[-1][0]
     session = _session(rng, "rounds", prompts, prefill_rows, (), limits, more=more)
@@ -185,7 +186,7 @@ def _rounds(
 
 
 def default_tables(limits: Limits) -> dict[str, Array]:
-    """Tables that ask for greedy decoding without penalties and own no page."""
+    """Tables for greedy decoding without penalties, and without pages."""
     slots = limits.max_seqs + 1
     sampling_f = np.zeros((slots, len(SAMPLING_F)), np.float32)
     sampling_f[:, SAMPLING_F.index("top_p")] = 1
@@ -209,8 +210,8 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
 def _groups(
     prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
 ) -> list[list[list[int]]]:
-    """The prompts in order, in as few groups as slots and pages allow; each grows by `more`, or as
-    far as the context goes."""
+    """The prompts in order, in as few groups as slots and pages allow; each grows by `more` tokens,
+    or to the end of the context."""
     groups: list[list[list[int]]] = [[]]
     pages = 0
     for prompt in prompts:
@@ -233,9 +234,9 @@ def _session(
     split: int = 0,
     more: int = 0,
 ) -> Session:
-    """`steps` are the decode buckets to step in, one after the other: all texts step in the
-    largest, in several launches if need be, and as many as have room in the others. With
-    `prefill_rows` 0 they begin at the first token. `more`: tokens in place of those stepped."""
+    """`steps`: the decode buckets to step in, one after another. All texts step in the largest, in
+    several launches if necessary, and as many as fit in the others. With `prefill_rows` 0 they
+    start at the first token. `more`: the number of tokens, instead of that of `steps`."""
     slots = rng.permutation(limits.max_seqs)
     pages = iter(rng.permutation(limits.pages))
     texts = []
@@ -261,7 +262,7 @@ def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
 
 
 def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
-    """All prompts, tiles packed; with `split` each prompt stops there once, in a launch of its own.
+    """All prompts, tiles packed; with `split` each prompt's tile ends there, in a separate launch.
 
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
     """

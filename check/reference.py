@@ -35,12 +35,13 @@ ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Arrays = tuple[NDArray[Any], ...]
 Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
-NEAR = 1  # how far beside a watched launch's rows and pages others are shown, too
+NEAR = 1  # a watched launch also shows this many neighbours of its rows and pages
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node: an op of ours with its attributes, or a standard operator (`op` is None)."""
+    """One node: an op of the domain `spark` with its attributes, or a standard operator (`op` is
+    None)."""
 
     name: str
     kind: str
@@ -53,25 +54,25 @@ class Step:
 def read_steps(payload: bytes) -> list[Step]:
     """The nodes of an `ort` payload in their order.
 
-    Raises EngineError when a node does not say what it was made from.
+    Raises EngineError if a node lacks its op as metadata.
     """
     model = onnx.load_from_string(payload)
     return [_step(node) for node in model.graph.node]
 
 
 def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
-    """The ONNX models of an `ort` payload in order: one, or what lies between collectives."""
+    """The ONNX models of an `ort` payload in order: one, or those between collectives."""
     if ranks == 1:
         return [payload]
     return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
 
 
 class ReferenceExecutor(SynchronousExecutor):
-    """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
+    """An executor (runtime/executors/executor.py). `watch`, if set, is called with every node.
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed over what it reaches alone (`live_rows`), and so `watch` is shown it.
+    A launch is computed over the rows that it uses only (`live_rows`), also for `watch`.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ReferenceExecutor(SynchronousExecutor):
         for spec in self._specs.outputs:
             live.put_output(buffers[spec.name], _checked(values[spec.name], spec))
         for spec in self._specs.states:
-            if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be only read
+            if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be read-only
                 live.put(spec.name, buffers[spec.name], value)
 
     def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
@@ -129,8 +130,8 @@ class ReferenceExecutor(SynchronousExecutor):
         """Frees nothing: weights are mapped."""
 
     def _combine(self, step: Collective, values: Values) -> None:
-        """What the ranks make together: their sum, or their parts side by side, of all rows or of
-        those that the step's `rows` name. What the others hold is undefined."""
+        """The collective's result: the ranks' sum, or their parts concatenated, of all rows or of
+        those that the step's `rows` name. Other rows are undefined."""
         assert self._comm is not None
         given, rows = values[step.input], asdict(step).get("rows")
         if step.op == "all_reduce":

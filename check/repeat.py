@@ -1,10 +1,10 @@
-"""How often an engine parts from itself: the same requests again, in other company.
+"""Measures how often an engine's texts differ between runs of the same requests.
 
 The requests run together, as they are served and with the prefix cache as it is served, and then
-again and again: in the first of the other runs as before, in the rest in another order and
-arriving at other times, so that each meets other buckets, neighbours, chunks and hits. An engine
-that was built to be invariant must not part; of any other this is the noise that a comparison of
-two engines has to rise above. Knows the runtime's front door; compares token ids.
+again and again: in the first of the other runs as before, in the rest in another order and at other
+arrival times, so that buckets, neighbours, chunks and cache hits differ. An invariant engine must
+give equal texts; for another engine this is the noise level of a comparison of two engines. Knows
+the runtime's entry point; compares token ids.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Texts = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Run:
-    """One run beside the first: `same` texts of all; the mean part of a text before it parted;
-    and the prompt and token where one parted earliest (-1: none did)."""
+    """One run compared with the first: the number of `same` texts; the mean part of a text before
+    it differs; the prompt and token of the earliest difference (-1: none)."""
 
     arriving: str
     same: int
@@ -43,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Repeated:
-    """All runs. `invariant`: the engine was built never to part from itself."""
+    """All runs. `invariant`: the engine is an invariant build."""
 
     engine: str
     invariant: bool
@@ -53,7 +53,7 @@ class Repeated:
 
     @property
     def passed(self) -> bool:
-        """Nothing parted that must not."""
+        """Whether no text differs that must not."""
         return not self.invariant or all(run.same == self.texts for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,8 @@ def repeat(
     shown: Progress,
     seed: int = 0,
 ) -> Repeated:
-    """Runs the requests once and `count` times more. `recorded`: prompts beside the random ones."""
+    """Runs the requests once and `count` times more. `recorded`: prompts in addition to the random
+    ones."""
     rng = random.Random(seed)
     requests = _requests(loaded, recorded, rng)
     engine = Engine(loaded, EngineOptions())
@@ -86,8 +87,10 @@ def repeat(
 
 
 def show_repeated(found: Repeated, console: Console) -> None:
-    """A row for each run, and the sum of them in one line."""
-    table = Table(title=f"{found.texts} greedy texts, {found.tokens} tokens, beside the first run")
+    """Prints a row for each run, and a summary line."""
+    table = Table(
+        title=f"{found.texts} greedy texts, {found.tokens} tokens, compared with the first run"
+    )
     for column in ("run", "arriving", "same texts", "agreement", "first difference at"):
         table.add_column(column, justify="left" if column == "arriving" else "right")
     for number, run in enumerate(found.runs, 1):
@@ -119,7 +122,7 @@ def _requests(
 
 
 def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) -> Texts:
-    """What each request says, where it arrives `late` steps after the beginning."""
+    """The text of each request; each arrives `late` steps after the start."""
     said: dict[int, list[int]] = {}
     number: dict[int, int] = {}
     waiting = sorted(range(len(requests)), key=lambda i: (late[i], i))
@@ -137,7 +140,7 @@ def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) 
 
 
 def _compared(arriving: str, first: Texts, other: Texts) -> Run:
-    """A request that was given up has a shorter text, which parts where it ends."""
+    """A cancelled request has a shorter text, which differs at its end."""
     before = [_common(a, b) for a, b in zip(first, other, strict=True)]
     parted = [(n, i) for i, n in enumerate(before) if n < max(len(first[i]), len(other[i]))]
     shares = [n / max(len(a), len(b), 1) for n, a, b in zip(before, first, other, strict=True)]

@@ -1,9 +1,9 @@
-"""Rounds of drafts against decode: a bucket that verifies says what decoding says, token by token.
+"""Compares rounds of drafts with decode: a verify bucket must sample the tokens of decode.
 
-Texts that one bucket has decoded greedily run again in each bucket that verifies, with drafts that
-are right but for every third round's last. What is sampled behind every accepted token must be what
-was decoded there, and as many tokens must be accepted as the samples say. Where the round before
-said it, the next one begins from the states. Knows one engine; needs no reference.
+Texts that one bucket decoded greedily run again in each bucket that verifies. The drafts are right,
+except the last of every third round. The sample after every accepted token must be the decoded
+token, and the number of accepted tokens must follow from the samples. If the states hold the next
+position, the next round starts from them. Knows one engine; needs no reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRONG = 3  # every so many rounds the last draft is another token
 
 @dataclass(frozen=True)
 class Decoded:
-    """What was decoded, by slot: the tokens said, and the logits [V] at each, in their order."""
+    """The decoded tokens by slot, and the logits [V] of each."""
 
     said: Mapping[int, Sequence[int]]
     logits: Mapping[int, Sequence[Array]]
@@ -44,8 +44,8 @@ def compare_rounds(
 ) -> list[Finding]:
     """A finding for each bucket of `keys`. `session` holds the texts and their prefills.
 
-    A sample may be another token than was decoded only where the logits of decoding hold the two to
-    be as good, within `tie` of their range.
+    A sample may differ from the decoded token only if decode's logits of the two are within `tie`
+    of their range.
     """
     found = []
     with shown.track("text level, buckets that verify", len(keys)) as step:
@@ -66,17 +66,17 @@ class _Run:
     ) -> None:
         self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
         self._session = session
-        self._texts = {  # nothing was decoded behind the last token said
+        self._texts = {  # nothing was decoded after the last token
             text.slot: replace(text, ids=(*text.ids[: text.prompt], *decoded.said[text.slot][:-1]))
             for text in session.texts
         }
         self._at = {slot: text.prompt for slot, text in self._texts.items()}
-        self._known: set[int] = set()  # slots whose states say where they are, and rightly
+        self._known: set[int] = set()  # slots with the right position in their states
         self.wrong: list[str] = []
         self._tokens = self._near = self._rounds = self._accepted = 0
 
     def go(self, k: int, rows: int) -> None:
-        """Prefills, then rounds until no text has a token left to be said."""
+        """Runs the prefills, then rounds until every text is complete."""
         for launch in self._session.launches:
             self._launch(launch)
         going = list(self._texts.values())
@@ -105,7 +105,7 @@ class _Run:
             at += n
 
     def _judge(self, text: Text, fed: Array, sampled: Array, accepted: int) -> None:
-        """One row: what it was fed, what it sampled behind each token, how many it accepted."""
+        """Checks one row: its input tokens, the samples after each, and the number accepted."""
         slot, place = text.slot, self._at[text.slot] - text.prompt
         right = 1 + int(np.cumprod(fed[1:] == sampled[:-1]).sum())
         where = f"text in slot {slot}, token {place}"
@@ -123,7 +123,7 @@ class _Run:
                 self._near += 1
             else:
                 self.wrong.append(f"{where} and {1 + j}: {chosen} for {best}")
-        # A draft that is another token was accepted only by a near tie: the text ends there.
+        # An accepted draft differs from decode only at a near tie: the text ends there.
         followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
         self._accepted += accepted
         self._at[slot] += accepted if followed else len(text.ids)
@@ -131,7 +131,7 @@ class _Run:
         (self._known.add if followed and goes_on else self._known.discard)(slot)
 
     def verdict(self, name: str) -> Verdict:
-        """Over all rounds."""
+        """The finding over all rounds."""
         figures = {
             "texts": float(len(self._texts)),
             "tokens": float(self._tokens),

@@ -1,6 +1,6 @@
-"""The tensors that a checkpoint's JSON files stand for, in the layout that exporters use.
+"""The tensors that a checkpoint's JSON files describe, in the layout of exporters.
 
-What `describe` and drawn checkpoints have in place of a file's own tensors. Opens nothing.
+Used by `describe` and synthetic checkpoints, which have no files of weights. Opens no file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from spark_engine.models.families.registry import family_of
 
 @dataclass(frozen=True)
 class UsualTensors:
-    """What a checkpoint of a configuration usually is.
+    """The tensors that a checkpoint of a configuration usually has.
 
     Attributes:
         rows: the list of the text network and of what is left out.
-        expected: all of it, and the draft head's.
+        expected: all tensors of `rows` and of the draft head.
         draft_note: why there is no draft head, or "".
     """
 
@@ -48,7 +48,7 @@ class UsualTensors:
 def usual_tensors(
     config: ModelConfig, config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
 ) -> UsualTensors:
-    """Raises CheckpointError for what the JSON files alone can tell."""
+    """Raises CheckpointError for faults of the JSON files."""
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, config_json, hf_quant)

@@ -1,8 +1,7 @@
 """A Hugging Face folder, opened lazily: headers parsed once, tensors read as views of a map.
 
-Knows the safetensors layout, the index file and the folder's JSON files. Knows no model: which
-tensors must be there is `expected_tensors.py`. Every fault of the files is found here, before
-anything else happens.
+Knows the safetensors layout, the index file and the folder's JSON files. Knows no model.
+Finds every fault of the files before any later step.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ _SAMPLE = 64 << 10  # bytes of each tensor above it
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: `offset` in bytes from the start of `file` (a name in the folder)."""
+    """The place of one tensor: `offset` in bytes from the start of `file` (a name in the
+    folder)."""
 
     name: str
     dtype: DType
@@ -86,8 +86,8 @@ class Checkpoint:
         """SHA-256 over the JSON files, every header and the weights' bytes.
 
         Of a shard of 256 MiB or more only 64 KiB of each tensor are read: its first and last
-        32 KiB. An edit elsewhere in such a shard goes unseen; names, dtypes, shapes and sizes
-        do not, and neither does another training run or another quantisation.
+        32 KiB. An edit elsewhere in such a shard is not detected. Other names, dtypes, shapes and
+        sizes are, and so is another training run or another quantisation.
         """
         total = hashlib.sha256()
         for file in CONFIGS:
@@ -108,8 +108,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """Opens a folder with config.json and safetensors, one file or sharded with an index.
 
     Reads the JSON files and the headers only. Raises CheckpointError, naming tensor, file and
-    remedy, when a file is missing, cut short or malformed, a tensor appears twice, lies outside
-    its file or over another, has an unknown dtype, or when index and shards disagree.
+    remedy, when a file is missing, truncated or malformed; when a tensor appears twice, exceeds its
+    file, overlaps another, or has an unknown dtype; or when index and shards disagree.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -143,7 +143,7 @@ def _remedy(folder: Path) -> str:
 def read_json(file: Path, required: bool) -> dict[str, Any]:
     """The object in a JSON file; {} where it is absent and not required.
 
-    Raises CheckpointError when it is missing though required, or holds no object.
+    Raises CheckpointError if it is required and missing, or holds no object.
     """
     if not file.is_file():
         if required:
@@ -165,7 +165,7 @@ def _single(folder: Path) -> str:
     if SINGLE in found or len(found) == 1:
         return SINGLE if SINGLE in found else found[0]
     if found:
-        _fail(INDEX, f"missing beside {len(found)} shards such as {found[0]}", AGAIN)
+        _fail(INDEX, f"missing, with {len(found)} shards such as {found[0]}", AGAIN)
     others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")]
     what = f"only {sorted(others)[0]} is there" if others else "there are no weights"
     _fail(SINGLE, f"missing from {folder}: {what}", "give a checkpoint saved as safetensors")
@@ -180,12 +180,14 @@ def _index_files(folder: Path, index: Mapping[str, Any]) -> list[str]:
         if Path(file).name != file:
             _fail(INDEX, f"names {file!r}, which is not a plain file name", "do not trust it")
     if (folder / SINGLE).is_file() and SINGLE not in files:
-        _fail(SINGLE, f"lies beside {INDEX}, which does not name it", "remove one of the two")
+        _fail(
+            SINGLE, f"is in a folder with {INDEX}, which does not name it", "remove one of the two"
+        )
     return files
 
 
 def refuse_pointer(file: Path, start: bytes) -> None:
-    """Raises CheckpointError for a file that Git LFS has left unfetched; `start` are its bytes."""
+    """Raises CheckpointError for a file that Git LFS has not fetched; `start`: its first bytes."""
     if hints.is_lfs_pointer(start):
         what = "is a Git LFS pointer, its content was not fetched"
         _fail(file.name, what, f"run `git lfs pull` in {file.parent}")

@@ -1,7 +1,7 @@
 """Names and shapes of tensors that are recognised and not compiled: the vision tower.
 
-Knows the tensors of transformers' `Qwen3_5VisionModel`, and how the names of the draft head begin,
-which graphs without drafts leave out. Nothing here is compiled.
+Knows the tensors of transformers' `Qwen3_5VisionModel`, and the prefix of the draft head's names,
+which graphs without drafts leave out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIXES = {
 
 
 def tensors(c: Qwen3_5Config) -> Iterator[Tensor]:
-    """Every tensor of the vision tower, where there is one."""
+    """Every tensor of the vision tower, if there is one."""
     if c.vision is not None:
         for name, shape in _vision(c.vision):
             yield Tensor(name, shape, part="vision")
