@@ -94,7 +94,9 @@ def weights_in_work(layout: WeightLayout, room: HostRoom) -> int:
     if room.usable is None:
         return IN_FLIGHT
     if need > room.usable:
-        kept = f" and {size(room.kept)} that this machine itself keeps" if room.kept else ""
+        kept = (
+            f" in addition to {size(room.kept)} that the machine itself keeps" if room.kept else ""
+        )
         raise CapacityError(
             f"weight {largest.spec.name} takes {size(need)} while it is made, and "
             f"{size(room.usable)} of memory are free{kept}: stop other programs (an engine that "

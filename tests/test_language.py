@@ -64,7 +64,7 @@ CAPS = {
     "plugins": 324,
     "runtime": 674,
     "spark_engine": 74,
-    "tests": 819,
+    "tests": 814,
     "training": 64,
 }
 

@@ -62,7 +62,7 @@ def test_a_spark_builds_starts_and_refuses(tmp_path: Path, monkeypatch: pytest.M
 
     starving = KEPT + manifest.memory.total - 1
     monkeypatch.setattr(cuda_driver, "available_memory", lambda: starving)
-    with pytest.raises(CapacityError, match="that this machine itself keeps"):
+    with pytest.raises(CapacityError, match="that the machine itself keeps"):
         load(folder, cache_bytes=0)
 
 
@@ -86,6 +86,6 @@ def test_a_build_beside_an_engine_leaves_the_host_its_part(
     build(checkpoint, tmp_path / "one", options, lambda text: None)
     assert given == [3 * GIB]
     monkeypatch.setattr(building, "available_memory", lambda: KEPT + 1000)
-    with pytest.raises(CapacityError, match=r"1000 B of memory are free beside the 10\.00 GiB"):
+    with pytest.raises(CapacityError, match=r"1000 B of memory are free in addition to 10\.00 GiB"):
         build(checkpoint, tmp_path / "two", options, lambda text: None)
     assert not (tmp_path / "two").exists() and len(given) == 1

@@ -340,17 +340,17 @@ def test_verify_names_family_stage_and_check() -> None:
         verify.verify(subject(toy_graph()), "rewritten")
 
 
-def prefilling(graph: gs.Graph, told: tuple[str, ...], unit: str = "sequence") -> Subject:
-    """Of prefill; `last` updates a state of `unit`, and reads `told` of the launch's steps."""
+def prefilling(graph: gs.Graph, given: tuple[str, ...], unit: str = "sequence") -> Subject:
+    """Of prefill; `last` updates a state of `unit`, and reads `given` of the launch's steps."""
     named = {name: variable(TensorSpec(name, DType.I32, ("rows",))) for name in verify.ELSEWHERE}
     graph.inputs += [*named.values()]
-    graph.nodes[2].inputs += [named[name] for name in told]
+    graph.nodes[2].inputs += [named[name] for name in given]
     state = {"total": (STATES["total"][0], unit)}
     return replace(subject(graph), family="prefill", states=state)
 
 
 @pytest.mark.parametrize(
-    ("family", "unit", "told", "legal"),
+    ("family", "unit", "given", "legal"),
     [
         ("prefill", "sequence", ("sources", "saves"), True),
         ("prefill", "sequence", (), False),
@@ -362,17 +362,17 @@ def prefilling(graph: gs.Graph, told: tuple[str, ...], unit: str = "sequence") -
         ("decode", "sequence", (), True),
     ],
 )
-def test_who_is_told_what_to_begin_from(
-    family: str, unit: str, told: tuple[str, ...], legal: bool
+def test_which_nodes_read_sources_and_saves(
+    family: str, unit: str, given: tuple[str, ...], legal: bool
 ) -> None:
-    found = [*verify.elsewhere(replace(prefilling(toy_graph(), told, unit), family=family))]
-    assert not found if legal else f"accumulate last is told {len(told)} of sources and" in found[0]
+    found = [*verify.elsewhere(replace(prefilling(toy_graph(), given, unit), family=family))]
+    assert not found if legal else f"accumulate last reads {len(given)} of sources and" in found[0]
 
 
 def test_a_prefill_whose_graph_has_no_such_steps_is_seen() -> None:
     given = replace(subject(toy_graph()), family="prefill")
     given = replace(given, states={"total": (STATES["total"][0], "sequence")})
-    assert [*verify.elsewhere(given)] == ["accumulate last is told 0 of sources and saves"]
+    assert [*verify.elsewhere(given)] == ["accumulate last reads 0 of sources and saves"]
 
 
 @pytest.mark.parametrize(("unit", "rows"), [("slot", 3), ("page", 8), ("sequence", 8)])
