@@ -62,7 +62,7 @@ def test_a_spark_builds_starts_and_refuses(tmp_path: Path, monkeypatch: pytest.M
 
     starving = KEPT + manifest.memory.total - 1
     monkeypatch.setattr(cuda_driver, "available_memory", lambda: starving)
-    with pytest.raises(CapacityError, match="that the machine itself keeps"):
+    with pytest.raises(CapacityError, match="that this machine itself keeps"):
         load(folder, cache_bytes=0)
 
 
