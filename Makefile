@@ -23,8 +23,8 @@ run: $(VENV)/.run
 	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
 
 # Three processes on two cores, since tests of servers wait a lot; a file at a time, since fixtures
-# belong to a file. One thread each for small matrix products, whose threads wait for one another
-# longer than they compute. Tests start the commands some hundred times: bytecode is written even
+# belong to a file. One thread each, since in small matrix products threads wait longer than they
+# compute. Tests start the commands some hundred times: bytecode is written even
 # where PYTHONDONTWRITEBYTECODE is set. --no-compile: most installed modules are never imported.
 test: $(VENV)/.test lint types
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -89,8 +89,8 @@ abuse: $(VENV)/.test
 fuzz: $(VENV)/.test
 	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
 
-# spark-bench over the embedded model: every way to arrive, conversations and agents whose prompts are
-# cached, profiles. Some minutes.
+# spark-bench over the embedded model: every arrival process, conversations and agents with cached
+# prompts, profiles. Some minutes.
 served: $(VENV)/.test
 	$(BIN)/python -m tests.soak.served
 
@@ -116,8 +116,8 @@ soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
 
 # Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
-# all are replaced; then two in a cluster, whose front, controller and commands are killed. Ten minutes
-# where there are cores for them; 80 MB of packages.
+# all are replaced; then two in a cluster, where front, controller and commands are killed. Ten minutes
+# with a core for each; 80 MB of packages.
 replicas: $(VENV)/.test
 	$(PIP) install -e '.[ray]'
 	$(BIN)/python -m tests.soak.replicas
@@ -128,7 +128,7 @@ page: $(VENV)/.test
 	$(PIP) install -e '.[page]'
 	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
 
-# Real clients (openai, anthropic, langchain, lm-eval, …), each in an environment of its own, against
+# Real clients (openai, anthropic, langchain, lm-eval, …), each in a separate environment, against
 # the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/use/clients.md.
 clients: $(VENV)/.test
 	$(BIN)/python -m tests.clients.run

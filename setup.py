@@ -1,4 +1,4 @@
-"""The packages and every folder in them, by the names they are imported by (pyproject.toml).
+"""Lists the packages with the names that they are imported by (pyproject.toml).
 
 A build from a git checkout, or with SPARK_COMMIT in the environment, stores the commit.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def commit() -> str:
-    """The commit that is built; empty where nobody knows."""
+    """The commit that is built; empty if unknown."""
     given = os.environ.get("SPARK_COMMIT", "").strip()
     if given or not (ROOT / ".git").exists():
         return given

@@ -1,4 +1,4 @@
-"""`spark-bench`: what a server is worth to its clients.
+"""`spark-bench`: load tests of servers.
 
 Knows the command line and the environment; `command` says how it ends.
 """
@@ -43,7 +43,7 @@ KEY, HIDDEN = "--api-key", "***"
 
 
 class Finite(click.FloatRange):
-    """A range without `nan` and `inf`, for which nobody waits."""
+    """A range of floats that refuses `nan` and `inf`."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -136,7 +136,11 @@ def main() -> None:
     help="Goodput target: ttft=500, itl=50, tpot or e2e. May be repeated.",
 )
 @click.option(
-    "--repeats", type=COUNT, default=3, show_default=True, help="Runs, whose spread is shown."
+    "--repeats",
+    type=COUNT,
+    default=3,
+    show_default=True,
+    help="Number of runs; the report shows their spread.",
 )
 @click.option("--warm", type=click.IntRange(0), default=8, help="Warm-up requests, not counted.")
 @click.option(
@@ -159,13 +163,13 @@ def main() -> None:
 def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
     """Load-tests the server at URL, or one started for ENGINE: TTFT, ITL, throughput, goodput.
 
-    Options behind -- go to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
+    Options after -- go to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
     """
     kept: list[Json] = []
     with command("spark-bench"):
         try:
             _measure(target, more, options, kept.append)
-        finally:  # also where somebody ends it, or the server dies: the runs so far are whole
+        finally:  # also if the bench is stopped or the server ends: the finished runs are valid
             if kept:
                 _tell(kept[-1], options)
 
@@ -183,7 +187,7 @@ def _tell(result: Json, options: Json) -> None:
 
 
 def _without_keys(words: Iterable[str]) -> list[str]:
-    """A result is shown around, and a key is not."""
+    """The options of `spark-run` without keys, since results are shared."""
     found: list[str] = []
     for word in words:
         name, given, _ = word.partition("=")
@@ -198,8 +202,8 @@ def _without_keys(words: Iterable[str]) -> list[str]:
 def _measure(
     where: str, more: tuple[str, ...], options: Json, keep: Callable[[Json], None]
 ) -> None:
-    """Checks all that can be checked, then runs; `keep` gets the result after every run. Raises
-    OptionError or EngineError."""
+    """Checks all options, then runs; `keep` receives the result after every run. Raises OptionError
+    or EngineError."""
     _refuse_idle(click.get_current_context(), options["recorded"] is not None)
     try:  # aiohttp is an extra, and --help must work without it
         from spark_engine.bench.measure import measure
@@ -226,7 +230,8 @@ def _measure(
 
 
 def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
-    """A URL, or an engine folder. Raises EngineError where it is neither."""
+    """Whether it is a URL; else checks that it is an engine folder. Raises EngineError if it is
+    neither."""
     if where.startswith(("http://", "https://")):
         if more:
             raise OptionError(f"{' '.join(more)} is for a server that is started here, not {where}")
@@ -236,9 +241,8 @@ def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
 
 
 def _cards(more: Sequence[str], engine: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What nvidia-smi knows the server's GPUs by: the one that its options name, or else the first
-    of those that may be seen, one for each rank that is here. Raises OptionError for a GPU that
-    there is not."""
+    """The server's GPUs as nvidia-smi names them: the one that its options name, or else the first
+    visible ones, one for each rank on this host. Raises OptionError for a missing GPU."""
     for i, word in enumerate(more):
         name, given, value = word.partition("=")
         value = value if given else "".join(more[i + 1 : i + 2])
@@ -271,7 +275,7 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:
         return arrivals.spread(turns, [{**replay.more(row, mark), **body} for row in rows], rng)
 
     if as_text and recorded is None:
-        ids.text(())  # says that there is no tokenizer
+        ids.text(())  # raises if there is no tokenizer
     return Plan(
         make,
         longest=None if recorded else shape.longest,
@@ -297,7 +301,7 @@ def _shape(options: Json) -> Shape:
 
 
 def _ids(engine: Path | None, options: Json) -> Ids:
-    """What prompts are drawn from."""
+    """The vocabulary that prompts are drawn from."""
     folder: Path | None = options["tokenizer"]
     if folder is None and engine and (engine / TOKENIZER / "tokenizer.json").exists():
         folder = engine / TOKENIZER
@@ -319,7 +323,7 @@ def _body(text: str) -> Json:
 
 
 def _refuse_idle(context: click.Context, recorded: bool) -> None:
-    """Raises OptionError for an option that was given and would do nothing."""
+    """Raises OptionError for a given option without effect."""
     default = click.core.ParameterSource.DEFAULT
     given = {
         p.name: p.opts[0]

@@ -1,4 +1,4 @@
-"""One client process: sends its share of a load and takes the time of every event.
+"""One client process: sends its share of a load and records the time of every event.
 
 Knows HTTP, server-sent events and OpenAI's bodies; knows no statistics. Times are seconds of
 `time.perf_counter`, which on Linux is one clock for all processes.
@@ -17,19 +17,19 @@ import msgspec
 from spark_engine.bench.load import Content, Json, Load, Script, Turn
 from spark_engine.bench.timings import ClientShare, RequestTiming, Server
 
-TICK_S = 0.01  # how often a process looks whether it is late
+TICK_S = 0.01  # seconds between checks of the event loop's lateness
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-Next = Callable[[], int]  # the number of a script that nobody has begun
+Next = Callable[[], int]  # the number of the next script that no process has started
 
 
 class Details(msgspec.Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
-    """Tokens so far."""
+    """Generated tokens so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -37,7 +37,7 @@ class Usage(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chat's event brings."""
+    """The delta of a chat's event."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -45,7 +45,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """The one choice of an event."""
+    """The choice of an event."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -64,7 +64,7 @@ _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
 class Conversation:
-    """What was said so far, and the answer that is coming."""
+    """A conversation: its messages so far, and the answer that is being received."""
 
     def __init__(self, script: Script, url: str) -> None:
         self._url, self._more = url, script.more
@@ -78,7 +78,7 @@ class Conversation:
 
     @property
     def url(self) -> str:
-        """Where it is asked; the server may stand behind a path of another's."""
+        """The path of the endpoint; the server's URL may itself have a path."""
         return self._url + (CHAT if self._chat else COMPLETIONS)
 
     def body(self, turn: Turn, model: str) -> Json:
@@ -99,7 +99,7 @@ class Conversation:
         }
 
     def hear(self, choice: Choice) -> bool:
-        """Takes what an event brings; whether that is anything."""
+        """Adds an event's content; returns whether it has any."""
         delta = choice.delta or Delta()
         text = choice.text or delta.content or ""
         self._text += text
@@ -109,7 +109,8 @@ class Conversation:
         return bool(text or delta.reasoning_content or delta.tool_calls or choice.token_ids)
 
     def answered(self, turn: Turn) -> None:
-        """The turn has ended; what was answered, or what is said to have been, joins what was."""
+        """Ends the turn: appends the answer, or the answer that the script prescribes, to the
+        conversation."""
         answer: Content = self._tokens if self._ids else self._text
         if self._chat:
             message: Json = {"role": "assistant", "content": self._text}
@@ -122,9 +123,9 @@ class Conversation:
 
 
 async def run(server: Server, load: Load, following: Next, width: int, start: float) -> ClientShare:
-    """This process's share, from `start` on: `width` scripts at a time, or each at its time.
+    """Runs this process's share from `start` on: `width` scripts at a time, or each at its time.
 
-    `following` deals the scripts out; a number beyond the last ends it.
+    `following` gives the number of the next script; a number beyond the last ends the work.
     """
     took: list[RequestTiming] = []
     late: list[float] = []
@@ -154,7 +155,7 @@ async def _ask(
     start: float,
     took: list[RequestTiming],
 ) -> None:
-    """Takes scripts until none is left. One with a time of its own does not wait for others."""
+    """Runs scripts until none is left. A script with a start time does not wait for others."""
     begun: list[asyncio.Task[None]] = []
     while (number := following()) < len(load.scripts):
         script = load.scripts[number]
@@ -185,7 +186,7 @@ async def _converse(
         took.append(one)
         await _request(session, said, said.body(turn, server.model), one)
         if one.error:
-            return  # what follows would be another conversation
+            return  # later turns need this answer
         said.answered(turn)
         due = time.perf_counter()
 
@@ -212,7 +213,7 @@ async def _request(
 
 
 async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: RequestTiming) -> None:
-    """Reads events to the end. Those of one packet came at the same time."""
+    """Reads events to the end. Events of one packet have one time."""
     rest, known, ended = b"", 0, False
     async for data in answer.content.iter_any():
         now = time.perf_counter()
@@ -233,7 +234,7 @@ async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: Reque
 
 
 def _take(chunk: Chunk, said: Conversation, one: RequestTiming, known: int, now: float) -> int:
-    """Notes what came; returns the tokens that are known of so far."""
+    """Records an event; returns the number of tokens so far."""
     heard = any([said.hear(choice) for choice in chunk.choices])
     usage = chunk.usage
     if usage is not None:
@@ -241,12 +242,12 @@ def _take(chunk: Chunk, said: Conversation, one: RequestTiming, known: int, now:
         if usage.prompt_tokens_details is not None:
             one.cached_tokens = usage.prompt_tokens_details.cached_tokens
         count = usage.completion_tokens - known
-    else:  # a server that counts at the end only: one token an event, until then
+    else:  # a server that counts at the end only: one token per event until then
         count = int(heard)
     if count > 0 and chunk.choices:
         one.times.append(now)
         one.counts.append(count)
-    elif count and one.counts:  # at the end: more or fewer than there were events
+    elif count and one.counts:  # the count at the end may differ from the number of events
         one.counts[-1] = max(0, one.counts[-1] + count)
     return known + count
 
@@ -257,7 +258,7 @@ async def _sleep_until(moment: float) -> None:
 
 
 async def _tick(late: list[float]) -> None:
-    """How late this process's loop comes to what is due."""
+    """How late this process's event loop runs, in seconds."""
     while True:
         due = time.perf_counter() + TICK_S
         await asyncio.sleep(TICK_S)

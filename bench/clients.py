@@ -1,6 +1,6 @@
-"""Several client processes, so that measuring is not what takes the time.
+"""Several client processes, so that the clients are not the bottleneck.
 
-Knows processes and pipes; what one of them does is `client.py`'s.
+Knows processes and pipes; `client.py` is the work of one process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from spark_engine.bench.load import Load
 from spark_engine.bench.timings import ClientShare, Server
 from spark_engine.errors import InternalError
 
-GONE = "a client process ended; its words are above"
-LEAD_S = 0.3  # between the word to the processes and the start
+GONE = "a client process ended; its messages are above"
+LEAD_S = 0.3  # seconds between the message to the processes and the start
 
 
 class Clients:
-    """`count` processes that ask `server`; they live for several runs. A context manager."""
+    """`count` processes that send requests to `server`, for several runs. A context manager."""
 
     def __init__(self, server: Server, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        hears = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as they do while they start, too
-        self._dealt = context.Value("i", 0)  # scripts of the run that somebody has begun
+        hears = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes inherit it
+        self._dealt = context.Value("i", 0)  # scripts of the run that were started
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         for _ in range(count):
@@ -52,7 +52,7 @@ class Clients:
             process.join()
 
     def run(self, load: Load) -> tuple[float, list[ClientShare]]:
-        """Runs the load; when it started, and what each process did.
+        """Runs the load; returns its start time, and the record of each process.
 
         Raises InternalError when one of them fails.
         """
@@ -62,7 +62,7 @@ class Clients:
         used = [(pipe, width) for pipe, width in zip(self._pipes, widths, strict=True) if width]
         for pipe, width in used:
             _send(pipe, (load, width))
-        for pipe, _ in used:  # they have read it all
+        for pipe, _ in used:  # every process has read its load
             _receive(pipe)
         start = time.perf_counter() + LEAD_S
         for pipe, _ in used:
@@ -91,7 +91,7 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(pipe: Connection, server: Server, dealt: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
 
     def following() -> int:
         with dealt.get_lock():

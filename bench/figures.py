@@ -1,4 +1,5 @@
-"""From what the clients took to figures: latencies, rates, goodput, and their spread over runs.
+"""Computes figures from the clients' records: latencies, rates, goodput, and their spread over
+runs.
 
 Knows no HTTP and no output. Latencies are in milliseconds.
 
@@ -21,9 +22,9 @@ from spark_engine.errors import OptionError
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 POINTS = (50, 90, 99)  # percentiles
-CURVE = 101  # points of a distribution that is kept whole
-MIDDLE = 0.8  # of a run's time: neither its filling nor its draining
-BUSY, LATE_MS = 0.8, 10.0  # beyond these a client process may be what is measured
+CURVE = 101  # points of a stored distribution
+MIDDLE = 0.8  # share of a run's time: excludes its start and its end
+BUSY, LATE_MS = 0.8, 10.0  # beyond these limits a client process may be the bottleneck
 
 
 def targets(given: Iterable[str]) -> dict[str, float]:
@@ -42,7 +43,7 @@ def targets(given: Iterable[str]) -> dict[str, float]:
 
 
 def figures(start: float, shares: Sequence[ClientShare], wanted: Targets) -> Json:
-    """One run's. `start` is when it began."""
+    """The figures of one run, which began at `start`."""
     took = sorted((one for share in shares for one in share.took), key=lambda one: one.start)
     good = [one for one in took if not one.error]
     end = max((one.end for one in took), default=start)
@@ -79,7 +80,7 @@ def figures(start: float, shares: Sequence[ClientShare], wanted: Targets) -> Jso
 
 
 def distribution(values: Sequence[float]) -> Json | None:
-    """Mean, percentiles, most, and the whole curve; None of nothing."""
+    """Mean, percentiles, maximum, and the curve; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -89,7 +90,7 @@ def distribution(values: Sequence[float]) -> Json | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two values that lie around it, as numpy takes it."""
+    """Interpolated between the two nearest values, as in numpy."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -97,8 +98,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: float) -> Json:
-    """Whether the clients kept up over `wall` seconds: else they are what was measured, and
-    `warning` says so."""
+    """Whether the clients kept up over `wall` seconds. If not, `warning` says that they were the
+    bottleneck."""
     late = sorted(1e3 * s for share in shares for s in share.late_s)
     sent = sorted(1e3 * (one.start - one.due) for one in took)
     busy = [round(share.busy_s / wall, 3) for share in shares]
@@ -117,7 +118,7 @@ def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: f
 
 
 def spread(rows: Sequence[Json]) -> Json:
-    """[median, least, most] of every plain figure over the runs."""
+    """[median, minimum, maximum] of every figure over the runs."""
     found = {}
     for name, values in _flat(rows).items():
         found[name] = [statistics.median(values), min(values), max(values)]
@@ -125,7 +126,7 @@ def spread(rows: Sequence[Json]) -> Json:
 
 
 def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
-    """Each figure's values, by name: `ttft.p50`. What a run lacks is left out of all."""
+    """Each figure's values, by name: `ttft.p50`. Leaves out a figure that a run lacks."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -137,13 +138,13 @@ def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
 
 
 def _steady(good: Sequence[RequestTiming], start: float, wall: float) -> float:
-    """Tokens a second that came in the middle of the run."""
+    """Tokens a second in the middle of the run."""
     return _rate(good, start + wall * (1 - MIDDLE) / 2, start + wall * (1 + MIDDLE) / 2)
 
 
 def _full(good: Sequence[RequestTiming]) -> float | None:
     """Tokens a second while every request had its first token and none its last, as in a burst;
-    None where that was never so."""
+    None if there was no such time."""
     said = [one.times for one in good if one.times]
     low = max((times[0] for times in said), default=0.0)
     high = min((times[-1] for times in said), default=0.0)
@@ -161,7 +162,7 @@ def _rate(good: Sequence[RequestTiming], low: float, high: float) -> float:
 
 
 def _by_turn(good: Sequence[RequestTiming]) -> list[Json]:
-    """For conversations: how long the first token of each turn took, and what was cached."""
+    """For conversations: the time to the first token of each turn, and the cached tokens."""
     rows = []
     for turn in range(1 + max((one.turn for one in good), default=-1)):
         those = [one for one in good if one.turn == turn]

@@ -1,7 +1,8 @@
-"""What is asked of a server, and when: scripts of turns, and how their starts are spread.
+"""The requests of a run and their times: scripts of turns, and the distribution of their starts.
 
-Knows the bodies of requests; knows no HTTP and no clock. A script is one client's requests, each of
-which begins with all that was said before it: a conversation, or where it has one turn a request.
+Knows the bodies of requests; knows no HTTP and no clock. A script is one client's requests. Each
+begins with all earlier messages and answers: the script is a conversation or, with one turn, a
+single request.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ Content = list[int] | str | list[Json]  # token ids, text or messages
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: `new` follows all that was said before, and `most` tokens are to come.
+    """One request: `new` follows all earlier messages; `most` tokens are to be generated.
 
-    `answer` is what is said to have been answered, in place of what was; None: what was. `pause_s`
-    passes between the answer before and this request: a tool runs, somebody types.
+    `answer` replaces the server's answer in later turns; None: the server's answer is used.
+    `pause_s` passes between the previous answer and this request: a tool runs, or a user types.
     """
 
     new: Content
@@ -34,8 +35,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Script:
-    """Turns that follow one another. `at_s`: begins so long after the start; None: when its turn
-    comes among those that run at the same time. `more` goes into every body."""
+    """Turns that follow one another. `at_s`: seconds from the run's start to this script's; None:
+    it starts when another ends. `more` is merged into every body."""
 
     turns: tuple[Turn, ...]
     at_s: float | None = None
@@ -44,22 +45,22 @@ class Script:
 
 @dataclass(frozen=True)
 class Load:
-    """Scripts for one run. `width` are under way at once where they have no times of their own."""
+    """Scripts for one run. Without start times, `width` of them run at once."""
 
     scripts: tuple[Script, ...]
     width: int
-    kind: str  # how they arrive, in words
+    kind: str  # the arrival process, in words
 
     @property
     def requests(self) -> int:
-        """Turns of all scripts."""
+        """The number of turns of all scripts."""
         return sum(len(script.turns) for script in self.scripts)
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How scripts begin: `closed` at once and one more for each that ends; at random moments,
-    `rate` a second; or `burst` of them `every_s` seconds, each `stagger_s` after the one before."""
+    """How scripts start: `closed` at once and one more for each that ends; at random times, `rate`
+    a second; or `burst` of them `every_s` seconds, each `stagger_s` after the previous one."""
 
     closed: int | None = None
     rate: float | None = None
@@ -68,7 +69,7 @@ class Arrivals:
     stagger_s: float = 0.0
 
     def check(self) -> None:
-        """Raises OptionError unless exactly one way is chosen."""
+        """Raises OptionError unless exactly one of the three is given."""
         chosen = [v for v in (self.closed, self.rate, self.burst) if v is not None]
         if len(chosen) != 1:
             raise OptionError("give one of --closed, --rate and --bursts")
@@ -76,7 +77,8 @@ class Arrivals:
     def spread(
         self, scripts: Sequence[Sequence[Turn]], more: Json | list[Json], rng: random.Random
     ) -> Load:
-        """The load of these scripts, of which each body gets `more`, or each script's its own."""
+        """The load of these scripts. `more` is merged into each body, or one of `more` per
+        script."""
         times = self._times(len(scripts), rng)
         mores = more if isinstance(more, list) else [more] * len(scripts)
         rows = zip(scripts, times, mores, strict=True)
@@ -85,7 +87,7 @@ class Arrivals:
 
     @property
     def words(self) -> str:
-        """How they arrive."""
+        """The arrival process, in words."""
         if self.closed is not None:
             return f"{self.closed} at a time"
         if self.rate is not None:
@@ -106,19 +108,19 @@ class Arrivals:
         return [i // size * self.every_s + i % size * self.stagger_s for i in range(count)]
 
 
-Draw = Callable[[random.Random, str], Load]  # a load, whose prompts begin with a mark of their own
+Draw = Callable[[random.Random, str], Load]  # a load; the mark starts all its prompts
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how often. `warm` scripts of a load are run before and forgotten."""
+    """What is measured, and how often. `warm` scripts of a load run first and are not counted."""
 
     draw: Draw
-    longest: int | None  # tokens of the longest request; None: nobody counted
+    longest: int | None  # tokens of the longest request; None: unknown
     repeats: int
     warm: int
     processes: int
     targets: Targets
     seed: int
     api_key: str | None = None
-    cards: tuple[str, ...] = ("0",)  # whose clocks and power are logged, as nvidia-smi knows them
+    cards: tuple[str, ...] = ("0",)  # GPUs with logged clocks and power, by nvidia-smi's names

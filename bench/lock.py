@@ -1,6 +1,6 @@
-"""One bench at a time on a machine: two would measure each other.
+"""One bench at a time on a machine, since two would disturb each other.
 
-Knows a file that is locked while its process lives.
+Knows a file that is locked while its process runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def alone(path: Path, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
                 raise OptionError(f"{words}: give --wait to run after it") from None
             say(f"waiting: {words}")
             fcntl.flock(file, fcntl.LOCK_EX)
-        with suppress(OSError):  # another user's, who may write it alone
+        with suppress(OSError):  # another user's file, which only that user may write
             os.ftruncate(file, 0)
             os.pwrite(file, str(os.getpid()).encode(), 0)
         yield
@@ -37,7 +37,7 @@ def alone(path: Path, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _open(path: Path) -> int:
-    """A lock needs no writing: the file may be another user's, in a folder for all."""
+    """Locking does not write: the file may be another user's, in a shared folder."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except PermissionError:

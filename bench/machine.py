@@ -1,6 +1,6 @@
-"""What else may decide a figure: the card's clock and power, who else is on it, the host's load.
+"""What else affects figures: the card's clock and power, other processes on it, the host's load.
 
-Knows nvidia-smi and what it prints; without one, or beside a server elsewhere, there is no card.
+Knows nvidia-smi and its output; without it, or for a server on another machine, there is no card.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = ("sm_mhz", "sm_max_mhz", "watts", "celsius", "busy_percent")
 
 
 def card(number: str = "0") -> Json | None:
-    """A card as nvidia-smi numbers it: name, driver, power limit; None where there is none."""
+    """A card by nvidia-smi's number: name, driver, power limit; None if there is none."""
     row = _ask("--query-gpu=name,driver_version,power.limit", "-i", number)
     if not row:
         return None
@@ -32,7 +32,7 @@ def card(number: str = "0") -> Json | None:
 
 
 def processes(*numbers: str) -> list[str]:
-    """Who computes on these cards: process, name, MiB."""
+    """The processes that compute on these cards: process, name, MiB."""
     return _ask("--query-compute-apps=pid,process_name,used_gpu_memory", "-i", ",".join(numbers))
 
 
@@ -43,7 +43,7 @@ def host() -> Json:
 
 
 class Watch:
-    """Samples these cards, as nvidia-smi knows them, from `with` to its end."""
+    """Samples these cards while the `with` block runs."""
 
     def __init__(self, *numbers: str) -> None:
         self._numbers = ",".join(numbers)
@@ -76,11 +76,11 @@ class Watch:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return sum(map(len, self._rows.values()))
 
     def summary(self) -> dict[str, Json]:
-        """By card, least, median and most of each; none of what was not sampled."""
+        """By card, minimum, median and maximum of each quantity that was sampled."""
         found = {number: self._of(rows) for number, rows in self._rows.items()}
         return {number: row for number, row in found.items() if row}
 

@@ -1,6 +1,6 @@
-"""A whole bench of one server: warm up, run the load several times, and say how far runs differ.
+"""A whole bench of one server: warm up, run the load several times, compute the spread.
 
-Knows the order of things; each of them is another module's.
+Knows the order of the steps; other modules do them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def measure(
 ) -> Json:
     """The result: `runs` with all their figures, and the `spread` of each.
 
-    `keep` gets it after every run, as it is by then: what comes later may go wrong. Raises
+    `keep` receives the result so far after every run, since a later run may fail. Raises
     OptionError when the server cannot take the load, or answers nothing.
     """
     if plan.longest and target.most and plan.longest > target.most:
@@ -58,7 +58,7 @@ def measure(
                     row = figures(*clients.run(load), plan.targets)
                 _refuse_failure(row, target)
                 found = watch.summary()
-                # the first by itself, as in results of one card
+                # the first alone, as in results of one card
                 runs.append({**row, "card": next(iter(found.values()), None), "cards": found})
                 last = {"load": load.kind, "on_card": machine.processes(*plan.cards)}
                 result = {**head, **last, "spread": spread(runs), "runs": [*runs]}

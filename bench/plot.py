@@ -1,4 +1,4 @@
-"""A bench's result as a picture: how latencies are spread, and how the runs went.
+"""Plots a bench's result: the distribution of latencies, and the course of the runs.
 
 Knows the result's form, SVG within HTML, and, for a PNG alone, matplotlib.
 """
@@ -28,7 +28,7 @@ table { border-collapse: collapse; } td { padding: 2px 14px 2px 0; }
 
 
 def save(result: Json, path: Path) -> None:
-    """Writes `path`, whose name ends in .html or .png. Raises OptionError for another."""
+    """Writes `path`, which must end in .html or .png. Raises OptionError if not."""
     kind = check(path)
     if kind == ".html":
         path.write_text(html(result), encoding="utf-8")
@@ -37,7 +37,7 @@ def save(result: Json, path: Path) -> None:
 
 
 def check(path: Path) -> str:
-    """The kind of picture. Raises OptionError where it cannot be made."""
+    """The kind of picture. Raises OptionError if it is unknown or matplotlib is missing."""
     kind = path.suffix.lower()
     if kind not in (".html", ".png"):
         raise OptionError(f"--plot {path}: the name must end in .html or .png")
@@ -51,7 +51,7 @@ def check(path: Path) -> str:
 
 
 def panels(result: Json) -> list[Panel]:
-    """What is drawn, a curve for each run."""
+    """The plots, with a curve for each run."""
     share = [i for i in range(101)]
     found: list[Panel] = []
     for name, words in (("ttft", "to the first token"), ("itl", "between events")):
@@ -67,12 +67,12 @@ def panels(result: Json) -> list[Panel]:
     ]
     found.append(("First tokens over the run", "s, when it was sent", "ms", dots, True))
     steps = [(f"run {i}", *_under_way(run)) for i, run in enumerate(result["runs"], 1)]
-    found.append(("Requests under way", "s", "requests", steps, False))
+    found.append(("Requests in flight", "s", "requests", steps, False))
     return found
 
 
 def html(result: Json) -> str:
-    """One page that needs nothing else."""
+    """One self-contained page."""
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{_short(v[0])}</td><td>{_short(v[1])} to {_short(v[2])}"
         "</td></tr>"

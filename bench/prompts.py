@@ -1,7 +1,7 @@
 """Random conversations: token ids, or text that has about as many tokens.
 
-Knows tokenizers; knows no server. All that one run draws begins with its own ids, so that a run
-finds nothing of an earlier one in a server's cache; `shared` tokens are the same within a run.
+Knows tokenizers; knows no server. Prompts of a run start with ids of that run, so that the server's
+cache holds no prefix of an earlier run's; `shared` tokens are the same within a run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from spark_engine.bench.load import Turn
 from spark_engine.errors import OptionError
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-Span = tuple[int, int]  # from, to; both may be drawn
+Span = tuple[int, int]  # minimum, maximum; both inclusive
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large conversations are, in tokens."""
+    """Sizes of conversations, in tokens."""
 
     first: Span = (512, 2048)
     later: Span = (64, 256)  # of each turn after the first
     output: Span = (64, 256)
     turns: int = 1
-    shared: int = 0  # at the beginning of every conversation, the same in all
+    shared: int = 0  # the same tokens at the start of every conversation
     pause_s: float = 0.0  # before each turn but the first
 
     @property
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Ids:
-    """Draws token ids: those below `vocab`, without special ones where the tokenizer is known.
+    """Draws token ids below `vocab`, without special ones if the tokenizer is known.
 
     Raises OptionError where there are none.
     """
@@ -54,7 +54,7 @@ class Ids:
         return rng.choices(self._ids, k=count)
 
     def text(self, ids: Sequence[int]) -> str:
-        """What they stand for, cut to as many tokens as a tokenizer makes of it."""
+        """The ids as text, cut so that the tokenizer makes as many tokens of it."""
         if self._tokenizer is None:
             raise OptionError("--prompts text needs a tokenizer: give --tokenizer FOLDER")
         text = self._tokenizer.decode(ids)

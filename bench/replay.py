@@ -1,9 +1,10 @@
-"""A recorded conversation with tools, asked again turn by turn.
+"""Replays a recorded conversation with tools, turn by turn.
 
-Knows the file: a JSON object with `messages` as /v1/chat/completions takes them, `tools` if there
-are any, and what else goes into each body (`chat_template_kwargs`). Each assistant message in it is
-a request of all before it. A list of such objects is several conversations, taken in turn. Beside
-a message may stand `max_tokens`, of an answer, and `pause_s`, of what follows a tool or a person.
+Knows the file: a JSON object with `messages` as /v1/chat/completions takes them, `tools` if any,
+and other fields of each body (`chat_template_kwargs`). Each assistant message becomes a request
+with all messages before it. A list of such objects is several conversations, used in turn. A
+message may also have `max_tokens` (of an answer) and `pause_s` (before a tool's or a user's
+message).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 from spark_engine.bench.load import Json, Turn
 from spark_engine.errors import OptionError
 
-OWN = ("max_tokens", "pause_s")  # ours, not the server's
-CHARACTERS = 4  # of a recorded answer for a token, where its tokens were not recorded
+OWN = ("max_tokens", "pause_s")  # fields of the file, which are not sent
+CHARACTERS = 4  # bytes of a recorded answer per token, if its tokens were not recorded
 
 
 def read(path: Path) -> list[Json]:
@@ -45,7 +46,7 @@ def read(path: Path) -> list[Json]:
 
 
 def _wrong(message: Json) -> str:
-    """What is wrong with a message; "" for nothing."""
+    """The fault of a message, or ""."""
     content, most, pause = (message.get(name) for name in ("content", "max_tokens", "pause_s"))
     if not isinstance(content, str | list | None):
         return f"the content {content!r}; it must be text or a list of parts"
@@ -68,8 +69,8 @@ def _wrong_tools(row: Json) -> Iterator[str]:
 def turns(row: Json, mark: str, own_answers: bool) -> tuple[Turn, ...]:
     """The requests of one conversation.
 
-    `mark` is put at the very beginning, so that what a server keeps of another run is of no use.
-    With `own_answers` the conversation goes on with what was answered, else with what was recorded.
+    `mark` starts the prompt, so that the server's cache of another run does not match. With
+    `own_answers` it continues with the server's answer, else with the recorded one.
     """
     made: list[Turn] = []
     new: list[Json] = []
@@ -87,7 +88,8 @@ def turns(row: Json, mark: str, own_answers: bool) -> tuple[Turn, ...]:
 
 
 def more(row: Json, mark: str) -> Json:
-    """What goes into each body beside the messages; tools, which may come first, are marked too."""
+    """The fields of each body except the messages. Tools may precede them in the prompt, so they
+    are marked too."""
     found = {key: value for key, value in row.items() if key != "messages"}
     if tools := found.get("tools"):
         function = tools[0]["function"]
@@ -107,7 +109,7 @@ def _marked(messages: Sequence[Json], mark: str) -> list[Json]:
 
 
 def _length(message: dict[str, Any]) -> int:
-    """Tokens of a recorded answer, roughly."""
+    """Estimated tokens of a recorded answer."""
     calls, content = json.dumps(message.get("tool_calls") or ""), message.get("content") or ""
     content = content if isinstance(content, str) else json.dumps(content)
     texts = (message.get("reasoning_content") or "", content, calls)

@@ -1,6 +1,6 @@
-"""A bench's result for a person: one table, and what may have spoilt it.
+"""Prints a bench's result: one table, and warnings.
 
-Knows the result's form; knows no measuring.
+Knows the result's form; measures nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from rich.table import Table
 
 from spark_engine.bench.load import Json
 
-ROWS = (  # figure, what it is called, digits
+ROWS = (  # figure, label, digits
     ("requests_s", "requests/s", 2),
     ("output_tok_s", "output tokens/s", 1),
     ("total_tok_s", "tokens/s in and out", 1),
     ("steady_tok_s", "output tokens/s, middle of the run", 1),
     ("full_tok_s", "output tokens/s while all requests of a burst decode", 1),
-    ("in_flight", "requests under way, mean", 1),
+    ("in_flight", "requests in flight, mean", 1),
     *((f"ttft.{p}", f"ms to the first token, {p}", 1) for p in ("p50", "p90", "p99")),
     *((f"itl.{p}", f"ms between events, {p}", 2) for p in ("p50", "p90", "p99", "max")),
     *((f"tpot.{p}", f"ms a token after the first, {p}", 2) for p in ("p50", "p99")),
@@ -48,7 +48,7 @@ def show(result: Json, console: Console) -> None:
 
 
 def notes(result: Json) -> list[str]:
-    """What who reads the figures must know."""
+    """Warnings about the figures."""
     runs = result["runs"]
     failed = sum(run["failed"] for run in runs)
     found = []

@@ -1,6 +1,6 @@
-"""Whom a bench asks: a server that runs somewhere, or one that is started for it.
+"""The server that is measured: a running one, or one that is started for the bench.
 
-Knows `spark-run --serve` and the paths that tell what is served.
+Knows `spark-run --serve` and the endpoints that describe the model.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 
 from spark_engine.errors import EngineError, OptionError
 
-STOP_S = 60.0  # a server that writes a profile takes a while
+STOP_S = 60.0  # seconds: a server that writes a profile ends slowly
 ASK_S = 10.0
 NOT_OURS = "does not answer as an OpenAI server does"
-QUEUE = "4096"  # requests that may wait: a bench means them all
+QUEUE = "4096"  # requests that may wait: the server must refuse none
 _SERVING = re.compile(r"serving .* on (http://\S+)")
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the clients ask
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, as the clients
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server that answers: its model, the tokens that a request may reach, and its version."""
+    """A server: its model, the most tokens of a request, and its version."""
 
     url: str
     model: str
@@ -43,9 +43,10 @@ class Target:
 
 @contextmanager
 def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
-    """Serves the engine folder while the `with` lasts, also where SIGTERM ends it; gives the URL.
+    """Serves the engine folder while the `with` block runs, and ends the server also on SIGTERM;
+    yields the URL.
 
-    `more` are options of `spark-run`; what it says goes to `say`. Call it from the main thread.
+    `more` are options of `spark-run`; `say` receives its output. Call it from the main thread.
     Raises EngineError.
     """
     module = [
@@ -67,7 +68,7 @@ def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
         try:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-        finally:  # a second Ctrl-C leaves no server behind
+        finally:  # also end the server on a second Ctrl-C
             process.kill()
             process.wait()
             signal.signal(signal.SIGTERM, before)
@@ -78,7 +79,7 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def ask(url: str, model: str | None, api_key: str | None) -> Target:
-    """What is served at `url`. Raises OptionError."""
+    """The server at `url`. Raises OptionError."""
     rows = _get(f"{url}/v1/models", api_key).get("data") or []
     if not (isinstance(rows, list) and all(isinstance(r, dict) and "id" in r for r in rows)):
         raise OptionError(f"{url}/v1/models {NOT_OURS}")
@@ -90,14 +91,14 @@ def ask(url: str, model: str | None, api_key: str | None) -> Target:
     name = next(iter(served)) if model is None else model
     try:
         version = _get(f"{url}/version", api_key).get("version")
-    except OptionError:  # not every server has that
+    except OptionError:  # not every server has this endpoint
         version = None
     most = served[name].get("max_model_len")
     return Target(url, name, most if type(most) is int else None, version)
 
 
 def _wait(process: subprocess.Popen[str], say: Say) -> str:
-    """The URL, once it is served. What the server says later is passed on too."""
+    """The URL, once the server is ready. `say` also receives later output."""
     lines = iter(process.stderr or ())
     last = ""
     for line in lines:
@@ -123,7 +124,7 @@ def _get(url: str, api_key: str | None) -> dict[str, Any]:
             row = json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise OptionError(f"{url} answers {error.code} ({error.reason})") from None
-    except HTTPException as error:  # an address that is none, or something else that listens there
+    except HTTPException as error:  # an invalid address, or no HTTP server
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise OptionError(f"{url} {NOT_OURS} ({words})") from None
     except (OSError, ValueError) as error:

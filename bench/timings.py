@@ -1,4 +1,4 @@
-"""What client processes are given and return: the server, and the timestamps of every request.
+"""The data of client processes: the server, and the timestamps of every request.
 
 Times are seconds of `time.perf_counter`, which on Linux is one clock for all processes.
 """
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Server:
-    """Whom to ask."""
+    """The server to send requests to."""
 
     url: str
     model: str
     api_key: str | None = None
-    timeout_s: float = 600.0  # without a byte
+    timeout_s: float = 600.0  # seconds without a byte
 
 
 @dataclass
 class RequestTiming:
-    """One request: when it was sent, what each event brought and when, and how it ended.
+    """One request: when it was sent, the tokens and times of its events, and how it ended.
 
-    `due` is when it should have been sent. Without `error` the answer is whole.
+    `due` is when it should have been sent. Without `error` the answer is complete.
     """
 
     script: int
@@ -33,14 +33,14 @@ class RequestTiming:
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # tokens of each event
     prompt_tokens: int = 0
-    cached_tokens: int | None = None  # None: the server does not say
+    cached_tokens: int | None = None  # None: not reported by the server
     error: str = ""
 
 
 @dataclass
 class ClientShare:
-    """What one process did: its requests, and whether it could keep up."""
+    """One process's record: its requests, and its load."""
 
     took: list[RequestTiming]
-    busy_s: float  # of processor time
-    late_s: list[float]  # by how much its looks at the clock came late
+    busy_s: float  # seconds of processor time
+    late_s: list[float]  # seconds that its periodic checks came late

@@ -34,7 +34,7 @@ from spark_engine.weights_file import WeightLayout
 
 
 def weight_specs(families: Sequence[FamilyGraph]) -> list[TensorSpec]:
-    """Every weight of any family once, sorted by name.
+    """The distinct weights of all families, sorted by name.
 
     Raises GraphError when two families make different weights of one name.
     """
@@ -58,7 +58,7 @@ def make_manifest(
     executor: str,
     tactics: Sequence[Json],
 ) -> Manifest:
-    """The manifest but for `files`, which are known when all of them are written."""
+    """The manifest without `files`, which are known only after all of them are written."""
     states = tuple(StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
     tables = interface.tables(plan.limits)
     assert model.checkpoint is not None
@@ -91,8 +91,8 @@ def make_manifest(
 
 
 def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[Quantised, ...]:
-    """How each projection is stored, the draft head's if there is one, and of how many checkpoint
-    tensors."""
+    """How each projection is stored, with the draft head's, and how many checkpoint tensors it
+    has."""
     rows = []
     owned = model.tensors_by_module()
     schemes = dict(model.table.modules)
@@ -116,6 +116,6 @@ def _model_info(model: Model) -> ModelInfo:
 
 
 def _refusals(rewritten: Mapping[str, Rewritten]) -> tuple[Refusal, ...]:
-    """Each refusal once: the families usually agree."""
+    """The distinct refusals: the families usually have the same ones."""
     found = (r for done in rewritten.values() for r in done.refusals)
     return tuple(dict.fromkeys(found))

@@ -1,6 +1,6 @@
-"""The straight line from a checkpoint to an engine folder. Read it as a table of contents.
+"""The steps from a checkpoint to an engine folder, in order.
 
-Knows the order of the steps and nothing of their insides.
+Knows the order of the steps and not what they do.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
-CUBINS = ".cubins"  # beside the engines: compiled kernels by content
+CUBINS = ".cubins"  # next to the engine folders: compiled kernels by content
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
@@ -76,12 +76,12 @@ def build(
     advance: Advance = ignore,
     record: bool | None = False,
 ) -> Report:
-    """Builds the engine folder `destination`, or finds that nothing has changed.
+    """Builds the engine folder `destination` unless it is up to date.
 
-    `progress` is told each stage, `advance` how far it is. With `record` the engine is run once, if
-    this machine can; None: of a CPU's engine only the least buckets. Until everything is written
-    and on disk, `destination` holds what it held before. Raises CheckpointError or OptionError
-    before anything is written; GraphError for a bug of ours.
+    `progress` receives the name of each stage, `advance` its progress. With `record` the engine is
+    run once, if this machine can run it; None: only a CPU engine, and only its smallest buckets.
+    `destination` is unchanged until all files are on disk. Raises CheckpointError or OptionError
+    before anything is written; GraphError for a bug in the builder.
     """
     clock = Clock(progress, advance)
     gpu_of(options)  # refuses names before anything is read
@@ -142,7 +142,7 @@ def build(
             )  # fmt: skip
             manifest = seal(folder, manifest)
             if record is not False:
-                clock.start("record", "what the buckets say to fixed prompts")
+                clock.start("record", "the build record")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
     notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
@@ -151,7 +151,8 @@ def build(
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
-    """The manifest of an intact engine made from the very same things, else None."""
+    """The manifest of the intact engine in `destination` if its fingerprint is this one, else
+    None."""
     try:
         old = open_folder(destination, target)
     except EngineError:
@@ -160,7 +161,7 @@ def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest |
 
 
 def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
-    """Applies the rules to one family's graph, which changes; none where nothing is to be fused."""
+    """Applies the rules to one family's graph in place; applies none without `fuse`."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
     rules = RULES if plan.gpu is not None else SEGMENT_RULES
@@ -168,19 +169,19 @@ def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:
-    """Lays out each weight as the kernels of its op read it."""
+    """Packs each weight for the kernels of its op."""
     for graph in graphs.values():
         pack(graph, REGISTRY)
 
 
 def verify_all(graphs: Mapping[str, FamilyGraph], plan: Plan, stage: str) -> None:
-    """Raises GraphError for a graph that is not legal at this stage."""
+    """Raises GraphError for a graph that is illegal at this stage."""
     for graph in graphs.values():
         verify(Subject.of(graph, plan.limits, REGISTRY), stage)
 
 
 def with_target(options: Options) -> Options:
-    """The options with target and card decided: the GPU's where there is one, else the CPU.
+    """The options with target and card decided: this machine's GPU, or else the CPU.
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
@@ -188,7 +189,7 @@ def with_target(options: Options) -> Options:
     if gpu is None and options.target != "auto":
         return options
     try:
-        import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
+        import spark_engine.builder.native.nvrtc  # noqa: F401 - only checks that it is installed
         from spark_engine.device.gpu import present
     except ImportError as error:
         if gpu is None:
@@ -203,7 +204,7 @@ def with_target(options: Options) -> Options:
 
 
 def runs_here(target: str) -> bool:
-    """Whether this machine is one that `target` is for, as far as the driver tells."""
+    """Whether `target` is this machine's, according to the driver."""
     if target == CPU:
         return True
     try:
@@ -216,19 +217,19 @@ def runs_here(target: str) -> bool:
 
 
 def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
-    """A sentence where `auto` became the CPU on a machine that has NVIDIA's driver."""
+    """A note if `auto` became the CPU although the machine has NVIDIA's driver."""
     if requested != "auto" or target != CPU or not driver_present():
         return ()
     if cuda_missing():
         why = f"a GPU is here, but the extra `cuda` is missing or incomplete ({extra('cuda')})"
     else:
-        why = "the GPU here cannot be used or is of no known architecture"
+        why = "this machine's GPU cannot be used or its architecture is unknown"
     return (f"{why}: building for the CPU; --target names another",)
 
 
 def backend_of(plan: Plan, cubins: Path) -> Backend:
-    """The build half of the target's executor, imported when it is asked for: only who writes
-    ONNX or compiles kernels loads what that takes. Raises OptionError for what it cannot do.
+    """The target's backend. Imported here, so that only builds that need ONNX or the compiler load
+    them. Raises OptionError for options that the backend does not support.
     """
     module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
     made: Backend = module.BACKEND(plan, REGISTRY, cubins)
@@ -267,9 +268,9 @@ def emit_weights(
     ranks: int,
     clock: Clock,
 ) -> None:
-    """Evaluates each rank's recipes and writes their values, several at a time, the memory bounded
-    by what is free now: a file for each rank, all laid out alike. Raises CapacityError where it is
-    too little for the largest."""
+    """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
+    layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
+    largest tensor does not fit."""
     in_work = weights_in_work(layout, host_room(available_memory()))
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
@@ -292,7 +293,7 @@ def emit_weights(
 
 
 def copy_tokenizer(checkpoint: Path, folder: Path) -> None:
-    """Copies the tokenizer's files as they are; none are needed to run token ids."""
+    """Copies the tokenizer's files unchanged; an engine without them takes token ids only."""
     found = [checkpoint / name for name in TEXT_FILES if (checkpoint / name).is_file()]
     if found:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""`spark-build`: options in, a report out, errors as one line.
+"""`spark-build`: reads options, prints a report; an error is one line.
 
 Knows the command line; the work is `build.build`, and `command` says how it ends.
 """
@@ -57,7 +57,7 @@ class _Build(click.Command):
     """`spark-build`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's. Of another server's option, NoSuchOption says what to use here."""
+        """As click's, but NoSuchOption for another server's option names the one to use here."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -86,14 +86,14 @@ class _Build(click.Command):
     "rehearses",
     default="",
     metavar="TARGET",
-    help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to be "
+    help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to "
     "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option(
     "--decode",
     help="Rows of the decode buckets, e.g. 1,2,4; by default 1, 2, 4, … to --max-seqs, and "
-    "some between on a GPU.",
+    "sizes between them on a GPU.",
 )
 @click.option(
     "--prefill",
@@ -114,7 +114,7 @@ class _Build(click.Command):
 @click.option(
     "--max-seqs",
     type=int,
-    help=f"Sequences alive at once; by default up to {budget.MAX_SEQS} on a GPU, as their states "
+    help=f"Concurrent sequences; by default up to {budget.MAX_SEQS} on a GPU, as their states "
     f"fit, and {CPU_MAX_SEQS} on a CPU.",
 )
 @click.option(
@@ -235,7 +235,7 @@ def main(
         options = Options(target, fuse=not no_fuse, **sizes, **drafting, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if hub is not None:
-                gpu_of(options)  # what is wrong here need not wait for a download
+                gpu_of(options)  # a wrong option is reported before a download
                 check_destination(folder)
                 checkpoint = fetch(hub, shown, read_description, folder)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)

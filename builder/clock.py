@@ -1,4 +1,4 @@
-"""Timer of a build: wall time by stage, and peak memory. Knows no stage by name."""
+"""Timer of a build: wall time by stage, and peak memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spark_engine.progress import Advance, ignore
 
 
 class Clock:
-    """Tells `progress` when a stage starts, and how long each took, under one name.
+    """Calls `progress` at the start of each stage and sums the seconds by stage name.
 
-    `advance` is for the stages, which tell it how far they are.
+    The stages call `advance` with their progress.
     """
 
     def __init__(self, progress: Callable[[str], None], advance: Advance = ignore) -> None:
@@ -24,16 +24,16 @@ class Clock:
         self.peak_anonymous = 0
 
     def look(self) -> None:
-        """Remembers in `peak_anonymous` the most bytes found that belong to no file."""
+        """Updates `peak_anonymous`, the most bytes seen that no file backs."""
         self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes())
 
     def start(self, stage: str, what: str) -> None:
-        """Ends the stage before and starts this one: "lower", "the network"."""
+        """Ends the current stage and starts another: "lower", "the network"."""
         self._starts.append((stage, time.perf_counter()))
         self._progress(f"{stage} {what}")
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, all turns of it together; the last one runs until now."""
+        """Seconds by stage, summed over its runs; the last one runs until now."""
         ends = [at for _, at in self._starts[1:]] + [time.perf_counter()]
         found: dict[str, float] = {}
         for (stage, at), end in zip(self._starts, ends, strict=True):
@@ -42,13 +42,13 @@ class Clock:
 
     @staticmethod
     def peak_rss() -> int:
-        """Bytes of the largest resident size of this process so far, mapped files included."""
+        """Peak resident bytes of this process, mapped files included."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
 
 def anonymous_bytes() -> int:
-    """Bytes of this process in memory that no file backs; 0 where the system does not say."""
+    """Resident bytes of this process that no file backs; 0 if the system does not report them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

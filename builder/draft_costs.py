@@ -1,6 +1,6 @@
-"""What drafting costs whether or not a draft is right: bytes, and the time of a round.
+"""The fixed cost of drafting: bytes, and the time of a round.
 
-Knows the manifest and which names are the draft head's; decides nothing.
+Knows the manifest and the names of the draft head's tensors; decides nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spark_engine.interface import DECODE, DRAFT_HEAD, VERIFY
 from spark_engine.manifest import Manifest, StateInfo
 from spark_engine.tensors import TensorSpec
 
-OWN = ("positions", "drafts")  # states that only rounds of drafts have
+OWN = ("positions", "drafts")  # states of engines with drafts only
 
 
 def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str,
 
 
 def _rounds(manifest: Manifest) -> Iterable[str]:
-    """For the least and the most rows: what their longest round takes beside a step."""
+    """Compares the longest round with a decode step, for the fewest and the most rows."""
     steps = {b.rows: b.cost_us for b in manifest.buckets if b.family == DECODE}
     longest = {
         b.rows: b
@@ -52,8 +52,8 @@ def _of_head(state: StateInfo) -> bool:
 
 
 def _more(state: StateInfo, manifest: Manifest) -> int:
-    """Bytes of a state by slot that are there for drafts: of a ring the records beyond its length,
-    of a convolution's window a column for each token of a round."""
+    """Bytes of a state per slot that drafts add: ring records beyond the ring's length, and a
+    column of the convolution's window for each token of a round."""
     name, nbytes, limits = state.spec.name, state.spec.nbytes, manifest.limits
     if name in OWN or _of_head(state):
         return nbytes

@@ -1,8 +1,8 @@
-"""Writes an engine folder atomically: a build that dies leaves the old engine or none.
+"""Writes an engine folder atomically: an interrupted build leaves the previous engine or none.
 
-Knows staging, locking and renaming, and the room that writing needs; knows nothing of what the
-files hold. Everything is written into `.NAME.staging` beside the destination, flushed to disk, and
-renamed at the very end.
+Knows staging, locking, renaming and the disk space that is needed; does not know what the files
+hold. All files are written into `.NAME.staging` next to the destination, flushed to disk, and
+renamed at the end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from spark_engine.weights_file import COPIES, IN_FLIGHT, WeightLayout
 
 @contextmanager
 def locked(destination: Path) -> Iterator[None]:
-    """Holds the destination for one build; a second build of it waits here.
+    """Locks the destination for one build; a second build of it waits.
 
-    The kernel frees the lock when its holder dies. What a dead build left is cleared first.
-    Raises OptionError when the destination is something else than an engine, or its folder
-    cannot be written.
+    The operating system releases the lock of a process that ends. Removes first what an interrupted
+    build left. Raises OptionError if the destination exists and is no engine, or its folder cannot
+    be written.
     """
     check_destination(destination)
-    lock = _beside(destination, "lock")
+    lock = _sibling(destination, "lock")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         file = _take(lock)
@@ -46,24 +46,24 @@ def locked(destination: Path) -> Iterator[None]:
         try:
             _recover(destination)
             yield
-        finally:  # while it is held: who waits for it sees that its file is no longer there
+        finally:  # while locked, so that a waiting build sees that its lock file is gone
             lock.unlink(missing_ok=True)
 
 
 @contextmanager
 def staging(destination: Path) -> Iterator[Path]:
-    """A folder that becomes `destination` when the block ends well, and vanishes when not.
+    """A folder that becomes `destination` if the block succeeds, and is removed if it raises.
 
-    To be used under `locked`.
+    Use it under `locked`.
     """
-    folder = _beside(destination, "staging")
+    folder = _sibling(destination, "staging")
     folder.mkdir()
     try:
         yield folder
         _flush(folder)
         _swap(folder, destination)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # a write does not say where
+        if error.filename is None and error.errno is not None:  # write() names no file
             raise OSError(error.errno, error.strerror, str(destination)) from error
         raise
     finally:
@@ -71,13 +71,13 @@ def staging(destination: Path) -> Iterator[Path]:
 
 
 def check_space(destination: Path, need: int) -> None:
-    """Raises OptionError, with the numbers, unless `need` bytes are free beside the destination.
+    """Raises OptionError, with the numbers, unless `need` bytes are free on the destination's disk.
 
-    The engine that is being replaced stays until the new one is whole, so its bytes do not count.
+    The engine that is replaced is kept until the new one is complete, so its bytes do not count.
     """
     disk = os.statvfs(destination.parent)
     free = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and need > free:  # some file systems do not say: all zeros
+    if disk.f_blocks and need > free:  # some file systems report only zeros
         raise OptionError(
             f"-o {destination}: the engine takes {size(need)} and {size(free)} are free in "
             f"{destination.parent}; free some space, or choose a folder on another disk"
@@ -85,15 +85,18 @@ def check_space(destination: Path, need: int) -> None:
 
 
 def weights_in_work(layout: WeightLayout, room: HostRoom) -> int:
-    """Bytes that the making of weights may hold at once: half of what may be taken, but never less
-    than the largest tensor takes. Raises CapacityError, with the numbers, where that does not fit.
+    """Bytes that may be held at once while weights are made: half of the available memory, but at
+    least what the largest tensor takes. Raises CapacityError, with the numbers, if that does not
+    fit.
     """
     largest = max(layout.entries.values(), key=lambda entry: entry.spec.nbytes)
     need = COPIES * largest.spec.nbytes
     if room.usable is None:
         return IN_FLIGHT
     if need > room.usable:
-        kept = f" beside the {size(room.kept)} that this machine itself keeps" if room.kept else ""
+        kept = (
+            f" in addition to {size(room.kept)} that the machine itself keeps" if room.kept else ""
+        )
         raise CapacityError(
             f"weight {largest.spec.name} takes {size(need)} while it is made, and "
             f"{size(room.usable)} of memory are free{kept}: stop other programs (an engine that "
@@ -104,7 +107,7 @@ def weights_in_work(layout: WeightLayout, room: HostRoom) -> int:
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Adds the digest of every file in the folder to the manifest and writes it, last."""
+    """Adds the digest of each file of the folder to the manifest, and writes the manifest last."""
     files = {name: digest_file(folder / name) for name in sorted(_names(folder))}
     sealed = replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(sealed.encode())
@@ -114,7 +117,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
 def check_destination(destination: Path) -> None:
     """Raises OptionError unless the path is free, an engine folder, or an empty folder."""
     if destination.name in ("", ".."):
-        raise OptionError(f"-o {destination}: give the engine a folder with a name of its own")
+        raise OptionError(f"-o {destination}: name a folder inside it")
     if not destination.exists():
         return
     if not destination.is_dir() or (
@@ -126,14 +129,14 @@ def check_destination(destination: Path) -> None:
 
 
 def _take(lock: Path) -> IO[str]:
-    """The open lock file, held. Waits for who holds it, who removes it when done."""
+    """The open lock file, locked. Waits for its holder, which removes the file at its end."""
     while True:
         file = lock.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
                 return file
-        except FileNotFoundError:  # its holder has removed it
+        except FileNotFoundError:  # the holder has removed it
             pass
         except BaseException:
             file.close()
@@ -142,17 +145,18 @@ def _take(lock: Path) -> IO[str]:
 
 
 def _recover(destination: Path) -> None:
-    """Clears what a killed build left: its staging folder, and the old engine moved aside."""
-    shutil.rmtree(_beside(destination, "staging"), ignore_errors=True)
-    old = _beside(destination, "old")
+    """Removes what an interrupted build left: its staging folder, and the renamed previous
+    engine."""
+    shutil.rmtree(_sibling(destination, "staging"), ignore_errors=True)
+    old = _sibling(destination, "old")
     if old.exists() and not destination.exists():
         os.rename(old, destination)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _swap(folder: Path, destination: Path) -> None:
-    """Puts the folder in the destination's place; `_recover` mends a death in between."""
-    old = _beside(destination, "old")
+    """Renames the folder to the destination; `_recover` completes an interrupted rename."""
+    old = _sibling(destination, "old")
     if destination.exists():
         os.rename(destination, old)
     try:
@@ -184,5 +188,5 @@ def _names(folder: Path) -> list[str]:
     return [name for name in files if name != MANIFEST]
 
 
-def _beside(destination: Path, what: str) -> Path:
+def _sibling(destination: Path, what: str) -> Path:
     return destination.with_name(f".{destination.name}.{what}")

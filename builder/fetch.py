@@ -1,7 +1,7 @@
-"""A checkpoint by its name on Hugging Face's hub: what it holds, then its files, fetched once.
+"""Fetches a checkpoint by its name on Hugging Face's hub, once, after checking what it holds.
 
-Knows huggingface_hub (the extra `hub`), which keeps what it fetched, goes on where it stopped, and
-reads the token and the endpoint of the environment. Knows no tensor.
+Knows huggingface_hub (the extra `hub`), which caches files, resumes downloads, and reads the token
+and the endpoint from the environment. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spark_engine.progress import Progress
 
 GIB = 1 << 30
 CHUNK = 16 << 20  # bytes hashed at once
-# What a build reads; weights in other formats and pictures stay where they are.
+# The files that a build reads; weights in other formats and images are not fetched.
 WEIGHTS = ".safetensors"
 NEEDED = (".json", WEIGHTS, ".jinja", ".txt")
 TOKEN = "give a token that may read it: `hf auth login`, or HF_TOKEN in the environment"
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
-# As it is copied from a browser; a `Path` has made one slash of two.
+# The address as copied from a browser; `Path` has joined the two slashes into one.
 _ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})" + re.escape(WEIGHTS))
@@ -38,7 +38,8 @@ AGAIN = "remove its folder, and run this again where the hub is reached"
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the repository; `sha256` of those that Git LFS keeps, `git`: the id of others."""
+    """A file of the repository. `sha256`: of a file in Git LFS; `git`: the git id of another
+    file."""
 
     path: str
     size: int
@@ -52,7 +53,8 @@ _Wanted: TypeAlias = tuple[str, str | None]  # repository and revision
 def name_of(path: Path) -> str | None:
     """The name on the hub, `OWNER/NAME` or `OWNER/NAME@REVISION`, that `path` may be.
 
-    None where something is there, or could be; the address of a page on the hub is a name too.
+    None if a file or folder has this path, or could have. The address of a page on the hub is a
+    name too.
     """
     if path.exists():
         return None
@@ -69,20 +71,20 @@ def fetch(
 ) -> Path:
     """The folder with the checkpoint `OWNER/NAME[@REVISION]`, fetched if it is not there yet.
 
-    Says the sizes first. `check` is given the folder when it holds all but the weights, and raises
-    where they are of no use. `engine` is what will be written afterwards: where its disk may lack
-    room for both, that is said before the weights come. Every file that Git LFS keeps has the hub's
-    SHA-256 afterwards, every other its id of git. Where the hub cannot be reached, what was fetched
-    before is taken, if it is whole. Raises OptionError without the extra `hub`, CheckpointError
-    when there is neither, the download breaks off, the hub does not know the name or gives other
-    bytes than it says, CapacityError when the disk is too small.
+    Prints the sizes first. `check` is called with the folder when it holds all files but the
+    weights, and raises if the build would refuse them. `engine` is the folder that will be written
+    afterwards: a warning precedes the download if its disk may be too small for both. Verifies the
+    hub's SHA-256 of each file in Git LFS, and the git id of each other file. If the hub cannot be
+    reached, a complete earlier download is used. Raises OptionError without the extra `hub`;
+    CheckpointError if there is neither, the download breaks off, the hub does not know the name, or
+    a file differs from the hub's digest; CapacityError if the disk is too small.
     """
     try:
         import huggingface_hub as hub
     except ImportError:
         raise OptionError(
-            f"{name} is no folder here, and fetching it needs the extra `hub`: "
-            f"{extra('hub')}; or {by_hand(name)}"
+            f"{name} is no folder here, and fetching it needs the extra `hub`: {extra('hub')}; "
+            f"or {by_hand(name)}"
         ) from None
     match = _NAME.fullmatch(name)
     if match is None:
@@ -113,7 +115,7 @@ def fetch(
             if not _unreachable(hub, error):
                 raise _refused(hub, name, error) from None
             words = f"the download of {name} broke off ({_reason(error)}): run this again, and it"
-            raise CheckpointError(f"{words} goes on where it stopped") from error
+            raise CheckpointError(f"{words} continues where it stopped") from error
     _check_whole(name, folder, {file.path for file in files})
     _verify(name, folder, files, shown)
     return folder
@@ -127,15 +129,15 @@ def _gated(repository: str) -> CheckpointError:
 
 
 def _refused(hub: Any, name: str, error: Exception) -> Exception:
-    """The error to raise for one that says nothing of the network."""
+    """The UserError for an error that is not about the network."""
     if not isinstance(error, hub.errors.HfHubHTTPError):
         return error
     return CheckpointError(f"{name} could not be fetched ({_reason(error)}): {by_hand(name)}")
 
 
 def _unreachable(hub: Any, error: Exception) -> bool:
-    """Whether the hub was not reached, or could not answer: nothing was said of the checkpoint. Its
-    network library, and with it the base of its errors, differs by version."""
+    """Whether the hub was not reached or could not answer, so that nothing is known of the
+    checkpoint. The base class of its errors differs by version, as its network library does."""
     if isinstance(error, hub.errors.HfHubHTTPError):
         return getattr(error.response, "status_code", 0) >= 500
     network = {base.__module__.partition(".")[0] for base in type(error).__mro__} & _NETWORK
@@ -151,8 +153,8 @@ def _download(
     check: Callable[[Path], object],
     engine: Path | None,
 ) -> tuple[Path, tuple[_File, ...]]:
-    """The folder, and what it must hold by the hub's `info`. Raises what huggingface_hub does, and
-    UserErrors."""
+    """The folder, and the files that it must hold according to the hub's `info`. Raises UserErrors
+    and the errors of huggingface_hub."""
     repository, files = info.id, _needed(info)
     cache = Path(hub.constants.HF_HUB_CACHE)
     want: dict[str, Any] = {"repo_id": repository, "revision": info.sha}
@@ -176,7 +178,7 @@ def _download(
 def _fetched_before(
     hub: Any, name: str, wanted: _Wanted, shown: Progress, error: Exception
 ) -> tuple[Path, tuple[_File, ...]]:
-    """What the cache holds of it, under the names by which the hub's files are told apart."""
+    """The cached files of the revision, with the names that identify their content."""
     folder = _cached(hub, *wanted)
     if folder is None:
         raise CheckpointError(
@@ -185,7 +187,7 @@ def _fetched_before(
     shown.say(f"the hub cannot be reached ({_reason(error)}): as it was fetched before, {folder}")
     files = []
     for path in sorted(p for p in folder.iterdir() if p.name.endswith(NEEDED)):
-        blob = path.resolve()  # the file's content is stored under its SHA-256, or its id of git
+        blob = path.resolve()  # the cache names a file's content by its SHA-256 or git id
         if not blob.is_file():
             raise CheckpointError(f"{name}: {path} is not there: {AGAIN}")
         sha256 = blob.name if _SHA256.fullmatch(blob.name) else None
@@ -195,7 +197,7 @@ def _fetched_before(
 
 
 def _cached(hub: Any, repository: str, revision: str | None) -> Path | None:
-    """The folder of the revision, or of the last that was fetched; None where there is none."""
+    """The folder of the revision, or of the last one that was fetched; None if there is none."""
     if not Path(hub.constants.HF_HUB_CACHE).is_dir():
         return None
     rows = [
@@ -211,7 +213,7 @@ def _cached(hub: Any, repository: str, revision: str | None) -> Path | None:
 
 
 def by_hand(name: str) -> str:
-    """How to fetch it without us."""
+    """How to fetch it without `spark-build`."""
     repository, _, revision = name.partition("@")
     folder = repository.rpartition("/")[2]
     at = f" --revision {revision}" if revision else ""
@@ -222,7 +224,7 @@ def by_hand(name: str) -> str:
 
 
 def _needed(info: Any) -> tuple[_File, ...]:
-    """The files that a build reads: none lies in a folder of the repository."""
+    """The files that a build reads; all are at the top of the repository."""
     files = []
     for row in info.siblings or ():
         if "/" not in row.rfilename and row.rfilename.endswith(NEEDED):
@@ -239,7 +241,7 @@ def _needed(info: Any) -> tuple[_File, ...]:
 
 
 def _quietly(hub: Any, **want: Any) -> Any:
-    """`snapshot_download` without a bar of its own."""
+    """`snapshot_download` without its progress bar."""
     hub.utils.disable_progress_bars()
     try:
         return hub.snapshot_download(**want)
@@ -257,9 +259,9 @@ def _check_room(name: str, left: int, cache: Path) -> None:
 
 
 def _tight(left: int, total: int, cache: Path, engine: Path) -> str:
-    """Words where what is left to fetch may leave too little room for the engine, whose size is not
-    known before the weights are: about that of the checkpoint, and below it where parts of it are
-    left out. So this refuses nothing; a build does, when it knows."""
+    """A warning if the download may leave too little disk space for the engine. The engine's size
+    is not known before the weights are; it is about the checkpoint's, or less if parts are left
+    out. So this only warns; the build refuses."""
     places = _above(cache), _above(engine)
     free = shutil.disk_usage(places[1]).free
     left = left if places[0].stat().st_dev == places[1].stat().st_dev else 0
@@ -274,14 +276,14 @@ def _tight(left: int, total: int, cache: Path, engine: Path) -> str:
 
 
 def _above(path: Path) -> Path:
-    """`path`, or the nearest above it that is there."""
+    """`path`, or its nearest existing parent."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 
 
 def _check_whole(name: str, folder: Path, files: set[str]) -> None:
-    """Raises CheckpointError where a file of weights that another names is not there, or one is
-    outside what the hub's library stores of the repository."""
+    """Raises CheckpointError if a file of weights that the index names is missing, or a file is
+    outside the repository's folder in the hub's cache."""
     stored = folder.parent.parent.resolve()
     for file in sorted(files):
         if not (folder / file).resolve().is_relative_to(stored):
@@ -304,7 +306,7 @@ def _check_whole(name: str, folder: Path, files: set[str]) -> None:
 
 
 class _Index(msgspec.Struct):
-    """An index of weights: the file of each tensor."""
+    """The index of the weights: the file of each tensor."""
 
     weight_map: dict[str, str]
 

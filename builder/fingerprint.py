@@ -1,4 +1,4 @@
-"""The fingerprint of a build: everything its engine is made from, as sha256.
+"""The fingerprint of a build: the sha256 of everything that its engine is made from.
 
 Knows what a build reads (checkpoint files, options, our own sources, library versions); knows
 nothing of what it writes. Equal fingerprints mean equal engines, so an unchanged build is a no-op.
@@ -29,22 +29,23 @@ LIBRARIES = (
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh")
-# Our packages, which a wheel has inside `spark_engine`: each is hashed where it counts.
+# The packages of the project. In a wheel they are inside `spark_engine`, and are hashed separately.
 APART = {"bench", "builder", "check", "device", "models", "plugins", "runtime"}
 
 
 def producer(target: str) -> dict[str, str]:
-    """Versions of the libraries that decide what an engine's bytes are.
+    """Versions of the libraries that an engine's bytes depend on.
 
-    For a CUDA target also the compiler's own word ("nvrtc"), which a system's library may have
-    changed, and the packages around it that are installed. Raises OptionError where TensorRT-RTX is
-    asked for and is not there.
+    For a CUDA target also the version that NVRTC reports ("nvrtc"), since it may be a library of
+    the system, and those of its packages that are installed. Raises OptionError if TensorRT-RTX is
+    needed and missing.
     """
     found = {name: metadata.version(name) for name in LIBRARIES}
     if target == RTX:
         from spark_engine.builder.executors.trt import tensorrt
 
-        return {**found, "tensorrt_rtx": tensorrt().__version__}  # it reads no other's engines
+        # TensorRT-RTX reads only engines of the same version.
+        return {**found, "tensorrt_rtx": tensorrt().__version__}
     if target not in TARGETS:
         return found
     from spark_engine.builder.native import nvrtc
@@ -58,7 +59,7 @@ def producer(target: str) -> dict[str, str]:
 
 
 def timed_on(options: Options) -> str:
-    """The machine whose times choose tactics; empty where none are taken."""
+    """The machine that times tactics; empty if none are timed."""
     if options.gpu is None or options.timing is False:
         return ""
     if options.timing is None and not timed_unasked(options.gpu):
@@ -73,11 +74,10 @@ def timed_on(options: Options) -> str:
 
 
 def fingerprint(checkpoint: Path, options: Options, advance: Advance = ignore) -> Fingerprint:
-    """Reads every byte of the checkpoint, chunks in parallel; the target is decided.
+    """Reads every byte of the checkpoint, in parallel chunks. `options` has its target decided.
 
-    `advance` is told how many bytes are read.
-    Where tactics are timed, the GPU and its driver count as tools: their times choose. Raises
-    OSError when a file of the checkpoint cannot be read.
+    `advance` receives the number of bytes read. If tactics are timed, the GPU and its driver count
+    as tools. Raises OSError when a file of the checkpoint cannot be read.
     """
     packages = (spark_engine, device, builder, models)
     tools = {**producer(options.target), "timed_on": timed_on(options)}
@@ -105,7 +105,7 @@ def _files(checkpoint: Path, advance: Advance) -> Json:
 
 
 def _sources(init: str | None) -> Json:
-    """sha256 of each source file of a package, those in its folders too, by its path in it."""
+    """sha256 of each source file of a package by its path in the package, subfolders included."""
     if init is None:
         return {}
     package = Path(init).parent

@@ -1,8 +1,8 @@
-"""`spark-inspect ENGINE`: the manifest of an engine folder, for a person or as JSON; its launches.
+"""`spark-inspect ENGINE`: prints the manifest of an engine folder, and a bucket's launches.
 
-Knows the command line; reads the manifest, and holds the length of each file against it: what is
-cut or missing is said after the manifest is shown, and the exit code is 2. With `--bucket` it reads
-that bucket's file and shows its launches, or one of them and where it is written.
+Knows the command line. Reads the manifest and compares the length of each file with it: missing and
+truncated files are reported after the manifest, and the exit code is 2. With `--bucket` it reads
+that bucket's file and prints its launches, or one of them with its sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_engine.manifest import Bucket, Manifest, canonical_json
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 @click.option("--bucket", metavar="FILE", help="List the launches of a bucket, e.g. decode_b1.")
-@click.option("--launch", type=int, metavar="N", help="Of that bucket: where launch N is written.")
+@click.option("--launch", type=int, metavar="N", help="The sources of launch N of that bucket.")
 @click.version_option(package_name="spark-engine", prog_name="spark-inspect")
 def main(engine: Path, as_json: bool, bucket: str | None, launch: int | None) -> None:
     """Shows what the engine folder ENGINE holds."""
@@ -44,7 +44,7 @@ def main(engine: Path, as_json: bool, bucket: str | None, launch: int | None) ->
 
 
 def show_launches(engine: Path, bucket: Bucket, manifest: Manifest, number: int | None) -> None:
-    """Prints all launches of a bucket, or one and where it is written."""
+    """Prints all launches of a bucket, or one launch with its sources."""
     found = launches(read_engine(engine / bucket.file).payload)
     if number is None:
         click.echo(listing(found))

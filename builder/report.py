@@ -1,6 +1,6 @@
-"""What a build says at its end, and `spark-inspect` at any time: the manifest, for a person.
+"""Prints the report of a build, and an engine's manifest for `spark-inspect`, as tables.
 
-Knows the manifest and how to lay it out; computes nothing that is not in it.
+Knows the manifest and its layout on a terminal; computes nothing that is not in it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a build; `built` False: a no-op.
+    """The outcome of a build; `built` is False if the engine was up to date.
 
     Attributes:
         seconds: by stage.
         peak_rss: bytes, mapped files included.
-        peak_anonymous: bytes that no file backs, the most seen while weights were written.
+        peak_anonymous: bytes that no file backs, the maximum while weights were written.
     """
 
     manifest: Manifest
@@ -81,7 +81,7 @@ def _elsewhere(folder: str, target: str) -> str:
 
 
 def _say(console: Console, line: str) -> None:
-    """One unwrapped line, as it is: paths may hold brackets."""
+    """Prints one line without wrapping or markup: paths may hold brackets."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -132,14 +132,14 @@ def _summary(m: Manifest) -> Table:
 
 
 def _ranks(m: Manifest) -> str:
-    """How many share the model, and what each has."""
+    """How many ranks share the model, and what each has."""
     own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
     how = "; NCCL connects them (extra nccl)" if m.across_hosts else ""
     return f"{m.ranks}, each with {own}{how}"
 
 
 def _snapshots(m: Manifest) -> str:
-    """Of the prefix cache: how many there are, and what one takes."""
+    """The prefix cache's snapshots: their number and the bytes of one."""
     one = bytes_of(m.states, SEQUENCE)
     if not one:
         return "none: the model has no recurrent states"
@@ -149,7 +149,7 @@ def _snapshots(m: Manifest) -> str:
 
 
 def _quantisation(m: Manifest) -> Table:
-    """Modules grouped by what they are called below their layer."""
+    """Modules grouped by their name within a layer."""
     groups: Counter[tuple[str, str]] = Counter()
     tensors: Counter[tuple[str, str]] = Counter()
     for row in m.quantisation:
@@ -173,7 +173,7 @@ def _refusals(m: Manifest) -> Table:
 
 
 def timed(m: Manifest) -> bool:
-    """Whether the time of any node was measured; else those of the buckets are all predictions."""
+    """Whether any node's time was measured; if not, the buckets' times are predictions."""
     return any(row["timed"] for row in m.tactics)
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint's files that only text needs: which they are, what is wrong with them or missing.
+"""Checks a checkpoint's files for text: the tokenizer, its configuration, the chat template.
 
-They are copied into the engine as they are, so that what is damaged would be found when it is
-served. Knows their formats as far as that takes; reads no weight.
+They are copied into the engine unchanged, so a damaged one would otherwise be found only by the
+server. Knows their formats as far as needed; reads no weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT_FILES = (
     *("vocab.json", "merges.txt", "special_tokens_map.json"),
 )
 AGAIN = "fetch the checkpoint's file again"
-# What requests may say, too, and its least and greatest values; None is no bound.
+# Fields that requests also have, with their least and greatest values; None is no bound.
 RANGES: dict[str, tuple[float, float | None]] = {
     "temperature": (0.0, None),
     "top_p": (0.0, 1.0),
@@ -35,9 +35,9 @@ RANGES: dict[str, tuple[float, float | None]] = {
 
 
 def text_notes(checkpoint: Path) -> tuple[str, ...]:
-    """A sentence for each kind of text that the engine will not take, since a file is missing.
+    """A note for each kind of text that the engine cannot process for lack of a file.
 
-    Raises CheckpointError for a file that was not fetched or cannot be what it should be.
+    Raises CheckpointError for a file that was not fetched or is invalid.
     """
     for name in TEXT_FILES:
         if (path := checkpoint / name).is_file():
@@ -60,7 +60,7 @@ def text_notes(checkpoint: Path) -> tuple[str, ...]:
 
 
 def text_bytes(checkpoint: Path) -> int:
-    """Bytes of all of them."""
+    """Bytes of all these files."""
     found = (checkpoint / name for name in TEXT_FILES)
     return sum(path.stat().st_size for path in found if path.is_file())
 

@@ -1,8 +1,8 @@
-"""`run_check`: which engines are compared at which level, and on what input.
+"""`run_check`: decides which engines are compared, at which levels, and on which inputs.
 
-The model level runs the engine as it is served. The layer level also shows its residual stream, so
-it finds where a divergence begins. The op level runs every node alone. The reference is, by what
-`--against` names:
+The model level runs the engine as it is served. The layer level runs it with its residual stream as
+outputs, which shows where a divergence starts. The op level runs every node alone. They are
+compared with:
 
     nothing         the same graph and weights, computed by the ops' float64 references
     a checkpoint    the checkpoint built unfused, computed by the ops' float64 references
@@ -10,11 +10,11 @@ it finds where a divergence begins. The op level runs every node alone. The refe
 
 A native engine holds launches and no graph. A checkpoint given for it is built for the CPU with the
 same fusions and dtypes, so that every value is rounded to bf16 where the kernels round it: compared
-with f32, a router of a random network chooses other experts for most tokens. Its layers are
-compared by their states, which both sides have, and its nodes by running each node's launches on
-what the twin's node read. The text level decodes greedily and counts where the two sides choose
-different tokens. The record level runs every bucket over fixed prompts and compares the tokens with
-those of the build; it needs no reference.
+with one in f32, a router of a random network chooses other experts for most tokens. Its layers are
+compared by their states, which both sides keep, and its nodes by running the launches of each over
+the operands of the twin's node. The text level decodes greedily and counts the tokens that the two
+sides choose differently. The record level runs every bucket over fixed prompts and compares the
+tokens with those of the build's record; it needs no other side.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from spark_engine.runtime.executors.memory import BucketKey
 LEVELS = ("model", "layer", "op", "text", "record")
 RECORDED = (
     "The capital of France is Paris, and the",
-    "Once upon a time there was a small fox who was afraid of the dark. One evening",
+    "Once upon a time there was a small fox that was afraid of the dark. One evening",
     "What is 7 plus 5? Explain your answer in one sentence.",
 )
 
 
 @dataclass(frozen=True)
 class Other:
-    """The reference side: `shown` for runs, and `alone`, by reference, for single nodes.
+    """The other side: `shown` for whole runs, and `alone`, by reference, for single nodes.
 
-    `alone` has the candidate's graph; None if references cannot compute one. `folder`: the engine
-    that `shown` computes by reference; None if `shown` is no reference.
+    `alone` has the candidate's graph; None where there is none that references can compute.
+    `folder`: the engine that `shown` computes by references; None if it does not.
     """
 
     label: str
@@ -83,14 +83,14 @@ def run_check(
     shown: Progress,
     seed: int = 0,
 ) -> Report:
-    """Checks the engine folder `engine`; reports progress to `shown`.
+    """Checks the engine folder `engine`; `shown` receives progress messages.
 
     Raises EngineError, CheckpointError, CapacityError or OptionError if a folder is unusable or the
     two engines cannot run the same launches.
     """
     report = Report(str(engine), str(against or ""))
     if tuple(levels) == ("record",) and not read_manifest(engine).greedy.md5:
-        raise OptionError(f"{engine}: {NO_RECORD}")  # checked before an engine is loaded
+        raise OptionError(f"{engine}: {NO_RECORD}")  # before an engine is loaded
     shown.say(f"opening {engine}")
     with closing(open_engine(engine)) as candidate:
         record = check_record(candidate) if "record" in levels else None
@@ -106,7 +106,7 @@ def run_check(
 
 
 def run_repeat(engine: Path, count: int, shown: Progress, seed: int = 0) -> Repeated:
-    """Runs the same requests `count` more times in the engine folder as it is served.
+    """Repeats the same requests `count` times in the engine folder as it is served.
 
     Raises EngineError or CapacityError if it cannot be opened.
     """
@@ -128,7 +128,7 @@ def _compare(
     if "op" in levels and other.alone is not None:
         recorder = Recorder(other.alone, plan)
     elif "op" in levels:
-        words = "a native engine is taken apart only against its checkpoint"
+        words = "the nodes of a native engine are compared only with its checkpoint"
         if tuple(levels) == ("op",):
             raise OptionError(f"{words}, and {report.against} is an engine")
         shown.say(f"without the op level: {words}")
@@ -139,7 +139,7 @@ def _compare(
     texts = greedy_session(candidate.limits, common, seed, _recorded(candidate))
     rows = decode_rows(common, texts)
     limits = thresholds_for([folder_of(side).manifest for side in (candidate, other.shown)])
-    # References are slow, and their texts depend on no other level.
+    # References are slow, and their results depend on no other level.
     with texts_beside(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
         said = (other.label, truths())
@@ -156,7 +156,7 @@ def _nodes_and_runs(
     levels: Sequence[str],
     shown: Progress,
 ) -> None:
-    """The levels `op`, `model` and `layer`, which use the same launches."""
+    """The levels `op`, `model` and `layer`, which share launches."""
     manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
     truth = other.shown
     runs = _runs(candidate, levels)
@@ -173,7 +173,8 @@ def _nodes_and_runs(
 
 
 def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
-    """The candidate by level. A native engine runs once: its states are in device memory, once."""
+    """The candidate by level. A native engine runs once, since its states exist once, on the
+    device."""
     if not has_graph(candidate):
         return [(name, candidate) for name in ("layer", "model") if name in levels][:1]
     runs = [("model", candidate)] if "model" in levels else []
@@ -189,8 +190,8 @@ def _refuse(candidate: Loaded, against: Path) -> None:
     manifest = read_manifest(against)
     if manifest.executor != GRAPH and manifest.ranks > 1:
         raise OptionError(
-            f"{against} is an engine of {manifest.ranks} GPUs and shows one's logits: check it "
-            f"the other way round (spark-check {against} --against {folder_of(candidate).path})"
+            f"{against} is an engine of {manifest.ranks} GPUs and shows one's logits: swap the "
+            f"two (spark-check {against} --against {folder_of(candidate).path})"
         )
 
 
@@ -234,11 +235,11 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
 
 
 def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
-    """Sessions that both can run. Raises OptionError if the engines have too little in common."""
+    """Sessions that both engines can run. Raises OptionError if they have too little in common."""
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
-    # States are compared with the contents of their rings, without drafts and snapshots.
+    # States are shown with their rings folded in, and without what drafts and snapshots add.
     if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts, snapshots=a.snapshots):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
@@ -248,7 +249,7 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
 
 
 def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
-    """Buckets of both. Raises OptionError without one for decode and one for prefill."""
+    """Buckets of both engines. Raises OptionError unless one decodes and one prefills."""
     common = sorted(set(one.executors) & set(other.executors))
     if not {family for family, _ in common} >= {DECODE, PREFILL}:
         raise OptionError("the engines share no bucket of each family; build them with the same")
@@ -256,7 +257,7 @@ def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
 
 
 def _recorded(loaded: Loaded) -> list[list[int]]:
-    """Token ids of real prompts, if the engine has a tokenizer."""
+    """Real prompts, if the engine has a tokenizer."""
     folder = folder_of(loaded).tokenizer_path
     if folder is None or not (folder / "tokenizer.json").is_file():
         return []

@@ -1,4 +1,4 @@
-"""`spark-check`: whether an engine is as exact as it should be, and where it first diverges.
+"""`spark-check`: whether an engine is as exact as it should be, and if not, where it diverges.
 
 Knows the command line; `command` defines how it ends. Exit codes: 0 no divergence, 3 a divergence.
 """
@@ -16,8 +16,8 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-# Before numpy is imported: references multiply small matrices, on which its threads wait for one
-# another five times longer than they compute.
+# Before numpy is imported: in the references' small matrix products, numpy's threads wait five
+# times longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from spark_engine.check.verdicts.report import show
@@ -41,10 +41,11 @@ from spark_engine.progress import Progress
     "--repeat",
     type=click.IntRange(1),
     metavar="N",
-    help="Instead: serve the same requests again N times, and print how often a text differs.",
+    help="Instead of a comparison: serve the same requests N more times, and print how often "
+    "a text differs.",
 )
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
-@click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
+@click.option("--seed", default=0, help="Seed of the random prompts.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-check")
 @click.pass_context
@@ -60,14 +61,14 @@ def main(
 ) -> None:
     """Compares the engine folder ENGINE with its own float64 references.
 
-    With --against CHECKPOINT the checkpoint is built again, unfused, and computed by reference;
-    with --against ENGINE the other engine is run. A native engine has no graph to compute by
-    reference: give its checkpoint, or a CPU engine (without its op level). Names every module
-    whose op differs by itself, then the first layer that does, and counts tokens that differ.
-    The record level checks that every bucket still generates the tokens of the engine's build.
+    With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
+    with --against ENGINE the other engine is run. A native engine has no references: give its
+    checkpoint, or a CPU engine (without its op level). Names every module that differs when its op
+    runs alone, then the first layer that differs, and counts tokens that differ. The record level
+    checks whether every bucket still generates the tokens of the engine's build.
 
     Every table names its limits; the text after the tables explains each figure. A near tie is a
-    token that is as likely as the reference's own choice, within rounding.
+    token that the reference holds as likely as its own choice, within rounding.
     """
     with command("spark-check"):
         choose(os.environ, device)
@@ -78,7 +79,7 @@ def main(
             if (error.name or "").split(".")[0] != "polygraphy":
                 raise
             raise OptionError(f"polygraphy is not installed: {extra('check')}") from error
-        # Narrower than this, figures would be cut; a pipe has no width.
+        # Narrower tables cut figures; a pipe has no width.
         console = Console(width=max(Console().width, 120))
         if repeat is not None:
             _refuse_compared(context)
@@ -94,7 +95,7 @@ def main(
 
 
 def _refuse_compared(context: click.Context) -> None:
-    """Raises OptionError for options that have no effect if the engine is its own reference."""
+    """Raises OptionError for options without effect when an engine is compared with itself."""
     for name in ("against", "level"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             words = "with --repeat, which compares an engine with itself: leave it out"

@@ -41,10 +41,11 @@ def compare_runs(
     thresholds: Thresholds,
     shown: Progress,
 ) -> list[Level]:
-    """Runs all engines over all sessions, launch by launch; returns a named level per candidate.
+    """Runs reference and candidates over all sessions, launch by launch; returns a level per
+    candidate.
 
-    Compares everything that a candidate and the reference both have, except states that the two
-    sides divide differently among ranks.
+    Compares everything that a candidate and the reference both show, except states that they divide
+    differently, as one rank and two do.
     """
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
@@ -69,7 +70,7 @@ def compare_runs(
 
 
 def _cut(one: Loaded, other: Loaded) -> set[str]:
-    """States whose shapes differ because another rank has the rest."""
+    """States with different shapes on both sides, because other ranks have the rest of one."""
     shapes = {info.spec.name: info.spec.shape[1:] for info in other.states}
     return {
         info.spec.name
@@ -81,11 +82,11 @@ def _cut(one: Loaded, other: Loaded) -> set[str]:
 def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
     """Checks every node of one decode and one prefill bucket of `loaded` alone.
 
-    Operands and expected results are those that `recorder` has of the same graph, computed by
-    reference. Raises OptionError if the engine's nodes differ from the recorded ones.
+    `recorder` has the operands and results of the same graph with known weights, computed by
+    reference. Raises OptionError if the engine has other nodes.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    # Of a native engine this process has rank 0's part only.
+    # Of a native engine, this process has rank 0's part only.
     recorded_launches = [one for one in recorder.launches if has_graph(loaded) or not one.rank]
     with shown.track("op level, nodes", sum(len(one.nodes) for one in recorded_launches)) as step:
         for one in recorded_launches:
@@ -106,9 +107,10 @@ class _Alone(Protocol):
 
 
 def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
-    """What runs single nodes of a bucket, by the engine's executor, and the nodes that it can run.
+    """The runner of a bucket's single nodes, by the engine's executor, and the nodes that it can
+    run.
 
-    In an engine of several GPUs some nodes wait for the other ranks and have another op than the
+    If several GPUs share an engine, some nodes wait for other ranks, and are another op than the
     twin's node of that name: these are left out.
     """
     folder = folder_of(loaded)

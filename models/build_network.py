@@ -1,7 +1,8 @@
 """`build_network`: a model as an unfused ONNX graph, weight recipes and states.
 
 Knows the order: inputs, the nodes of the model's own network, outputs. Needs configs and the
-tensor table only; no weight is read but quantised inputs' scales, where the files are there.
+tensor table only; of the weights only scales of quantised inputs are read, if the files are
+present.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spark_engine.models.weights.recipes import Weight
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 
-ROUND_STATES = ("positions", "drafts")  # which prefill neither reads nor updates
+ROUND_STATES = ("positions", "drafts")  # prefill neither reads nor updates them
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def build_network(
 
     `debug` adds the outputs that docs/graph.md lists for debug builds. Raises OptionError when
     limits, draft options and model contradict each other, CheckpointError when experts are stored
-    in a way that no op reads.
+    in a form that no op reads.
     """
     if limits.vocab != model.config.vocab:
         raise OptionError(
@@ -83,7 +84,7 @@ def build_network(
 
 
 def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
-    """All nodes, and the outputs but for the states'."""
+    """Writes all nodes, and all outputs except the states'."""
     family = family_of(model.config)
     network = family.network(model.config)
     if not w.limits.drafts:

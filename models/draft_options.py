@@ -16,8 +16,8 @@ class DraftOptions:
     """The draft head of a build.
 
     Attributes:
-        dtype: "checkpoint" leaves its projections as they are stored; "fp8" and "nvfp4" quantise
-            those that are not (128x128 blocks with dynamic inputs; groups of 16, W4A16).
+        dtype: "checkpoint" keeps its projections as stored; "fp8" and "nvfp4" quantise the
+            unquantised ones (128x128 blocks with dynamic inputs; groups of 16, W4A16).
         shortlist: the ids that it drafts from, ascending; None: the whole vocabulary.
     """
 

@@ -1,7 +1,7 @@
-"""A checkpoint opened and understood: config, quantisation table and tensors that fit each other.
+"""Opens a checkpoint: config, quantisation table and tensors, checked against each other.
 
-`open_model` reads a folder; `describe` needs the JSON files alone, and then weights have no
-values. Knows the order of the steps, and no graph.
+`open_model` reads a folder; `describe` needs only the JSON files, and its weights have no values.
+Knows the order of the steps, and no graph.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _ROWS = 4096  # rows of a matrix compared at a time
 
 
 def open_model(path: Path | str) -> Model:
-    """Opens a checkpoint folder and checks all of it that headers and configs can tell.
+    """Opens a checkpoint folder and checks headers and configs.
 
     Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
     `quant_table` and `check_tensors`.
     """
     synthetic = is_synthetic(path)
     if not synthetic and Path(path, CONFIGS[0]).is_file():
-        read_description(Path(path))  # an unknown model is named before its weights are looked at
+        read_description(Path(path))  # reports an unknown model before faults of its weights
     checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path)
     config = read_config(checkpoint.config, checkpoint.generation)
     family = family_of(config)
@@ -62,8 +62,8 @@ def open_model(path: Path | str) -> Model:
 
 
 def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Model:
-    """The model as one of `ranks` has it; `tile` columns of NVFP4 are never cut. `across`: GPUs of
-    several hosts.
+    """One rank's share of the model; `tile` columns of NVFP4 are never cut. `across`: the ranks are
+    on several hosts.
 
     Raises OptionError where heads, columns, blocks or the vocabulary do not divide.
     """
@@ -80,18 +80,18 @@ def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Mod
 
 
 def read_description(folder: Path) -> ModelConfig:
-    """What a folder says of its model, whose weights need not be there yet.
+    """The model of a folder that may lack its weights.
 
-    Raises CheckpointError as `open_model` does for that.
+    Raises CheckpointError as `open_model` does.
     """
     config, generation = (read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS[:2])
     return read_config(config, generation)
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
-    """The model that the JSON files stand for, in the layout that exporters use.
+    """The model that the JSON files describe, in the layout of exporters.
 
-    Raises CheckpointError as `open_model` does for what the files alone can tell.
+    Raises CheckpointError as `open_model` does for faults of the JSON files.
     """
     config = read_config(config_json)
     exported = exporter_layout(config, config_json, hf_quant or {})
@@ -109,7 +109,7 @@ def _as_spec(expected: Expected) -> TensorSpec:
 
 
 def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> None:
-    """A tied head that is stored as well must be the embedding, byte for byte."""
+    """A stored copy of a tied head must equal the embedding byte for byte."""
     (embedding,) = of_kind(rows, Kind.EMBEDDING)
     head = next(of_kind(rows, Kind.TIED_HEAD), None)
     if head is None or layout.file_name(head.name) not in checkpoint.tensors:

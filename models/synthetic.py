@@ -1,11 +1,11 @@
 """A synthetic checkpoint without weight files: every tensor is random, drawn when it is read.
 
-A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 1}) stands for a
-checkpoint of the published shapes, names and types whose values are random and sane: norms near
-one, projections of gain one, long and short memories, block scales as exporters write them.
-A tensor depends on seed and name alone and takes no more memory than itself; what is drawn
-follows from its kind. For measuring and for tests; knows no name of a tensor and no graph. The
-draft head is drawn where config.json has one; parts that are not compiled (vision) are left out.
+A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 1}) represents a
+checkpoint of the published shapes, names and types with plausible random values: norms near one,
+projections of gain one, long and short memories, block scales as exporters write them. A tensor
+depends on seed, name and kind alone, and takes no additional memory. For measurements and tests;
+knows no name of a tensor and no graph. A draft head is drawn if config.json has one; parts that are
+not compiled (vision) are left out.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
-NOWHERE = "(drawn)"  # the file of a tensor that lies in none
-SHARD = 4 << 30  # bytes of a written shard, about
-AMAX = 8.0  # the activations' maximum that the input scales claim
+NOWHERE = "(drawn)"  # the "file" of a drawn tensor
+SHARD = 4 << 30  # approximate bytes of a written shard
+AMAX = 8.0  # the activations' maximum that the input scales assume
 ROUTER_STD = 0.2  # over inputs of norm one: logits far enough apart to spread the choice
 _STDS = {Kind.EMBEDDING: 1.0, Kind.ROUTER: ROUTER_STD}
 _BLOCK = 1 << 20  # elements drawn at a time
@@ -55,9 +55,9 @@ _RANGES = {  # of uniform values
 
 @dataclass(frozen=True)
 class Synthetic(Checkpoint):
-    """A `Checkpoint` whose tensors are drawn by `read`; `maps` is empty.
+    """A `Checkpoint` with tensors that `read` draws; `maps` is empty.
 
-    `expected`: what each of them is, by name.
+    `expected`: the description of each tensor, by name.
     """
 
     expected: Mapping[str, Expected]
@@ -69,7 +69,9 @@ class Synthetic(Checkpoint):
         Raises CheckpointError when there is no such tensor.
         """
         if name not in self.tensors:
-            raise CheckpointError(f"{self.path} stands for no tensor {name}; mend its config.json")
+            raise CheckpointError(
+                f"{self.path} describes no tensor {name}; correct its config.json"
+            )
         tensor, row = self.tensors[name], self.expected[name].row
         leaf = name.rpartition(".")[2]
         if "scale" in leaf and tensor.dtype is not DType.F8E4M3:
@@ -80,7 +82,7 @@ class Synthetic(Checkpoint):
         return drawn
 
     def digest(self) -> str:
-        """SHA-256 over the JSON files, of which the seed is one."""
+        """SHA-256 over the JSON files, the seed's included."""
         total = hashlib.sha256()
         for file in (*CONFIGS, MARK):
             if (self.path / file).is_file():
@@ -89,14 +91,14 @@ class Synthetic(Checkpoint):
 
 
 def is_synthetic(path: Path | str) -> bool:
-    """Does the folder stand for a checkpoint whose weights are drawn?"""
+    """Whether the folder is a synthetic checkpoint."""
     return (Path(path) / MARK).is_file()
 
 
 def open_synthetic(path: Path | str) -> Synthetic:
     """Opens a folder of config.json, synthetic.json and, where quantised, hf_quant_config.json.
 
-    Raises CheckpointError when a file is missing or malformed, or names what we do not read.
+    Raises CheckpointError when a file is missing or malformed, or describes an unsupported model.
     """
     folder = Path(path)
     configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
@@ -164,7 +166,7 @@ def _draw(rng: np.random.Generator, tensor: StoredTensor, row: Row) -> Array:
     count = tensor.nbytes // tensor.dtype.itemsize
     if tensor.dtype is DType.U8:  # two e2m1 codes: every byte is one pair
         return _bytes(rng, count)
-    if tensor.name.endswith("scale"):  # of blocks; others are not drawn
+    if tensor.name.endswith("scale"):  # of blocks; no other FP8 input has drawn scales
         return _by_table(rng, count, _BLOCK_SCALES)
     if isinstance(row, Tensor) and row.kind in _RANGES:
         return rng.uniform(*_RANGES[row.kind], count).astype(tensor.dtype.numpy)

@@ -71,9 +71,9 @@ rm -rf "$OUT.engines" # of a run that was killed
 printf 'step\tcode\tseconds\n' > "$OUT/steps.tsv"
 now=beginning
 
-# limited SECONDS NAME COMMAND...: its words go to OUT/NAME.txt; its code. It has a group of its own
+# limited SECONDS NAME COMMAND...: its output goes to OUT/NAME.txt; its code. It has its own group
 # and runs behind `wait`, which a signal interrupts: Ctrl-C reaches it through `interrupted` alone.
-# What bash starts with & ignores Ctrl-C, and so would all that a step starts: `env` mends that.
+# What bash starts with & ignores Ctrl-C, and so would all that a step starts: `env` resets that.
 limited() {
     local limit=$1 name=$2 code
     shift 2
@@ -181,7 +181,7 @@ for file in Path(sys.argv[1]).iterdir():
 END
 }
 
-# pack CODE: the archive, beside OUT or where there is room, and the end.
+# pack CODE: the archive, next to OUT or where there is space, and the end.
 pack() {
     local to
     trap '' INT HUP TERM
@@ -200,7 +200,7 @@ pack() {
         fi
         rm -f -- "$to"
     done
-    echo "no disk has room for the archive: make some, then tar -czf $OUT.tar.gz $OUT" >&2
+    echo "no disk has space for the archive: free some, then tar -czf $OUT.tar.gz $OUT" >&2
     exit 2
 }
 

@@ -1,1 +1,1 @@
-"""The build halves of executors: what the straight line asks of each, and onnxruntime's."""
+"""The backends: an executor's build half each, and the protocol that `build.py` calls."""

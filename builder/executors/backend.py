@@ -1,7 +1,7 @@
-"""`Backend`, the protocol of an executor's build half (`build.py` calls it). Knows none of them.
+"""`Backend`, the protocol of an executor's build half, which `build.py` calls.
 
-To compile is to make machine code of CUDA sources, here as everywhere in the builder: who has no
-kernels of ours has nothing to pack, to choose or to compile, and is asked to emit alone.
+In the builder, "compile" means to make cubins from CUDA sources. A backend without CUDA kernels
+packs, chooses and compiles nothing; only its `emit` is called.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from spark_engine.weights_file import WeightEntry
 
 
 class Emitted(NamedTuple):
-    """One bucket. `memory`: bytes beside weights, states and tables, by the name of the manifest's
-    `Bucket`. `seconds`: of one launch, measured or predicted."""
+    """One bucket. `memory`: bytes in addition to weights, states and tables, by field of the
+    manifest's `Bucket`. `seconds`: of one launch, measured or predicted."""
 
     header: EngineHeader
     payload: bytes
@@ -31,18 +31,18 @@ class Emitted(NamedTuple):
 
 
 class Backend:
-    """Turns final graphs into the payloads of buckets; to be made into an executor's own.
+    """Turns final graphs into the payloads of buckets. Each executor's backend subclasses it.
 
     Its module names the class `BACKEND`, which is called with the plan, the ops by name and the
     folder of compiled kernels.
 
     Attributes:
-        executor: who runs them, as the manifest names it.
+        executor: the executor's name in the manifest.
         kernels: weights are packed, tactics chosen and kernels compiled before `emit`.
-        timed: tactics are timed, so that those that compete are compiled before one is chosen.
-        tactics: rows of the manifest, once they are chosen.
+        timed: tactics are timed, so all candidates are compiled before one is chosen.
+        tactics: rows of the manifest, after `choose`.
         notes: sentences for the report.
-        sizes: the buckets of a family that were chosen by their cost, where they were.
+        sizes: the buckets of each family if their cost decided them.
         weights: the file that holds the weights, written before the first `emit`.
     """
 
@@ -55,14 +55,14 @@ class Backend:
     weights: Path
 
     def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
-        """Compiles every kernel of the tactics that compete."""
+        """Compiles the kernels of all candidate tactics."""
 
     def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
-        """Decides every node of every bucket; `say` is told what is waited for. Raises OptionError
-        for what cannot be run."""
+        """Chooses a tactic for every node of every bucket; `say` receives progress messages. Raises
+        OptionError for a node that no tactic runs."""
 
     def compile(self, advance: Advance) -> None:
-        """Compiles the kernels of what was chosen."""
+        """Compiles the kernels of the chosen tactics."""
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """One bucket's header, payload, memory and time."""

@@ -14,7 +14,7 @@ from spark_engine.interface import STATE_OUT
 
 
 def header(graph: FamilyGraph, size: Size, executor: str, target: str) -> EngineHeader:
-    """What the bucket reads and writes, in the order of docs/graph.md. Weights are no inputs."""
+    """The inputs and outputs of the bucket, in the order of docs/graph.md, without weights."""
     found = {t.name: spec_of(t).bind(size.dims) for t in graph.graph.inputs}
     results = [spec_of(t).bind(size.dims) for t in graph.graph.outputs]
     states = [name for name in graph.state_names if name in found]

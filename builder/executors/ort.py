@@ -1,9 +1,9 @@
 """Build half of the `ort` executor: a graph and a bucket become an ONNX model, as bytes.
 
-Knows ONNX. Every node of ours becomes a call of a model-local function whose body the op gives,
-so that onnxruntime needs no library of ours. Weights are external data in `weights.safetensors`,
-found by offset, so the bytes stay small and no weight is copied: the reader sets the session
-entry `session.model_external_initializers_file_folder_path` to the engine folder.
+Knows ONNX. Each node of the domain `spark` becomes a call of a model-local function with the op's
+body, so that onnxruntime needs no custom library. Weights are external data in
+`weights.safetensors`, found by offset, so the bytes stay small and no weight is copied: the reader
+sets the session entry `session.model_external_initializers_file_folder_path` to the engine folder.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
-# A session evaluates what depends on weights alone when it is opened, and keeps the result: every
-# matrix as f32, packed, which no other session shares. Bytes by byte of the stored form.
+# When a session is opened, it evaluates the nodes that depend on weights alone and keeps the
+# results: every matrix as f32, packed, not shared between sessions. f32 bytes per stored byte:
 AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2, DType.F32: 1}  # U8: 2 nibbles
-NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measured
-# While it does so it takes so many times a matrix's f32 bytes beside: of what is only cast (0.6 to
-# 1.1 measured), of what has a scale for each block, spread out first (3.7 to 5.1: malloc keeps more
-# of what was freed, or less), and the more for stacked experts (0.9 to 1.4). One session is opened
-# at a time, unless there is room for more.
+NODES = 64  # bytes of a session's nodes and kernels per byte of the model, measured
+# Meanwhile it takes additional memory, as a multiple of a matrix's f32 bytes: for a matrix that is
+# only cast (0.6 to 1.1 measured), for one with a scale per block, which is expanded first (3.7 to
+# 5.1, depending on what malloc retains), and in addition for stacked experts (0.9 to 1.4). One
+# session is opened at a time, unless memory suffices for more.
 CAST, BLOCKS, EXPERTS = 1.5, 5.5, 1.5
-# What a launch is taken to cost, to compare buckets by: the call of each operator in the bodies
-# (the embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time),
-# and for each matrix the longer of reading its f32 and of multiplying it with every token's row.
+# Cost model of a launch, for comparing buckets: a fixed time per operator in the bodies (the
+# embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time), and
+# for each matrix the maximum of reading its f32 and of multiplying it with all rows.
 CALL, READ, MULTIPLY = 4e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
 class OrtBackend(Backend):
-    """The CPU's. onnxruntime places nothing by our plan, but takes no more."""
+    """Backend of the CPU. onnxruntime does not use the memory plan, and needs at most its bytes."""
 
     executor = EXECUTOR
 
@@ -64,7 +64,7 @@ class OrtBackend(Backend):
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """An ONNX model.
 
-        `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
+        `buffer_bytes`: an open session. `arena_bytes`: in addition, temporarily, to open it.
         """
         arena = place(lifetimes(graph.graph, self._ops, size.dims))
         inner = chained(graph, self._ops)
@@ -84,7 +84,7 @@ BACKEND = OrtBackend
 
 
 class Functions:
-    """The model's local functions: one for each distinct body, however many nodes call it."""
+    """The model's local functions, one for each distinct body."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
@@ -94,8 +94,8 @@ class Functions:
     def name(self, op: str, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         """The function that a node with these attributes and operands calls.
 
-        A body depends on its operands' dtypes and shapes, not on their names: layers of one
-        kind ask for the same one, and a body over hundreds of experts is long to write.
+        A body depends on its operands' dtypes and shapes, not on their names, so equal layers share
+        one: a body over hundreds of experts takes long to write.
         """
         key = (op, *sorted(attrs.items()), *((s.dtype, s.shape) for s in specs))
         if key not in self._names:
@@ -108,10 +108,10 @@ class Functions:
 
 
 def chained(graph: FamilyGraph, ops: Ops) -> dict[str, str]:
-    """The state of each value that lies between a state and its last update.
+    """The state of each intermediate value between a state and its last update.
 
-    They are outputs of the model too, so that the caller gives them the state's memory: what
-    onnxruntime places itself it would copy the whole state into.
+    They are outputs of the model too, so that the caller can bind them to the state's memory.
+    Otherwise onnxruntime copies the whole state into memory that it allocates.
     """
     shared = homes(graph.graph, ops)
     written = ((t.name, shared[id(t)].name) for n in graph.graph.nodes for t in n.outputs)
@@ -130,7 +130,7 @@ def encode(
     inner: Sequence[str] = (),
 ) -> bytes:
     """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes. The values
-    named in `inner` are outputs behind the graph's own.
+    named in `inner` are additional outputs, after the graph's.
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
@@ -148,8 +148,8 @@ def encode_segments(
 ) -> bytes:
     """The bucket's payload where ranks share it: the graph cut at its collectives.
 
-    A segment shows what a later step reads, and its part of the bucket's outputs and of `inner`.
-    Raises GraphError as `encode` does.
+    A segment's outputs are the values that a later step reads, and those of the bucket's outputs
+    and of `inner` that it computes. Raises GraphError as `encode` does.
     """
     known = {t.name for t in graph.inputs}
     shown = {t.name for t in graph.outputs} | {*inner}
@@ -178,7 +178,7 @@ def encode_segments(
 
 
 def _parts(nodes: Iterable[gs.Node]) -> list[list[gs.Node]]:
-    """Stretches between collectives, and each of these by itself, in order."""
+    """The nodes between collectives, and each collective by itself, in order."""
     parts: list[list[gs.Node]] = []
     for node in nodes:
         alone = is_op(node, *COLLECTIVES)
@@ -197,7 +197,7 @@ def _encoded(
     ops: Ops,
     file: str,
 ) -> bytes:
-    """These nodes as an ONNX model whose weights lie in `file`."""
+    """These nodes as an ONNX model with its weights in `file`."""
     functions = Functions(ops)
     calls = [_node(node, size, ops, functions) for node in nodes]
     given, shown = ([_value(spec_of(t).bind(size.dims)) for t in ts] for ts in (inputs, outputs))
@@ -209,13 +209,13 @@ def _encoded(
 
 
 def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
-    """Bytes that a session of this model holds while it is open, beside the weights file."""
+    """Bytes that an open session of this model holds, without the weights file."""
     folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
     return folded + NODES * len(payload)
 
 
 def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
-    """Of one launch, roughly. Stacked experts are taken to be read whole."""
+    """Estimated seconds of one launch. Assumes that all stacked experts are read."""
     model = onnx.ModelProto.FromString(payload)
     inside = {f.name: sum(n.op_type != "Constant" for n in f.node) for f in model.functions}
     total: float = CALL * sum(inside.get(node.op_type, 1) for node in model.graph.node)
@@ -230,7 +230,7 @@ def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
 
 
 def passing_bytes(graph: FamilyGraph) -> int:
-    """Bytes that opening a session takes for a while beside what it then holds."""
+    """Bytes that opening a session takes temporarily, in addition to what it then holds."""
     found: dict[str, float] = {}
     for node in graph.graph.nodes:
         specs = [graph.weights[t.name].spec for t in node.inputs if t.name in graph.weights]
@@ -244,7 +244,7 @@ def passing_bytes(graph: FamilyGraph) -> int:
 
 
 def snapshot_bytes(graph: FamilyGraph) -> int:
-    """Bytes of the rows of snapshots, which an executor copies when it tries states in place."""
+    """Bytes of the snapshots' rows, which an executor copies when it tests updates in place."""
     infos = [StateInfo(*state) for state in graph.states]
     return snapshot_rows(infos) * bytes_of(infos, SEQUENCE)
 
@@ -257,14 +257,14 @@ def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.Nod
     attrs, specs = attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs)
     name = functions.name(op.name, attrs, specs)
     call = helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
-    # The body has swallowed the attributes; who checks the engine wants them back.
+    # Stores the op and its attributes as metadata, for spark-check: the body no longer has them.
     origin = {"op": op.name, "attrs": dict(attrs)}
     call.metadata_props.add(key=ORIGIN, value=json.dumps(origin, sort_keys=True))
     return call
 
 
 def _function(name: str, text: str) -> onnx.FunctionProto:
-    """The body as a function of its own name: one op has several bodies in a graph."""
+    """The body as a function named `name`: one op may have several bodies in a graph."""
     try:
         function = parser.parse_function(text)
     except parser.ParseError as error:
@@ -285,7 +285,7 @@ def _model(graph: onnx.GraphProto, functions: Iterable[onnx.FunctionProto]) -> o
 
 
 def _check(model: onnx.ModelProto) -> None:
-    """Run while weights are still inputs: the checker would look for their file."""
+    """Must run while weights are still inputs: otherwise the checker looks for their file."""
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:

@@ -1,7 +1,7 @@
 """Sampling where ranks share the vocabulary, as the CPU runs it: local part, all-gather, join.
 
-A bucket of several ranks is cut at its collectives, so one node cannot wait for others. Knows the
-ops of `plugins/sampling`; the graph itself is left as it is.
+A bucket of several ranks is cut at its collectives, so one node cannot wait for other ranks. Knows
+the ops of `plugins/sampling`; does not change the graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_engine.tensors import TensorSpec
 
 
 def divided(nodes: Iterable[gs.Node], ops: Ops) -> list[gs.Node]:
-    """The nodes, with those in place of `sample` that several ranks run."""
+    """The nodes, with `sample` replaced by the nodes that several ranks run."""
     made: list[gs.Node] = []
     for node in nodes:
         apart = is_op(node, "sample") and int(node.attrs.get("ranks", 0)) > 1
@@ -25,7 +25,7 @@ def divided(nodes: Iterable[gs.Node], ops: Ops) -> list[gs.Node]:
 
 
 def _parts(node: gs.Node, ops: Ops) -> list[gs.Node]:
-    """Over copies of its tensors: the node itself stays the only one that is attached to them."""
+    """Over copies of its tensors, so that the graph's own tensors keep their consumers."""
     inputs, outputs = ([_variable(spec_of(t)) for t in ts] for ts in (node.inputs, node.outputs))
     attrs = dict(attrs_of(node, ops["sample"]))
     ranks, (logits, *rest, _) = int(attrs["ranks"]), inputs

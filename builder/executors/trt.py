@@ -2,12 +2,12 @@
 
 Knows ONNX and TensorRT. TensorRT compiles the network: the bucket's plain-ONNX form, op bodies
 inlined, for every GPU architecture of `CAPABILITIES` at once and without a GPU. Nodes of `HOST`
-stay out of it, since its ScatterND takes no reduction: onnxruntime runs them behind it, on the
-logits. Casts to and from FP8 become QuantizeLinear and DequantizeLinear of scale 1, the only ops
-that TensorRT lets make or read FP8; ours clip before, so the codes are the same.
+stay out of it, since its ScatterND takes no reduction: onnxruntime runs them afterwards, on the
+logits. Casts to and from FP8 become QuantizeLinear and DequantizeLinear of scale 1, the only ops of
+TensorRT that make or read FP8; the bodies clip first, so the codes are the same.
 
-An engine holds its weights itself, 4-bit codes as i32: this is a second compiler of the same
-mathematics, to be held against ours (`spark-check --against`), not a way to serve a large model.
+An engine contains its weights, with 4-bit codes as i32. This executor is a second compiler of the
+same network to compare with (`spark-check --against`); it is not meant to serve a large model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL = "bucket.onnx"
 
 
 class TrtBackend(OrtBackend):
-    """TensorRT-RTX's. Raises OptionError for what its parser does not take."""
+    """Backend of TensorRT-RTX. Raises OptionError for what its parser does not support."""
 
     executor = "trt"
 
@@ -61,10 +61,10 @@ class TrtBackend(OrtBackend):
             )
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
-        """An engine and the model behind it, as a `TrtPayload`.
+        """An engine and the model that runs after it, as a `TrtPayload`.
 
-        `arena_bytes` is what TensorRT says that the engine takes to run, `buffer_bytes` the engine
-        itself, and each updated state a second time.
+        `arena_bytes`: the engine's memory while it runs, as TensorRT reports it. `buffer_bytes`:
+        the engine, and a second copy of each updated state.
         """
         network, tail = split(graph.graph)
         core = plain(encode(network, size, weights, self._ops))
@@ -94,8 +94,8 @@ def tensorrt() -> ModuleType:
 
 
 def split(graph: gs.Graph) -> tuple[gs.Graph, gs.Graph]:
-    """(the network, what runs behind it on the host), each with the inputs that it reads and the
-    outputs that it makes; the network gives the other what that reads of it."""
+    """(the network, the nodes that run after it on the host), each with its inputs and outputs; the
+    network's outputs include what the second part reads of it."""
     host = [node for node in graph.nodes if node.op in HOST]
     network = [node for node in graph.nodes if node.op not in HOST]
     made = {id(t) for node in network for t in node.outputs}
@@ -117,7 +117,7 @@ def _part(
 
 
 def plain(model: bytes) -> onnx.ModelProto:
-    """The model without functions of ours, and with FP8 as TensorRT takes it."""
+    """The model with local functions inlined, and with FP8 as TensorRT reads it."""
     inlined = inliner.inline_local_functions(onnx.ModelProto.FromString(model))
     shapes = onnx.shape_inference.infer_shapes(inlined).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*shapes.value_info, *shapes.input)}
@@ -133,7 +133,7 @@ def plain(model: bytes) -> onnx.ModelProto:
 
 
 def _fp8_casts(graph: onnx.GraphProto, types: Mapping[str, int]) -> None:
-    """Casts to and from FP8, those in bodies of loops too."""
+    """Casts to and from FP8, also in bodies of loops."""
     nodes = []
     for node in graph.node:
         for attribute in node.attribute:
@@ -145,7 +145,7 @@ def _fp8_casts(graph: onnx.GraphProto, types: Mapping[str, int]) -> None:
 
 
 def _fp8_cast(node: onnx.NodeProto, types: Mapping[str, int]) -> list[onnx.NodeProto]:
-    """What stands for a cast: by way of f32 where the other side is of another type."""
+    """The nodes that replace a cast: through f32 if the other side has another type."""
     (source,), (made,), to = node.input, node.output, node.attribute[0].i
     if to == FP8 and types.get(source) != FP8:
         wide = f"{made}.f32"
@@ -159,10 +159,10 @@ def _fp8_cast(node: onnx.NodeProto, types: Mapping[str, int]) -> list[onnx.NodeP
 
 
 def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label: str) -> bytes:
-    """The engine of a model whose weights are external data in the file `weights`.
+    """The engine of a model with its weights as external data in the file `weights`.
 
-    Raises GraphError with TensorRT's words where it refuses the model, and CapacityError where it
-    has not the memory for it.
+    Raises GraphError with TensorRT's message if it refuses the model, and CapacityError if memory
+    does not suffice.
     """
     errors: list[str] = []
     log = logger(trt, errors)
@@ -179,7 +179,7 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
             _refuse_memory(label, [*errors, words])
             raise GraphError(f"TensorRT does not read the {label} bucket: {words}")
         config = builder.create_builder_config()
-        config.clear_flag(trt.BuilderFlag.TF32)  # a witness multiplies f32 as f32
+        config.clear_flag(trt.BuilderFlag.TF32)  # no TF32: this executor is compared with others
         config.num_compute_capabilities = len(CAPABILITIES)
         for i, capability in enumerate(CAPABILITIES):
             config.set_compute_capability(getattr(trt.ComputeCapability, capability), i)
@@ -191,10 +191,10 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
 
 
 def _refuse_memory(label: str, errors: Sequence[str]) -> None:
-    """Raises CapacityError where TensorRT speaks of memory."""
+    """Raises CapacityError if TensorRT's errors name memory."""
     if out_of_memory(errors):
         raise CapacityError(
-            f"TensorRT has not the memory to build the {label} bucket, whose weights it holds "
+            f"TensorRT lacks memory to build the {label} bucket: it holds the weights "
             f"several times: stop other programs, or build fewer and smaller buckets (--decode, "
             f"--prefill, --max-context){says(errors)}"
         )

@@ -1,4 +1,4 @@
-"""Changes to a graphsurgeon graph: a new tensor, a new node, a node cut off.
+"""Changes to a graphsurgeon graph: adds a tensor, adds a node, detaches a node.
 
 Knows graphsurgeon and the Op contract; knows no single op and no rule.
 """
@@ -28,7 +28,7 @@ def add_node(
     outputs: list[gs.Tensor | str],
     **attrs: Any,
 ) -> gs.Node:
-    """A new node of ours; an output given as a name gets its spec by inference."""
+    """A new node of the domain `spark`; an output given as a name gets its inferred spec."""
     node = gs.Node(op, name, attrs, inputs, domain=DOMAIN)
     specs = infer(node, ops)
     if len(specs) != len(outputs):
@@ -40,6 +40,6 @@ def add_node(
 
 
 def detach(node: gs.Node) -> None:
-    """Cuts a node off, so that the next cleanup removes it."""
+    """Detaches a node, so that the next cleanup removes it."""
     node.inputs.clear()
     node.outputs.clear()

@@ -1,6 +1,7 @@
-"""What every stage of a build works on: one family's graph, its weights and its states.
+"""`FamilyGraph`, the object that every stage of a build works on: a family's graph, weights,
+states.
 
-Knows no stage. A rule, and packing, change the graph and the weights in place and together.
+Knows no stage. Rules and packing change the graph and the weights together, in place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from spark_engine.models.weights.recipes import Weight
 from spark_engine.tensors import TensorSpec
 
-if TYPE_CHECKING:  # who only reads a graph does not need the library that writes it
+if TYPE_CHECKING:  # reading a graph needs no ONNX library
     import onnx_graphsurgeon as gs
 
 

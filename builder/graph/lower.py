@@ -1,4 +1,4 @@
-"""The checkpoint's network as a graph of one family, and the facts its options depend on.
+"""The checkpoint's network as a graph of one family, and the facts that options depend on.
 
 Knows how to ask `models`; attaches no op's body (`executors/ort.py` does, per bucket).
 """
@@ -23,7 +23,7 @@ from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType
 
-NAMED = 3  # rounded matrices that a note names
+NAMED = 3  # rounded matrices that a note lists
 
 
 def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
@@ -35,7 +35,7 @@ def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
 
 
 def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
-    """A sentence where matrices of the checkpoint are rounded to bf16."""
+    """A note if matrices of the checkpoint are rounded to bf16."""
     weights = [w.recipe for graph in families for w in graph.weights.values()]
     sources = {r.source: r for recipe in weights for r in rounded(recipe)}
     if not sources:
@@ -49,7 +49,7 @@ def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
 
 
 def facts_of(model: Model) -> ModelFacts:
-    """What defaults of options are decided from."""
+    """The facts that the defaults of options depend on."""
     config = model.config
     linear = config.layers.count(LINEAR)
     values = config.value_heads * config.value_dim
@@ -76,7 +76,7 @@ def facts_of(model: Model) -> ModelFacts:
 
 
 def _bytes_of(model: Model, names: Iterable[str]) -> int:
-    """Of these tensors of the file what one rank has."""
+    """Bytes that one rank has of these tensors of the file."""
     assert model.checkpoint is not None
     tensors, expected = model.checkpoint.tensors, model.expected
     rows = ((n, expected[n].row if n in expected else None) for n in names)
@@ -85,7 +85,7 @@ def _bytes_of(model: Model, names: Iterable[str]) -> int:
 
 
 def _row_bytes(model: Model) -> int:
-    """Of one id in the matrix that logits are made with: the head, or the tied embedding."""
+    """Bytes of one id's row in the matrix that makes logits: the head, or the tied embedding."""
     assert model.checkpoint is not None
     (embedding,) = of_kind(model.rows, Kind.EMBEDDING)
     matrix = embedding.module if model.config.tied else HEAD
@@ -99,7 +99,7 @@ def _module(expected: Expected) -> str:
 
 
 def _has_nvfp4_mlps(model: Model) -> bool:
-    """Whether the MLPs of the network's own layers are NVFP4."""
+    """Whether the MLPs of the network's layers, without the draft head's, are NVFP4."""
     fp4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
     return any(".mlp." in module and s in fp4 for module, s in model.table.modules.items())
 

@@ -1,4 +1,4 @@
-"""The memory plan: bytes known before anything runs, and where each tensor lies in the arena.
+"""The memory plan: the arena's bytes, and each tensor's offset in it.
 
 Knows lifetimes, sizes and aliases; knows no executor. The `ort` executor keeps its own arena and
 the plan is only reported; an executor that owns its memory places tensors by it.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of memory needed from step `first` to step `last`, both inclusive."""
+    """A block of memory needed from step `first` to step `last`, both inclusive."""
 
     name: str
     nbytes: int
@@ -42,8 +42,8 @@ class Arena:
 def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, ...]:
     """One block per group of aliased inner tensors; node order is execution order.
 
-    A tensor that shares memory with a graph input or output lies in the caller's buffers and
-    gets no block. `dims` binds the named dimensions.
+    A tensor that shares memory with a graph input or output is in the caller's buffers and has no
+    block. `dims` binds the named dimensions.
     """
     found = homes(graph, ops)
     outside = {id(found[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in found}
@@ -72,7 +72,7 @@ def place(blocks: Sequence[Block]) -> Arena:
 
 
 def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
-    """Every tensor's oldest alias: the one whose memory it uses."""
+    """The first tensor of each tensor's chain of aliases: it owns their memory."""
     found = {id(t): t for t in (*graph.inputs, *graph.outputs)}
     for node in graph.nodes:
         shared = {id(out): source for out, source in aliases(node, ops)}

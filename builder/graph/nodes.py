@@ -1,7 +1,7 @@
-"""A graphsurgeon graph seen through our types: specs, ops, producers and consumers.
+"""Reads a graphsurgeon graph in the project's types: specs, ops, producers and consumers.
 
-Knows the Op contract; knows no single op and no rule. Nothing is changed here, and no ONNX
-imported: what emits launches reads a graph through this file alone.
+Knows the Op contract; knows no single op and no rule. Changes nothing and imports no ONNX: the
+native backend reads graphs through this file alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ops = Mapping[str, Op]
 
 
 def spec_of(tensor: gs.Tensor) -> TensorSpec:
-    """The tensor's name, dtype and shape. Raises GraphError when it has none of our dtypes."""
+    """The tensor's name, dtype and shape. Raises GraphError if `DType` lacks its dtype."""
     try:
         dtype = DType.of(tensor.dtype)
     except (KeyError, TypeError) as error:
@@ -38,12 +38,12 @@ def specs_of(tensors: Iterable[gs.Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def is_op(node: gs.Node, *names: str) -> bool:
-    """Is the node one of ours, of one of these names?"""
+    """Is the node of the domain `spark`, with one of these names?"""
     return node.domain == DOMAIN and node.op in names
 
 
 def is_standard(node: gs.Node, *names: str) -> bool:
-    """Is the node a standard ONNX operator of one of these names?"""
+    """Is the node a standard ONNX operator with one of these names?"""
     return node.domain in (None, "") and node.op in names
 
 
@@ -69,8 +69,8 @@ def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
 
 
 def read_alone(graph: gs.Graph, tensors: Iterable[gs.Tensor]) -> str | None:
-    """Why a rule may not swallow these values: one has another reader than the rule's own, or is
-    an output; the fused node would no longer store it."""
+    """Why a rule may not remove these values: one is an output, or has a reader outside the rule's
+    match, and the fused node no longer stores it."""
     for tensor in tensors:
         if is_output(graph, tensor) or len(consumers(tensor)) > 1:
             return f"{tensor.name} is also read alone"
@@ -78,7 +78,7 @@ def read_alone(graph: gs.Graph, tensors: Iterable[gs.Tensor]) -> str | None:
 
 
 def infer(node: gs.Node, ops: Ops) -> tuple[TensorSpec, ...]:
-    """Output specs of a node of ours by its op's shape inference. Raises GraphError."""
+    """Output specs of a node by its op's shape inference. Raises GraphError."""
     op = ops[node.op]
     return op.infer(attrs_of(node, op), specs_of(node.inputs))
 

@@ -1,7 +1,7 @@
 """Weights laid out as the CUDA kernels read them: one more recipe, and another graph input.
 
 Knows `Op.cuda.packs` and no single op. A packed weight is named after the original and the op
-(`layers.0.mlp.down_proj.weight:nvfp4_linear`): a tied head's weight may be wanted both ways.
+(`layers.0.mlp.down_proj.weight:nvfp4_linear`): a tied head's weight may be needed in both layouts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_engine.tensors import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Packing:
-    """One pack of one op as a function that compares by what it does."""
+    """One pack of one op as a function that compares equal to another of the same pack."""
 
     op: Op
     operand: str
@@ -45,7 +45,7 @@ class Packing:
 
 
 def pack(family: FamilyGraph, ops: Ops) -> None:
-    """Gives each node of an op with packs its packed weights; drops what nobody reads then.
+    """Gives each node of an op with packs its packed weights; removes weights without readers.
 
     Raises GraphError when a packed operand is no weight.
     """

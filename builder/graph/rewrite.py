@@ -1,7 +1,7 @@
-"""The rewriting engine: rules as rows, applied in order, counted, refusals with a sentence.
+"""The rewriting engine: applies rules in order, counts them, and records refusals with reasons.
 
-Knows how rules are applied; knows no rule. A rule finds a match, may refuse it with a reason a
-person can read, and otherwise rewrites it.
+Knows how rules are applied; knows no rule. A rule finds a match, and either refuses it with a
+readable reason or rewrites it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_ROUNDS = 100  # a rule that still finds matches after so many sweeps does no
 
 @dataclass(frozen=True)
 class RewriteContext:
-    """What a rule may look at and change: the graph, and the recipes of its weights.
+    """What a rule may read and change: the graph, and the recipes of its weights.
 
-    `checkpoint` is what scalars are read from where a rule asks whether two are equal.
+    `checkpoint`: to read scalars from, when a rule compares them.
     """
 
     graph: gs.Graph
@@ -35,7 +35,7 @@ class RewriteContext:
 
 @dataclass(frozen=True)
 class Match:
-    """Where a rule applies: the node it hangs on, and what the pattern found around it."""
+    """A place where a rule applies: its root node, and what the pattern found around it."""
 
     root: gs.Node
     parts: dict[str, Any]
@@ -46,9 +46,9 @@ class Rule:
     """One rewrite.
 
     Attributes:
-        name: as it is counted in the manifest.
-        pattern: (context, node) -> the match if the shape around the node fits, else None.
-        check: (context, match) -> None, or the sentence that says why it cannot be done here.
+        name: its name in the manifest's counts.
+        pattern: (context, node) -> the match if the graph around the node fits, else None.
+        check: (context, match) -> None, or the reason why the rule refuses this match.
         replace: (context, match) rewires the graph; dead nodes are swept afterwards.
     """
 
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What happened: how often each rule applied (0 included), and what was refused."""
+    """How often each rule applied (0 included), and what was refused."""
 
     counts: dict[str, int]
     refusals: tuple[Refusal, ...]
@@ -86,7 +86,7 @@ def rewrite(context: RewriteContext, rules: Sequence[Rule]) -> Rewritten:
 
 
 def _sweep(context: RewriteContext, rule: Rule, refusals: dict[tuple[str, str], Refusal]) -> int:
-    """One pass over the nodes in graph order; a node that a replacement removed is passed."""
+    """One pass over the nodes in graph order; skips nodes that a replacement removed."""
     done = 0
     for node in list(context.graph.nodes):
         match = rule.pattern(context, node) if node.outputs else None
@@ -106,10 +106,10 @@ def _sweep(context: RewriteContext, rule: Rule, refusals: dict[tuple[str, str], 
 
 
 def _clean(graph: gs.Graph) -> None:
-    """Takes out nodes that nothing reads, and sorts the others.
+    """Removes nodes without readers, and sorts the others.
 
-    Inputs stay in any case and are kept apart meanwhile: GraphSurgeon looks for each of them, a
-    thousand weights, in a list of all tensors.
+    Inputs stay, and are detached during the cleanup: GraphSurgeon searches a list of all tensors
+    for each of them, and there are a thousand weights.
     """
     inputs, graph.inputs = graph.inputs, []
     graph.cleanup()

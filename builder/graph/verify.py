@@ -34,7 +34,7 @@ from spark_engine.plugins.registry import STANDARD
 from spark_engine.tensors import TensorSpec
 
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
-RESTING = frozenset({"positions", "drafts"})  # states that some families at most read
+RESTING = frozenset({"positions", "drafts"})  # states that some families only read
 ELSEWHERE = ("sources", "saves")  # steps: rows of the states by sequence
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
@@ -42,7 +42,7 @@ SHOWN = 5  # complaints in one message
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph and what it is held against. `states` are specs and their unit by name."""
+    """A graph and what it is checked against. `states`: (spec, unit) by name."""
 
     graph: gs.Graph
     family: str
@@ -62,7 +62,7 @@ Check = Callable[[Subject], Iterator[str]]
 
 
 def verify(subject: Subject, stage: str) -> None:
-    """Raises GraphError with the first complaints when the graph is not legal at `stage`."""
+    """Raises GraphError with the first complaints if the graph is illegal at `stage`."""
     for check in STAGES[stage]:
         found = list(check(subject))
         if found:
@@ -72,7 +72,7 @@ def verify(subject: Subject, stage: str) -> None:
 
 
 def known_ops(s: Subject) -> Iterator[str]:
-    """Every node is one of ours or one of few standard operators."""
+    """Every node is an op of the domain `spark` or one of few standard operators."""
     for node in s.graph.nodes:
         known = node.op in s.ops if node.domain == DOMAIN else is_standard(node, *STANDARD)
         if not known:
@@ -80,7 +80,7 @@ def known_ops(s: Subject) -> Iterator[str]:
 
 
 def operands(s: Subject) -> Iterator[str]:
-    """Operand counts and attributes are those the op declares."""
+    """Operand counts and attributes are those that the op declares."""
     for node in _ours(s):
         op = s.ops[node.op]
         given, made = op.given(attrs_of(node, op)), op.made(attrs_of(node, op))
@@ -113,13 +113,13 @@ def wiring(s: Subject) -> Iterator[str]:
 
 
 def order(s: Subject) -> Iterator[str]:
-    """Nodes stand in execution order (so there is no cycle)."""
+    """Nodes are in execution order (so there is no cycle)."""
     seen: set[int] = set()
     for node in s.graph.nodes:
         for tensor in node.inputs:
             source = producer(tensor)
             if source is not None and id(source) not in seen:
-                yield f"{node.name} stands before {source.name}, whose result it reads"
+                yield f"{node.name} comes before {source.name} but reads its result"
         seen.add(id(node))
 
 
@@ -137,7 +137,7 @@ def inference(s: Subject) -> Iterator[str]:
 
 
 def layouts(s: Subject) -> Iterator[str]:
-    """Every weight lies as the op that reads it packs it, and no other operand is packed."""
+    """Every weight has the layout that its reader packs, and no other operand is packed."""
     for node in _ours(s):
         op = s.ops[node.op]
         names = op.names(attrs_of(node, op), len(node.inputs))
@@ -179,8 +179,8 @@ def outputs(s: Subject) -> Iterator[str]:
 
 
 def states(s: Subject) -> Iterator[str]:
-    """Every state is an output: the last of a chain of updates in place that begins at the input.
-    One of RESTING need not be updated, and then is no output."""
+    """Every state is an output: the last of a chain of updates in place that starts at the input. A
+    state of RESTING need not be updated, and then is no output."""
     found = {t.name: t for t in s.graph.outputs}
     shared = {id(out): source for n in s.graph.nodes for out, source in aliases(n, s.ops)}
     changed = {id(source) for source in shared.values()}
@@ -200,14 +200,14 @@ def states(s: Subject) -> Iterator[str]:
 
 
 def _first(tensor: gs.Tensor, shared: Mapping[int, gs.Tensor]) -> gs.Tensor:
-    """Where the chain of updates that ends in the tensor begins."""
+    """The start of the chain of updates that ends in the tensor."""
     while id(tensor) in shared:
         tensor = shared[id(tensor)]
     return tensor
 
 
 def rows_of_states(s: Subject) -> Iterator[str]:
-    """A state has a row for each unit that the limits count, and a scratch one."""
+    """A state has a row for each unit that the limits count, and a scratch row."""
     rows = {SLOT: s.limits.max_seqs + 1, PAGE: s.limits.pages + 1, SEQUENCE: s.limits.sequence_rows}
     for name, (spec, unit) in s.states.items():
         if spec.shape[0] != rows[unit]:
@@ -215,21 +215,21 @@ def rows_of_states(s: Subject) -> Iterator[str]:
 
 
 def elsewhere(s: Subject) -> Iterator[str]:
-    """What updates a state by sequence is told, in prefill, what it begins from and saves to; and
-    nothing else is."""
+    """In prefill, nodes that update a state by sequence read `sources` and `saves`; no other node
+    does."""
     given = {t.name: t for t in s.graph.inputs}
-    told = [id(given[name]) for name in ELSEWHERE if name in given]
+    given_rows = [id(given[name]) for name in ELSEWHERE if name in given]
     kept = {id(given[name]) for name, (_, unit) in s.states.items() if unit == SEQUENCE}
     for node in s.graph.nodes:
-        read = [id(t) for t in node.inputs if id(t) in told]
+        read = [id(t) for t in node.inputs if id(t) in given_rows]
         updates = any(id(source) in kept for _, source in aliases(node, s.ops))
         wanted = len(ELSEWHERE) if updates and s.family == interface.PREFILL else 0
-        if read != told[:wanted] or len(read) < wanted:
-            yield f"{node.op} {node.name} is told {len(read)} of {' and '.join(ELSEWHERE)}"
+        if read != given_rows[:wanted] or len(read) < wanted:
+            yield f"{node.op} {node.name} reads {len(read)} of {' and '.join(ELSEWHERE)}"
 
 
 def hazards(s: Subject) -> Iterator[str]:
-    """A value of a state is read by nobody after the node that updates it in place."""
+    """No node reads a state's value after the node that updates it in place."""
     step = {id(node): i for i, node in enumerate(s.graph.nodes)}
     for node in s.graph.nodes:
         for _, source in aliases(node, s.ops):
@@ -248,8 +248,8 @@ def no_state_copies(s: Subject) -> Iterator[str]:
 
 
 def no_quantisers(s: Subject) -> Iterator[str]:
-    """But in prefill, quantisation happens inside the op that makes the value. That of the draft
-    head's input makes none of its own: most heads read it as it is."""
+    """Except in prefill, the op that makes a value quantises it. The draft head's input is not
+    quantised by its op: most heads read it unquantised."""
     for node in _ours(s):
         if s.family == interface.PREFILL or not s.ops[node.op].quantises:
             continue
@@ -259,7 +259,7 @@ def no_quantisers(s: Subject) -> Iterator[str]:
 
 
 def launches(s: Subject) -> Iterator[str]:
-    """But in prefill, a layer is few launches, and so is a draft."""
+    """Except in prefill, a layer is few launches, and so is a draft."""
     for kind in ("layers", "draft") if s.family != interface.PREFILL else ():
         for number, count in launches_per_layer(s.graph, kind).items():
             if count > LAYER_LAUNCHES:
@@ -279,7 +279,7 @@ STAGES: dict[str, tuple[Check, ...]] = {
 
 
 def launches_per_layer(graph: gs.Graph, kind: str = "layers") -> dict[int, int]:
-    """Nodes whose name starts with `layers.{i}.`, by layer; or with `draft.{i}.`, by draft."""
+    """Nodes by layer (their names start with `layers.{i}.`) or by draft (`draft.{i}.`)."""
     found = (re.match(rf"{kind}\.(\d+)\.", node.name) for node in graph.nodes)
     return dict(sorted(Counter(int(m.group(1)) for m in found if m).items()))
 
@@ -292,7 +292,7 @@ def _packing(s: Subject, tensor: gs.Tensor) -> Packing | None:
 
 
 def _unpacked(s: Subject, tensor: gs.Tensor) -> TensorSpec:
-    """The spec that shape inference knows: a packed weight's before it was packed."""
+    """The spec for shape inference: a packed weight's spec before packing."""
     packing = _packing(s, tensor)
     if packing is None:
         return spec_of(tensor)
@@ -330,7 +330,7 @@ def _twice(s: Subject) -> Iterator[str]:
 
 
 def _standard(node: gs.Node) -> list[TensorSpec]:
-    """Shapes of the few standard operators that a graph may hold."""
+    """Shape inference of the few standard operators that a graph may hold."""
     specs = [spec_of(t) for t in node.inputs]
     first = specs[0]
     if node.op == "Add":

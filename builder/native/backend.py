@@ -34,11 +34,12 @@ TIMINGS = ".timings.json"
 
 
 class NativeBackend(Backend):
-    """Decides every bucket of packed graphs.
+    """Chooses the tactics of every bucket of packed graphs.
 
-    `cubins` is the folder of compiled kernels; `.timings.json` beside it keeps measurements.
-    Raises OptionError when timing was asked for and the GPU is another or absent; `choose` when an
-    op has no tactic for the target, or an invariant build finds none that all buckets can share.
+    `cubins` is the folder of compiled kernels; `.timings.json` next to it keeps measurements.
+    Raises OptionError if timing was requested and the GPU is absent or another one. `choose` raises
+    it if an op has no tactic for the target, or an invariant build finds none that all buckets can
+    share.
     """
 
     executor = NATIVE
@@ -51,12 +52,12 @@ class NativeBackend(Backend):
         self.timed = self._times(plan.timing)
 
     def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
-        """Tactics that compete can be timed only when they are compiled."""
+        """Compiles the candidate tactics, which can then be timed."""
         sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
         self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).candidates(sizes)), advance)
 
     def choose(self, graphs: Sequence[FamilyGraph], say: Callable[[str], None] = silent) -> None:
-        """Tactics by their times on this machine's GPU, or by their own predictions."""
+        """Chooses tactics by their times on this machine's GPU, or by their predictions."""
         meets = self._plan.ranks > 1 and not self._plan.across
         for graph in graphs:
             if meets and graph.family == DECODE:
@@ -105,7 +106,7 @@ class NativeBackend(Backend):
         return tuple(size for size in self._plan.finer if size.family == graph.family)
 
     def _add_finer(self, graph: FamilyGraph, chooser: Chooser) -> tuple[Size, ...]:
-        """Decides the sizes between the plan's that pay, and returns them."""
+        """Returns the plan's sizes and those between them that pay."""
         family, base, found = graph.family, self._sizes(graph), dict[Size, program.BucketTactics]()
 
         def cost(rows: int) -> float:
@@ -143,14 +144,17 @@ class NativeBackend(Backend):
         }
 
     def _times(self, requested: bool | None) -> bool:
-        """Whether tactics are timed: as told, or where the target's card is."""
+        """Whether tactics are timed: as requested, or else if this machine has the target's
+        card."""
         if not (timed_unasked(self._target) if requested is None else requested):
             return False
         present = gpu.present()
         if present == self._target:
             return True
         if requested:
-            here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
+            here = (
+                f"{present.name} ({present.card.name})" if present else "no GPU of a known target"
+            )
             raise OptionError(
                 f"--timing needs the GPU it builds for: {self._target.name} "
                 f"({self._target.card.name}) is asked for, and this machine has {here}"
@@ -159,7 +163,7 @@ class NativeBackend(Backend):
 
 
 def _finer_note(added: Sequence[Size], asked: int, seconds: float) -> tuple[str, ...]:
-    """A sentence for the report: what was added, and what finding it took."""
+    """A note for the report: which buckets were added, and how long the search took."""
     if not asked:
         return ()
     names = ", ".join(size.file.removesuffix(".engine") for size in added)

@@ -1,7 +1,7 @@
 """Finds a kernel's CUDA sources, the headers that they include, and its log of variants.
 
-Knows the form of our sources (a header of comment, `extern "C"` entries); needs no compiler, so
-that `spark-inspect` finds its way on any machine.
+Knows the form of the project's sources (a header comment, `extern "C"` entries). Needs no compiler,
+so that `spark-inspect` works on any machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _ENTRY = r'^extern "C" __global__[^;{]*?\b%s\('
 
 
 def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:
-    """The texts of a source and of every header it includes, by name; the source is the first."""
+    """The texts of a source and of all headers that it includes, by name; the source comes
+    first."""
     found: dict[str, str] = {}
     waiting = [name]
     while waiting:
@@ -31,7 +32,7 @@ def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:
 
 
 def entry(symbol: str, source: str, folder: Path = SOURCES) -> tuple[Path, int]:
-    """The file and line of a kernel that the compilation of `source` has: its own or a header's.
+    """The file and line of a kernel in `source` or one of its headers.
 
     Raises InternalError when there is none.
     """
@@ -44,8 +45,8 @@ def entry(symbol: str, source: str, folder: Path = SOURCES) -> tuple[Path, int]:
 
 
 def logs(source: str, folder: Path = SOURCES) -> tuple[str, ...]:
-    """The files of measured variants, from the repository's root, that the comments at the top of
-    a source and of its headers name."""
+    """The logs of measured variants that the header comments of a source and of its headers name,
+    as paths from the repository's root."""
     tops = (_top(text) for text in sources(source, folder).values())
     return tuple(dict.fromkeys(f"benchmarks/{log}" for top in tops for log in _LOG.findall(top)))
 

@@ -1,10 +1,10 @@
-"""Launches of one rank of several that begin while others still run: weights come meanwhile.
+"""Overlaps the launches of one rank of several, so that weights are fetched during other launches.
 
-A sum over ranks leaves a GPU's memory idle, and at half the width every launch is short. So a short
-kernel lets the next begin before its own wait, where that reads nothing young before its wait; a
-GEMM that begins so early has as many weights on their way as shared memory holds; and a small
-projection runs beside the large one of the same input. Knows `Early`; knows no op. Results keep
-their bits.
+A sum over ranks leaves a GPU's memory idle, and with few weights per rank every launch is short. So
+a short kernel triggers the next launch before its own wait (`griddepcontrol.wait`), if that
+launch's reads before its wait do not depend on launches that still run; a GEMM that starts so early
+prefetches as many weights as shared memory holds; and a small projection runs concurrently with the
+large one of the same input. Knows `Early`; knows no op. Does not change the bits of results.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spark_engine.kernel import MOST_OPEN, Launch
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-MOST_SMALL = 256  # rows of weights of a projection that runs beside another
+MOST_SMALL = 256  # the most rows of weights of a projection that runs concurrently with another
 
 
 def move_small_behind(graph: gs.Graph) -> int:
-    """Moves each small projection behind the large one of the same input that follows it at once.
-    Returns how many moved."""
+    """Moves each small projection after the large one of the same input, if that is the next node.
+    Returns how many were moved."""
     nodes, moved = graph.nodes, 0
     for i in range(len(nodes) - 1):
         small, large = nodes[i], nodes[i + 1]
@@ -38,10 +38,10 @@ def move_small_behind(graph: gs.Graph) -> int:
 
 
 def begin_early(bucket: BucketTactics) -> BucketTactics:
-    """The bucket with its launches as early as `Early` allows."""
+    """The bucket with each launch started as early as `Early` allows."""
     launches = list(_launches(bucket))
     found: list[list[Launch]] = [[] for _ in bucket.nodes]
-    open_ = 0  # launches before the one before that may still run when a launch begins
+    open_ = 0  # launches before the previous one that may still run when a launch starts
     for i, (at, launch) in enumerate(launches):
         after = launches[i + 1][1] if i + 1 < len(launches) else None
         late = launch.early.late and not open_ and _older(bucket, at, launches, i)
@@ -63,7 +63,7 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
 
 
 def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
-    """Each with its node's number."""
+    """Each launch with its node's index."""
     for at, (_, choice) in enumerate(bucket.nodes):
         assert choice.plan is not None
         for launch in choice.plan.launches:
@@ -71,7 +71,7 @@ def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
 
 
 def _older(bucket: BucketTactics, at: int, launches: list[tuple[int, Launch]], i: int) -> bool:
-    """Whether the node's first input is older than the launch before its launch `i`."""
+    """Whether the node's first input was written before the launch that precedes its launch `i`."""
     source = producer(bucket.nodes[at][0].inputs[0])
     if source is None or i == 0:
         return False
@@ -80,7 +80,7 @@ def _older(bucket: BucketTactics, at: int, launches: list[tuple[int, Launch]], i
 
 
 def _defined(launch: Launch, macros: dict[str, str]) -> Launch:
-    """With these macros, in the place of those of the same names."""
+    """The launch with these macros, which replace those of the same names."""
     kept = tuple(pair for pair in launch.defines if pair[0] not in macros)
     return replace(launch, defines=(*kept, *macros.items()))
 
@@ -90,5 +90,5 @@ def _projects(node: gs.Node) -> bool:
 
 
 def _rows(node: gs.Node) -> int:
-    """Rows of weights."""
+    """The largest number of rows of the node's weights."""
     return int(node.outputs[0].shape[-1])

@@ -1,9 +1,9 @@
-"""Times tactics on the GPU of this machine: cold weights and states, replayed graphs, the median.
+"""Times tactics on this machine's GPU: the median of replayed graphs over cold weights and states.
 
-Knows how a kernel is timed and the contract of one; knows no op. A graph holds the node's launches
-several times, each over its own copy of what no kernel before it has just written (weights,
-states), so that the copies together are larger than the L2 cache; activations stay where they are,
-warm, as they are behind the kernel that made them.
+Knows how a kernel is timed, and the contract of tactics; knows no op. A graph repeats the node's
+launches, each over its own copy of the operands that are cold in an engine (weights, states);
+together the copies exceed the L2 cache. Activations are not copied: they are warm, as they are
+after the kernel that writes them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from spark_engine.device.startup_lock import silent, startup_lock
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
 
-COLD = 2  # times the L2 cache that the rotating copies hold
+COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
-# Of the free memory that one measurement may take; half of that where the host has it too, which
-# holds the operands while they are made.
+# Share of the free memory that one measurement may take; half of it if GPU and host share their
+# memory, since the host holds the operands while they are made.
 SHARE = 0.8
 VERSION = Path("/proc/driver/nvidia/version")
 
 
 class GpuTimer:
-    """A `Timer` over the first GPU; earlier times come from the file `known`. A context manager.
+    """A `Timer` over the first GPU, and a context manager; the file `known` has earlier times.
 
-    `cubins` is the folder of compiled kernels; `say` is told what is waited for. Nothing is left on
-    the GPU at the end.
+    `cubins` is the folder of compiled kernels; `say` receives progress messages. Frees all GPU
+    memory at the end.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class GpuTimer:
         return (*self._timings.notes, *([lost] if self._lost else []))
 
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        """Seconds of one run of the plan; None where the GPU's memory does not hold it, or it is
-        made by more ranks than there are GPUs here that read each other's memory, or elsewhere.
+        """Seconds of one run of the plan. None if the GPU's memory does not hold it, or if it needs
+        more ranks than this machine has GPUs that read each other's memory.
 
         Raises InternalError naming a tactic that the GPU cannot run.
         """
@@ -103,7 +103,7 @@ class GpuTimer:
         if seconds is not None:
             self._timings.put(key, seconds)
             self.measured += 1
-        elif not plan.symmetric:  # where there are too few GPUs nothing helps
+        elif not plan.symmetric:  # else there are too few GPUs, and free memory does not help
             self._lost += 1
         return seconds
 
@@ -112,7 +112,7 @@ class GpuTimer:
         share = SHARE / 2 if self._gpu.integrated else SHARE
         kept = kept_of(self._gpu.total_bytes) if self._gpu.integrated else 0
         try:
-            with startup_lock(self._gpu.integrated, self._say):  # beside an engine that starts
+            with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
                 if bench.nbytes > share * (self._gpu.free_bytes - kept):
                     return None
                 functions, modules = self._functions(tactic, plan)
@@ -124,7 +124,7 @@ class GpuTimer:
                 self._gpu.unload(module)
 
     def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        """The same of what all ranks run at once, each on a GPU of its own."""
+        """`_measure` of a plan that all ranks run at once, each on its own GPU."""
         ranks = int(work.attrs["ranks"])
         if self._target.architecture.rehearses or not reach_each_other(ranks):
             return None
@@ -159,7 +159,7 @@ class GpuTimer:
 
 
 class _Bench:
-    """One node's buffers, `copies` of the cold ones, and its launches."""
+    """One node's launches and buffers, with `copies` of the cold ones."""
 
     def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
         self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
@@ -185,7 +185,7 @@ class _Bench:
         self._gpu.wait()
 
     def seconds(self, functions: Sequence[Function]) -> float:
-        """The median over replays, a launch set's share of each."""
+        """The median over replays, divided by the number of repetitions in the graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
         self._run(functions, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
@@ -206,11 +206,11 @@ class _Bench:
         return statistics.median(times[WARM:])
 
     def free(self) -> None:
-        """Gives everything back."""
+        """Frees all resources."""
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
-        """Addresses of the operand's copies."""
+        """The addresses of the operand's copies."""
         copies = self.copies if index in self._work.cold else 1
         addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
         for address in addresses:
@@ -252,7 +252,7 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """What times of the first GPU depend on. Raises ExecutorError without one."""
+    """What the times of the first GPU depend on. Raises ExecutorError without a GPU."""
     name, version = name_and_driver()
     try:
         found = driver_version(VERSION.read_text())

@@ -1,8 +1,8 @@
 """Lists the launches of a native bucket for `spark-inspect`: kernels, and their sources.
 
-Knows the payload's JSON (docs/engine_file.md), the ops and where their sources lie; runs nothing.
-A launch leads to its kernel, to its op's reference, and to the log of the variants that were
-measured: all three are looked up, none is written down here.
+Knows the payload's JSON (docs/engine_file.md), the ops and the folders of their sources; runs
+nothing. Finds a launch's kernel, its op's reference, and the log of measured variants in the
+sources.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from spark_engine.kernel import NCCL
 from spark_engine.manifest import NATIVE, Bucket, Json, Manifest
 from spark_engine.plugins.registry import REGISTRY
 
-STANDARD = "https://onnx.ai/onnx/operators/onnx__{}.html"  # defines the ops that are not ours
+STANDARD = "https://onnx.ai/onnx/operators/onnx__{}.html"  # defines the standard operators
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: the graph's node, its op and tactic, the kernel and the source it is made of.
+    """One launch: the graph's node, its op and tactic, the kernel and its source.
 
-    `operands`: (kind, name) of what it is given that has a name: weights, states, inputs, outputs.
+    `operands`: (kind, name) of its named arguments: weights, states, inputs, outputs.
     """
 
     node: str
@@ -40,7 +40,7 @@ class Launched:
 
     @property
     def kernel(self) -> str:
-        """`plugins/linear/linear.cu:25`, or the library that is called."""
+        """`plugins/linear/linear.cu:25`, or the library that runs it."""
         if self.source == NCCL:
             return "NCCL"
         return _at(*entry(self.symbol, self.source))
@@ -56,12 +56,13 @@ class Launched:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """Files of measured variants, from the repository's root."""
+        """The logs of measured variants, as paths from the repository's root."""
         return () if self.source == NCCL else logs(self.source)
 
 
 def bucket_of(manifest: Manifest, name: str) -> Bucket:
-    """The bucket of that file, with or without its ending. Raises OptionError naming them all."""
+    """The bucket with this file name, with or without its suffix. Raises OptionError with all
+    names."""
     if manifest.executor != NATIVE:
         raise OptionError(f"--bucket: an engine for {manifest.target} has no CUDA launches")
     for bucket in manifest.buckets:
@@ -108,9 +109,9 @@ def listing(found: Iterable[Launched]) -> str:
 
 
 def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
-    """One launch, and where its kernel, its reference and its variants stand.
+    """One launch with the places of its kernel, its reference and its log of variants.
 
-    Raises OptionError for a number that is not there.
+    Raises OptionError for a number that the bucket lacks.
     """
     if not 0 <= number < len(found):
         raise OptionError(f"--launch {number}: {file} has launches 0 to {len(found) - 1}")

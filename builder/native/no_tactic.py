@@ -1,4 +1,4 @@
-"""What is said where no tactic takes a node: its values, every reason once, what mends it.
+"""The error for nodes that no tactic runs: their values, the distinct reasons, the remedy.
 
 Knows the contracts of ops and tactics; knows no single op.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     Untaken = tuple[gs.Node, Size, Choice]
 
-NAMED = 3  # tactics of one reason
-SHOWN = (Role.ACTIVATION, Role.WEIGHT, Role.SCALE)  # operands whose shapes are the model's
+NAMED = 3  # tactics named per reason
+SHOWN = (Role.ACTIVATION, Role.WEIGHT, Role.SCALE)  # roles with shapes that the model decides
 
 
 def check(buckets: Iterable[BucketTactics], target: Target, ops: Ops) -> None:
-    """Raises OptionError naming every op that no tactic takes: its first node with attributes and
-    matrices, then each distinct reason with the tactics that give it."""
+    """Raises OptionError naming every op that no tactic runs: its first node with attributes and
+    matrices, then each distinct reason with its tactics."""
     missing: dict[str, list[Untaken]] = {}
     for bucket in buckets:
         for node, choice in bucket.nodes:
@@ -46,7 +46,7 @@ def check(buckets: Iterable[BucketTactics], target: Target, ops: Ops) -> None:
 
 
 def _lines(untaken: Sequence[Untaken], ops: Ops) -> Iterator[str]:
-    """Of one op's nodes."""
+    """The lines for one op's nodes."""
     node, size, choice = untaken[0]
     nodes, buckets = ({n.name for n, _, _ in untaken}, {s.file for _, s, _ in untaken})
     where = f"{node.name} in {size.file.removesuffix('.engine')}"

@@ -1,8 +1,8 @@
 """CUDA sources to cubins, by NVRTC. Needs no GPU and no driver.
 
-Knows compiler options and the compiler's report; knows no op. A cubin depends on the source, the
-headers it includes, the defines, the target and the compiler, and nothing else: that is also the
-key under which a folder of earlier cubins keeps it.
+Knows compiler options and the compiler's report; knows no op. A cubin depends on the source, its
+headers, the defines, the target and the compiler alone; their hash is its key in the folder of
+compiled kernels.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel takes: registers of a thread, and bytes; `shared` is the static part.
+    """What one kernel uses: registers of a thread, and bytes; `shared` is its static shared memory.
 
-    `spills` counts what is stored and loaded again, by the kernel and by each function of its
-    source that is not inlined: ptxas does not say which kernel calls it.
+    `spills`: bytes of spill stores and loads, of the kernel and of each function of its source that
+        is not inlined, since ptxas does not report which kernel calls it.
     """
 
     registers: int
@@ -61,7 +61,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Job:
-    """One compilation: a file of `plugins/`, the macros, and the entries it must have."""
+    """One compilation: a file of `plugins/`, its macros, and the kernels that it must have."""
 
     source: str
     defines: Defines
@@ -80,10 +80,10 @@ def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
 
 
 def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = SOURCES) -> Cubin:
-    """The job's cubin for `target`, from the folder `cache` when it holds it already.
+    """The job's cubin for `target`, from the folder `cache` if it is there.
 
-    Raises InternalError, with the compiler's words, when the source does not compile or lacks
-    one of the job's symbols.
+    Raises InternalError, with the compiler's messages, if the source does not compile or lacks one
+    of the job's symbols.
     """
     texts = sources(job.source, folder)
     kept = cache / f"{_key(job, target, texts)}.cubin" if cache else None
@@ -106,7 +106,7 @@ def compile_all(
     folder: Path = SOURCES,
     advance: Advance = ignore,
 ) -> dict[Job, Cubin]:
-    """`compile` of each job, by `workers` processes; `advance` is told how many are done."""
+    """`compile` of each job, by `workers` processes; `advance` receives the number done."""
     work = partial(compile, target=target, cache=cache, folder=folder)
     made: dict[Job, Cubin] = {}
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def compile_all(
 
 
 def _processes(workers: int) -> ProcessPoolExecutor:
-    """Ctrl-C reaches them too, and is the parent's to answer."""
+    """Workers ignore Ctrl-C: the parent handles it."""
     spawn = multiprocessing.get_context("spawn")
     ignored = (signal.SIGINT, signal.SIG_IGN)
     return ProcessPoolExecutor(workers, spawn, signal.signal, ignored)
@@ -141,7 +141,7 @@ def _options(job: Job, target: Target, folder: Path) -> ProgramOptions:
         define_macro=list(job.defines) or None,
         include_path=str(folder),
         ptxas_options=["-v"],
-        no_cache=True,  # what comes from NVRTC's own cache comes without ptxas' report
+        no_cache=True,  # a result from NVRTC's cache has no report of ptxas
     )
 
 
@@ -158,7 +158,7 @@ def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
 
 
 def _usage(log: str) -> Iterator[tuple[str, Usage]]:
-    """Reads ptxas' report of every entry."""
+    """Parses ptxas' report of every kernel."""
     names = list(_ENTRY.finditer(log))
     if not names:
         raise InternalError(f"ptxas reports no kernel: {log!r}")
@@ -181,7 +181,7 @@ def _key(job: Job, target: Target, texts: Mapping[str, str]) -> str:
 
 
 def _recall(path: Path) -> Cubin | None:
-    """A kept cubin; None when there is none or it is damaged."""
+    """The cached cubin; None if it is missing or damaged."""
     try:
         head, code = path.read_bytes().split(b"\n", 1)
         report = json.loads(head)

@@ -1,7 +1,7 @@
 """Build half of the `native` executor: a graph and a bucket become launches and cubins, as bytes.
 
-Knows where every tensor lies and in which order kernels run (docs/engine_file.md has the form of
-the bytes); knows no single op and no CUDA binding but the compiler. Node order is launch order.
+Knows the place of every tensor and the order of launches (docs/engine_file.md specifies the bytes);
+knows no single op and no CUDA binding but the compiler. Nodes are launched in graph order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BucketTactics:
 
     @property
     def seconds(self) -> float:
-        """Of one launch of the bucket: the sum of those by which its tactics were chosen."""
+        """Seconds of one launch of the bucket: the sum over its chosen tactics."""
         return sum(choice.seconds for _, choice in self.nodes)
 
 
@@ -50,8 +50,8 @@ def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
 
 
 def check_across(buckets: Iterable[BucketTactics]) -> None:
-    """Raises InternalError naming the ops that read memory of other ranks, which no GPU of another
-    host can."""
+    """Raises InternalError naming the ops that read memory of other ranks, which is impossible
+    across hosts."""
     nodes = (pair for bucket in buckets for pair in bucket.nodes)
     reading = sorted({node.op for node, choice in nodes if choice.plan and choice.plan.symmetric})
     if reading:
@@ -97,7 +97,7 @@ def encode(
         for launch in choice.plan.launches:
             kernel = kernels.index(choice.tactic.source, launch)
             args = [_argument(places, step, node, a) for a in launch.args]
-            pdl = launch.pdl and not called  # a library's kernels let nothing begin early
+            pdl = launch.pdl and not called  # a library's kernels do not trigger the next launch
             launches.append(_record(node, choice.tactic.name, kernel, launch, args, pdl))
             called = launch.source == NCCL
     table, images = kernels.table()
@@ -130,7 +130,7 @@ def _argument(places: _Places, step: int, node: gs.Node, arg: Arg) -> Json:
 
 
 class _Places:
-    """Where each operand of each node lies."""
+    """The place of each operand of each node."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ class _Places:
         return ["arena", self.arena.offsets[name], self._sizes[name]]
 
     def table(self) -> dict[str, Json]:
-        """Where the tensors that nodes write lie, by name; those are left out that lie in an
-        output, or in a state, of their own name."""
+        """The places of the tensors that nodes write, by name, without those that are an output or
+        a state of the same name."""
         found: dict[str, Json] = {}
         for tensor in self._written:
             home = self._homes.get(id(tensor), tensor)
@@ -181,8 +181,8 @@ class _Places:
         return found
 
     def _take_scratch(self, step: int, node: gs.Node, choice: Choice) -> list[Block]:
-        """Scratch is the arena's while the node runs. Zeroed scratch is left zero by every node,
-        so all nodes share it."""
+        """Scratch is in the arena while the node runs. Every node leaves zeroed scratch zero, so
+        all nodes share it."""
         assert choice.plan is not None
         blocks, zeroed = [], 0
         for i, need in enumerate(choice.plan.scratch):
@@ -201,7 +201,7 @@ def _scratch_name(node: gs.Node, index: int) -> str:
 
 
 class _Kernels:
-    """The bucket's kernels, numbered as they are met."""
+    """The bucket's kernels, numbered in order of first use."""
 
     def __init__(self, cubins: Cubins) -> None:
         self._cubins = cubins
@@ -209,7 +209,7 @@ class _Kernels:
         self._shared: list[int] = []
 
     def index(self, source: str, launch: Launch) -> int:
-        """The kernel's number; remembers the most shared memory that a launch asks for."""
+        """The kernel's number; records the most shared memory that a launch needs."""
         key = (launch.source or source, launch.defines, launch.symbol)
         number = self._found.setdefault(key, len(self._found))
         if number == len(self._shared):
@@ -218,7 +218,7 @@ class _Kernels:
         return number
 
     def table(self) -> tuple[list[Json], list[bytes]]:
-        """(kernel records, cubin images); equal images are kept once, and a library has none."""
+        """(kernel records, distinct cubin images); a library has no image."""
         images: dict[bytes, int] = {}
         table = []
         for (source, defines, symbol), shared in zip(self._found, self._shared, strict=True):

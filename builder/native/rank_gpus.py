@@ -1,8 +1,8 @@
 """GPUs of this host as ranks of one engine, in one process: a stream for each, and memory that all
-of them read. They time what several ranks make together, and tests and benchmarks stand on them.
+of them read. Used to time launches that several ranks run together, in tests and in benchmarks.
 
-Knows the driver and the layout that `Plan.symmetric` asks for; knows no engine and no op. Ranks may
-also share one GPU, which the launches of all of them must then fit together.
+Knows the driver and the layout of `Plan.symmetric`; knows no engine and no op. Ranks may share one
+GPU if the launches of all of them fit on it at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODES, REPEATS, WARM = 32, 7, 2
 
 
 def reach_each_other(ranks: int) -> bool:
-    """Whether this process has so many GPUs, and each reads the others' memory."""
+    """Whether this process has that many GPUs, and each reads the others' memory."""
     value(driver.cuInit(0))
     if value(driver.cuDeviceGetCount()) < ranks:
         return False
@@ -37,7 +37,7 @@ def reach_each_other(ranks: int) -> bool:
 
 
 class RankGpus:
-    """`devices`: the GPU of each rank. `symmetric`: bytes of each rank's region, zero at first."""
+    """`devices`: the GPU of each rank. `symmetric`: bytes of each rank's region, initially zero."""
 
     def __init__(self, devices: Sequence[int], target: Target, cache: Path, symmetric: int) -> None:
         value(driver.cuInit(0))
@@ -55,7 +55,7 @@ class RankGpus:
             for mine in held:
                 value(driver.cuCtxSetCurrent(held[mine]))
                 for other in held.keys() - {mine}:
-                    with suppress(ExecutorError):  # enabled before
+                    with suppress(ExecutorError):  # it is enabled already
                         value(driver.cuCtxEnablePeerAccess(held[other], 0))
             self._undo = undo
             for rank in range(self.ranks):
@@ -69,7 +69,7 @@ class RankGpus:
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Gives everything back but what was `put` and not freed."""
+        """Frees all resources but the arrays that were `put` and not freed."""
         self._undo.close()
 
     def use(self, rank: int) -> None:
@@ -82,23 +82,24 @@ class RankGpus:
         address = int(value(driver.cuMemAlloc(max(array.nbytes, 1))))
         data = np.ascontiguousarray(array)
         value(driver.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
-        # pageable memory may still be on its way here, which the ranks' streams do not wait for
+        # a copy from pageable memory may return early, and the ranks' streams do not wait for it
         value(driver.cuCtxSynchronize())
         return address
 
     def free(self, rank: int, address: int) -> None:
-        """Gives memory back."""
+        """Frees memory of `put`."""
         self.use(rank)
         value(driver.cuMemFree(address))
 
     def wait(self, rank: int) -> None:
-        """Until everything queued is done."""
+        """Waits until all queued work is done."""
         self.use(rank)
         value(driver.cuStreamSynchronize(self.streams[rank]))
 
     def queue_all(self, rank: int, tactic: Tactic, plan: Plan, places: Places) -> list[Queue]:
-        """What puts the plan's launches on the rank's stream, over addresses by the kinds of
-        pointers. Kernels are loaded here: later that might wait for a launch that waits."""
+        """A function that queues the plan's launches on the rank's stream, over addresses by kind
+        of pointer. Loads the kernels now: a later load could wait for a launch that waits for
+        another rank."""
         self.use(rank)
         places = {**places, "peers": [self._tables[rank]]}
         found = []
@@ -133,8 +134,8 @@ class RankGpus:
         operands: Sequence[Sequence[Array]],
         outputs: Sequence[int],
     ) -> Iterator[tuple[list[Places], list[list[Queue]]]]:
-        """Where a node's buffers lie by rank, and what runs it: over each rank's own operands, and
-        outputs of so many bytes, which are NaN before."""
+        """A node's buffers by rank, and the functions that queue it, over each rank's own operands
+        and outputs. `outputs`: bytes of each output, which is filled with NaN."""
         with ExitStack() as held:
 
             def put(rank: int, array: Array) -> int:
@@ -158,9 +159,9 @@ class RankGpus:
             yield places, [self.queue_all(r, tactic, plan, at) for r, at in enumerate(places)]
 
     def seconds(self, queues: Sequence[Sequence[Queue]]) -> float:
-        """Of one run of every rank's launches, side by side: NODES of them in a graph of each rank,
-        the median over replays. Of the ranks the one that began last is looked at, which waits for
-        nobody's beginning."""
+        """Seconds of one concurrent run of all ranks' launches: the median over replays of a graph
+        per rank with NODES runs. Measured on the rank that starts last, since the others wait for
+        it."""
         events, graphs = [], []
         flag = driver.CUevent_flags.CU_EVENT_DEFAULT.value
         for rank, launches in enumerate(queues):
@@ -204,7 +205,7 @@ class RankGpus:
         return address
 
     def _later(self, rank: int, undo: Callable[..., Any], what: Any) -> None:
-        """Undoes it when this is closed, on the rank's GPU."""
+        """Registers `undo`, which `close` calls on the rank's GPU."""
 
         def work() -> None:
             self.use(rank)

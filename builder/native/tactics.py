@@ -1,8 +1,8 @@
-"""Which tactic runs each node: those that take it, and the fastest of them.
+"""Chooses the tactic of each node: the fastest one that supports it.
 
-Knows the contract of tactics and no single op. Nodes of one op, attributes and shapes are decided
-once. Where a GPU can time tactics a `Timer` replaces their own predictions. An invariant build
-first agrees, over all buckets of prefill and over all others, on what decides the bits of a token.
+Knows the contract of tactics and no single op. Nodes of one op with equal attributes and shapes
+share one decision. With a GPU, a `Timer` replaces the tactics' predictions. An invariant build
+first chooses one reduction key for all buckets of prefill, and one for all others.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from spark_engine.plugins.registry import STANDARD
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
-PREFILLS = (16_384, 65_536)  # longer ones, of which a launch prefills the end
-# Of four steps three have CONTEXT tokens behind each row and one as many as fit, of 16 prefills
-# twelve are of CONTEXT and one of the longest: most sequences are short, and a long one's launch
-# weighs more by its time alone.
+CONTEXT = 1024  # tokens of context of a decode row, and of a prefilled sequence
+PREFILLS = (16_384, 65_536)  # longer sequences; a launch prefills their end
+# Weights of the contexts. Of four steps, three have CONTEXT tokens in each row and one has as many
+# as fit; of 16 prefills, twelve have CONTEXT tokens and one has the most. Most sequences are short,
+# and a long launch takes more time anyway.
 SHARES = (3, 1)
 PREFILL_SHARES = (12, 3, 1)
-OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
+OTHER_BITS = "excluded by --invariant: its reduction order is not available in all buckets"
 
 
 @dataclass(frozen=True)
 class Work:
-    """One node of fixed shapes, packed.
+    """One packed node of fixed shapes.
 
     Attributes:
         name: the op's.
         op: None for a standard ONNX operator.
         ins, outs: specs of operands and results.
-        cold: operands that no node of the graph makes: weights, states, steps.
-        context: tokens behind each sequence when it is timed.
+        cold: indices of operands that no node of the graph writes: weights, states, steps.
+        context: tokens of each sequence when it is timed.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Work:
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Those to be timed at: CONTEXT; of what decodes over pages also the longest that the page
-        table holds and the pool has for every row at once, where that is twice as long; of what
-        prefills, those of PREFILLS that fit and are no shorter than the launch."""
+        """The contexts to be timed at: CONTEXT; for decode over pages also the longest for which
+        the page table and the pool hold all rows, if that is at least twice as long; for prefill
+        those of PREFILLS that fit and are no shorter than the launch."""
         given = self.op.given(self.attrs) if self.op is not None else ()
         paged = [s.dims for o, s in zip(given, self.ins, strict=False) if o.unit == "page"]
         if not paged:
@@ -68,22 +68,22 @@ class Work:
         if self.prefills:
             room = min(longest, (pool - 1) * size)
             return (CONTEXT, *(c for c in PREFILLS if rows * tile <= c <= room))
-        room = min(longest, (pool - 1) // rows * size)  # every row's pages; one is for scratch
-        return (CONTEXT, room - tile) if room >= 2 * CONTEXT else (CONTEXT,)  # new tokens fit in
+        room = min(longest, (pool - 1) // rows * size)  # of a row; one page is scratch
+        return (CONTEXT, room - tile) if room >= 2 * CONTEXT else (CONTEXT,)  # the new tokens fit
 
     @property
     def prefills(self) -> bool:
-        """Whether rows are tiles of prompts."""
+        """Whether rows are tiles of prompts (prefill)."""
         return int(self.attrs.get("tile", 1)) > 1 + MOST_DRAFTS
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """How often each of `contexts` is met."""
+        """The weight of each of `contexts`."""
         return (PREFILL_SHARES if self.prefills else SHARES)[: len(self.contexts)]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for nodes that are decided alike."""
+        """Equal for nodes that share a decision."""
         attrs = sorted(self.attrs.items())
         return self.name, *attrs, *((s.dtype, s.shape) for s in self.ins)
 
@@ -93,14 +93,14 @@ Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided for one op over operands of one shape.
+    """The decision for one op with operands of one shape.
 
     Attributes:
-        tactic, plan: the chosen one; None where every tactic refuses.
-        seconds: by which it was chosen.
+        tactic, plan: the chosen tactic; None if every tactic refuses.
+        seconds: of the chosen tactic, measured or predicted.
         refused: reasons by tactic name.
-        candidates: seconds by name, of those that do not refuse; weighted by their shares
-            where they are measured at several contexts.
+        candidates: seconds by name, of tactics that do not refuse; weighted by their shares where
+            they are measured at several contexts.
         timed: the seconds are measured, not predicted.
         at: measured seconds by context and name, where there are several contexts.
     """
@@ -117,9 +117,10 @@ class Choice:
 def choose(
     cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, order: str | None = None
 ) -> Choice:
-    """The tactic of least time; of equal ones the first. `order` leaves out those of other bits.
+    """The tactic of least time; the first of several. `order` excludes those with another
+    `Tactic.order`.
 
-    A lone candidate is not timed. What cannot be timed is predicted, with all its candidates.
+    A single candidate is not timed. If a candidate cannot be timed, all are predicted.
     """
     plans, refused = _plans(cuda, work, target, order)
     if not plans:
@@ -149,9 +150,9 @@ def _plans(
 def _seconds(
     work: Work, plans: Sequence[tuple[Tactic, Plan]], target: Target, timer: Timer | None
 ) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
-    """Seconds by tactic name, and what was measured by context: nothing where they are predicted.
+    """Seconds by tactic name, and measured seconds by context (empty if they are predicted).
 
-    A context at which some tactic cannot be timed is left out for all.
+    A context is left out if one of the tactics cannot be timed at it.
     """
     measured: dict[int, dict[str, float]] = {}
     for context in work.contexts if timer is not None and len(plans) > 1 else ():
@@ -176,7 +177,7 @@ def _seconds(
 def _timed(
     work: Work, plans: Sequence[tuple[Tactic, Plan]], timer: Timer
 ) -> dict[str, float] | None:
-    """Seconds by tactic name; None where one cannot be timed."""
+    """Seconds by tactic name; None if one of them cannot be timed."""
     found: dict[str, float] = {}
     for tactic, plan in plans:
         seconds = timer(work, tactic, plan)
@@ -188,7 +189,7 @@ def _timed(
 
 @dataclass
 class Chooser:
-    """Decides nodes of one graph and bucket after another, and remembers."""
+    """Decides the nodes of all graphs and buckets, and keeps its decisions."""
 
     ops: Ops
     target: Target
@@ -208,7 +209,7 @@ class Chooser:
     def candidates(
         self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]
     ) -> list[tuple[str, Plan]]:
-        """(source, plan) of every tactic that is not the only one for its node."""
+        """(source, plan) of every tactic of nodes that have several."""
         found: list[tuple[str, Plan]] = []
         seen: set[tuple[object, ...]] = set()
         for graph, sizes in graphs:
@@ -222,11 +223,12 @@ class Chooser:
         return found
 
     def agree(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> dict[str, str]:
-        """Decides, for each node, what decides its bits in every bucket of all of `graphs`.
+        """Chooses one `Tactic.order` for each node, for every bucket of all `graphs`.
 
-        Nodes of one name are one node. Of what all buckets can do, the least time over them
-        together. Returns, by op, why no such thing was found, for nodes that some tactic takes in
-        every bucket. What the draft head makes decides no token, and goes by its own time alone.
+        Nodes of one name are one node. Of the orders that all buckets have, takes the one with the
+        least total time. Returns, by op, the reason if there is none, for nodes that each bucket
+        has a tactic for. The draft head's nodes are excluded, since drafts do not decide the
+        generated tokens.
         """
         failed = {}
         known: dict[tuple[object, ...], str | None] = {}
@@ -238,7 +240,7 @@ class Chooser:
         for name, nodes in found.items():
             works = [self._work(node, size) for node, size in nodes]
             if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
-                continue  # refused in any case: said elsewhere
+                continue  # no tactic at all: `no_tactic.py` reports it
             key = tuple(work.key for _, work in works)
             if key not in known:
                 known[key] = self._common(works)
@@ -253,7 +255,7 @@ class Chooser:
         return failed
 
     def _common(self, works: Sequence[tuple[Cuda, Work]]) -> str | None:
-        """The `Tactic.order` that every bucket has and that takes the least time in all."""
+        """The `Tactic.order` that every bucket has, with the least total time."""
         buckets = [self._by_order(cuda, work) for cuda, work in works]
         common = [o for o in buckets[0] if all(o in bucket for bucket in buckets)]
         totals = {order: sum(bucket[order] for bucket in buckets) for order in common}

@@ -1,8 +1,8 @@
 """Input values for nodes that are timed: plausible, and cheap to make at any size.
 
-Knows what roles mean; what is particular to an operand its op declares (`Operand.fill`). Packed
-weights mix codes, scales and floats in ways that only their op knows: their bytes are random with
-bit 6 clear, which is a finite number below 2 in e2m1, e4m3, bf16 and f32 alike.
+Knows what roles mean; an op declares an operand's special values (`Operand.fill`). Only the op
+knows how packed weights mix codes, scales and floats, so their bytes are random with bit 6 clear: a
+finite number below 2 in e2m1, e4m3, bf16 and f32.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from spark_engine.builder.native.tactics import Work
 from spark_engine.operand import Operand, Role, TimedLaunch
 from spark_engine.tensors import Array, DType, TensorSpec
 
-PATTERN = 4 << 20  # bytes made of a large operand, which are then repeated
+PATTERN = 4 << 20  # bytes generated for a large operand, which are then repeated
 PLAIN = Operand("x", Role.ACTIVATION, "A[tokens,K]")  # of a standard operator
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What an operand holds: `pattern` again and again over `nbytes`.
+    """The contents of an operand: `pattern` repeated over `nbytes`.
 
-    `nbytes` may be less than the operand has: only so much of it is reached.
+    `nbytes` may be less than the operand's bytes: a launch reads no more.
     """
 
     pattern: Array
@@ -31,7 +31,7 @@ class Filling:
 
 
 def operands(work: Work) -> list[Operand]:
-    """What the node's operands are."""
+    """The declarations of the node's operands."""
     if work.op is None:
         return [PLAIN] * len(work.ins)
     return list(work.op.given(work.attrs))[: len(work.ins)]
@@ -54,7 +54,7 @@ def launch_of(work: Work) -> TimedLaunch:
 
 
 def fillings(work: Work, rng: np.random.Generator) -> list[Filling]:
-    """One for each operand."""
+    """The contents of each operand."""
     launch = launch_of(work)
     found = []
     for operand, spec in zip(operands(work), work.ins, strict=True):
@@ -68,7 +68,8 @@ def fillings(work: Work, rng: np.random.Generator) -> list[Filling]:
 
 
 def _reached(operand: Operand, spec: TensorSpec, launch: TimedLaunch) -> int:
-    """Bytes of a state's units that the launch's slots and pages name; all of anything else."""
+    """Bytes of a state in the slots and pages that the launch names; all bytes of another
+    operand."""
     if operand.role is not Role.STATE:
         return spec.nbytes
     used = len(np.unique(launch.slot_of_rows()))

@@ -1,7 +1,7 @@
-"""A file of earlier measurements, so that a tactic is timed once on a machine.
+"""The file of earlier measurements: a tactic is timed once per machine.
 
-Knows JSON and what a measurement depends on; knows no CUDA. Nothing in the file can break a build:
-what is not readable, or of another GPU, driver or compiler, is left unused, and a note says so.
+Knows JSON and what a measurement depends on; knows no CUDA. The file cannot fail a build: a note
+reports entries that are unreadable or of another GPU, driver or compiler, which are not used.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class Machine:
 
 
 def driver_version(text: str) -> str | None:
-    """The driver's version in what /proc/driver/nvidia/version says, proprietary or open."""
+    """The driver's version in /proc/driver/nvidia/version, of the proprietary or the open
+    driver."""
     found = _DRIVER.search(text)
     return found[1] if found else None
 
 
 def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:
-    """sha256 of all that a time depends on beside the machine; `texts` are the sources by name."""
+    """sha256 of what a time depends on in addition to the machine; `texts` are the sources by
+    name."""
     attrs = {name: value for name, value in sorted(work.attrs.items())}
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
     scene = [sorted(work.cold), work.context]
@@ -55,7 +57,7 @@ def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> 
 
 
 class Timings:
-    """Seconds by key, of one machine; others' are kept in the file and not used."""
+    """Seconds by key of one machine; those of other machines stay in the file and are not used."""
 
     def __init__(self, path: Path, machine: Machine) -> None:
         self.notes: list[str] = []
@@ -69,15 +71,15 @@ class Timings:
         self._mine = self._all.setdefault(self._label, {})
 
     def get(self, key: str) -> float | None:
-        """Seconds, if known."""
+        """The seconds for a key, or None."""
         return self._mine.get(key)
 
     def put(self, key: str, seconds: float) -> None:
-        """Remembers; `save` writes."""
+        """Stores a time; `save` writes the file."""
         self._mine[key] = seconds
 
     def save(self) -> None:
-        """Writes the whole file, or nothing. A folder that cannot be written is noted."""
+        """Writes the file atomically. Adds a note if the folder cannot be written."""
         text = json.dumps({"format": FORMAT, "machines": self._all}, indent=1, sort_keys=True)
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:

@@ -1,1 +1,1 @@
-"""What is decided before a graph is built: options, sizes, how memory is shared out."""
+"""What is decided before a graph is built: options, bucket sizes, the division of memory."""

@@ -1,9 +1,9 @@
 """Chooses the finer buckets that pay: those that save a tenth of a launch's time.
 
-Knows sizes and their costs; knows no graph and no GPU. What lies between two buckets runs in the
-larger, or, where work can be split, in several launches; a size between them pays if it would take
-a tenth less. Before its cost is known it is guessed to lie between those of its neighbours, so that
-only sizes that promise something are timed.
+Knows sizes and their costs; knows no graph and no GPU. A launch between two bucket sizes runs in
+the larger bucket or, if work can be split, in several launches; a size between them pays if it
+takes a tenth less. A size's cost is first estimated from its neighbours' costs, so that only
+promising sizes are timed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-PAYS = 0.1  # of the cost of the launches that a size replaces
+PAYS = 0.1  # share of the cost of the launches that a size replaces
 
 
 def choose(
@@ -19,8 +19,8 @@ def choose(
 ) -> tuple[int, ...]:
     """The sizes of `base` and those of `finer` that pay, ascending.
 
-    `cost` is asked for a launch of a size once, and only for those that are kept or may be; with
-    `splits` work of a size can be cut into launches of smaller ones.
+    `cost`: seconds of a launch of a size; called once per size, for the sizes of `base` and the
+        promising ones. `splits`: work of a size can be split into launches of smaller sizes.
     """
     kept = {size: cost(size) for size in sorted(base)}
     gaps = list(pairwise(kept))
@@ -42,7 +42,7 @@ def choose(
 
 
 def _without(size: int, kept: Mapping[int, float], splits: bool) -> float:
-    """What work of this size costs in the buckets that there are."""
+    """The cost of work of this size in the present buckets."""
     if not splits:
         return kept[min(s for s in kept if s >= size)]
     least = [0.0]

@@ -20,13 +20,13 @@ from spark_engine.interface import (
 )
 
 DEFAULT_PREFILL = (64, 256)
-FINER_PREFILL = (192, 384, 768, 1536, 3072)  # tokens; where their cost says so
-# Of rounds with so many rows at most, further numbers of drafts are compiled than `TWOFOLD`: below
-# that a step's time is that of reading the weights, and how many tokens it has hardly matters.
+FINER_PREFILL = (192, 384, 768, 1536, 3072)  # tokens; added if their cost pays
+# Up to this many rows, more numbers of drafts than `TWOFOLD` are compiled: there a step's time is
+# that of reading the weights, and depends little on the number of tokens.
 FEW_ROWS = 16
 STEPWISE = (1, 2, 3, 5, 7)
-TWOFOLD = (1, 3, 7)  # drafts whose tokens are a multiple by 2, 4, 8 of the rows, as kernels want
-# A round on the CPU costs by its tokens once there are a few: there drafts stop to pay.
+TWOFOLD = (1, 3, 7)  # drafts with 2, 4 or 8 tokens a row, which suit the kernels
+# On the CPU, a round's time grows with its tokens: with more rows, drafts no longer pay.
 CPU_VERIFY_ROWS = 4
 
 
@@ -39,12 +39,12 @@ class Size:
 
     @property
     def tile(self) -> int:
-        """Tokens of a full row."""
+        """Tokens of a row."""
         return tile_of(self.family)
 
     @property
     def dims(self) -> dict[str, int]:
-        """What the graph's named dimensions become."""
+        """The values of the graph's named dimensions."""
         return {"rows": self.rows, "tokens": self.rows * self.tile}
 
     @property
@@ -59,7 +59,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes of every family, ascending; `verify` holds those of all numbers of drafts."""
+    """The bucket sizes of every family, ascending; `verify` has those of all numbers of drafts."""
 
     decode: tuple[Size, ...]
     prefill: tuple[Size, ...]
@@ -70,7 +70,7 @@ class Buckets:
         return tuple(s for s in (*self.decode, *self.prefill, *self.verify) if s.family == family)
 
     def families(self, drafts: int) -> tuple[str, ...]:
-        """Those families of an engine with up to `drafts` drafts that have a bucket."""
+        """The families with a bucket, of an engine with up to `drafts` drafts."""
         return tuple(family for family in families(drafts) if self.of(family))
 
     def __len__(self) -> int:
@@ -86,11 +86,11 @@ def bucket_sizes(
     limits: Limits,
     verify: Rounds | None = None,
 ) -> Buckets:
-    """The buckets asked for, or powers of two up to max_seqs and 64 and 256 tokens.
+    """The requested buckets, or powers of two up to max_seqs and 64 and 256 tokens.
 
     The largest decode bucket is always max_seqs, so that every live sequence fits in one step;
-    with drafts each decode bucket has others beside it that verify (`rounds`). Raises OptionError
-    for rows outside 1…max_seqs, tokens that are no multiple of 64, or drafts that there are not.
+    with drafts there are verify buckets for each decode bucket (`rounds`). Raises OptionError for
+    rows outside 1…max_seqs, tokens that are no multiple of 64, or more drafts than `drafts`.
     """
     rows = decode_rows(limits.max_seqs) if decode is None else (*decode, limits.max_seqs)
     tokens = DEFAULT_PREFILL if prefill is None else prefill
@@ -106,12 +106,11 @@ def bucket_sizes(
 
 
 def rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
-    """For each number of rows 1, 2, 3, 5, 7 drafts up to `drafts`, above FEW_ROWS 1, 3, 7, and
-    `drafts` itself always.
+    """(rows, drafts) of the verify buckets: 1, 2, 3, 5, 7 drafts up to `drafts`, above FEW_ROWS
+    rows 1, 3, 7, and always `drafts` itself.
 
-    Between two of these the time of a round differs by little, and the tokens that it yields by
-    less than a whole one; each number left out saves the build its kernels' timing, and a start
-    its graph.
+    Between two of these numbers a round's time differs little, and its yield by less than a token.
+    Each number left out saves timing during the build and a graph at each start.
     """
     found: list[tuple[int, int]] = []
     for r in rows:
@@ -121,8 +120,8 @@ def rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
 
 
 def cpu_rounds(rows: tuple[int, ...], drafts: int) -> Rounds:
-    """`drafts` for the least rows, and for the most up to CPU_VERIFY_ROWS: each bucket is a session
-    of its own, with every matrix in it."""
+    """`drafts` for the fewest rows, and for the most up to CPU_VERIFY_ROWS. No more, since each
+    bucket is a session with its own copy of every matrix."""
     few = [r for r in rows if r <= CPU_VERIFY_ROWS]
     return tuple((r, drafts) for r in sorted({min(few), max(few)})) if few and drafts else ()
 
@@ -134,19 +133,18 @@ def decode_rows(max_seqs: int) -> tuple[int, ...]:
 
 
 def fine_decode_rows(max_seqs: int) -> tuple[int, ...]:
-    """`decode_rows` and, from 24 on, the sizes half-way between: 24, 48, 96.
+    """`decode_rows` and, from 24 on, the midpoints between them: 24, 48, 96.
 
-    Where a step is one graph, a bucket that is a third larger than the rows alive costs a step of
-    more rows: 33 rows in a bucket of 64 pay for 64. Below 16 a step takes about as long for any
-    number of rows.
+    A step costs as much as its bucket's rows: 33 rows in a bucket of 64 cost as much as 64. Below
+    16 rows a step takes about the same time for any number of rows.
     """
     between = [3 << i for i in range(3, max_seqs.bit_length()) if 3 << i < max_seqs]
     return tuple(sorted({*decode_rows(max_seqs), *between}))
 
 
 def finer_rows(max_seqs: int) -> tuple[int, ...]:
-    """Sizes that a build may add to `fine_decode_rows` where their cost says so: 3, 6, 12, and from
-    16 on each quarter of the way from a power of two to the next."""
+    """Sizes that a build adds to `fine_decode_rows` if they pay: 3, 6, 12, and from 16 on the
+    quarters between a power of two and the next."""
     quarters = [q << i for i in range(2, max_seqs.bit_length()) for q in (5, 6, 7)]
     wanted = {3, 6, 12, *quarters} - set(fine_decode_rows(max_seqs))
     return tuple(r for r in sorted(wanted) if r < max_seqs)

@@ -2,10 +2,10 @@
 
     SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages + snapshots
 
-Knows numbers of the model and the target; knows no graph. The weights are taken to be as large as
-the checkpoint and a twentieth, which padding does not reach; the recurrent states may take half of
-what the weights leave, or there are fewer sequences; the rest is pages, and what the prefix cache
-is left for its snapshots.
+Knows numbers of the model and the target; knows no graph. Assumes that the weights take the
+checkpoint's bytes plus 5 %, which bounds padding. The recurrent states take at most half of what
+the weights leave: the number of sequences is reduced until they fit. The rest is for KV pages and
+the prefix cache's snapshots.
 """
 
 from __future__ import annotations
@@ -20,22 +20,17 @@ WORKSPACE = 4 << 30  # bytes: arena, logits of the largest bucket, cubins, the d
 MAX_SEQS = 128
 MAX_CONTEXT = 32_768  # tokens
 PREFILL = (64, 128, 256, 512, 1024)  # tokens
-CACHE = 4  # snapshots are left a quarter of the rest, and no more than one for each sequence
-# Snapshots of the CPU's engines: rows at least, for each sequence, and their bytes at most. Few,
-# because opening a bucket copies them all once.
+CACHE = 4  # snapshots take at most a quarter of the rest, and one row for each sequence
+# Snapshots of CPU engines: the least rows, rows for each sequence, and the most bytes. Few, because
+# opening a bucket copies them all once.
 CPU_FEW, CPU_EACH, CPU_CACHE = 16, 4, 1 << 30
-MOST_SNAPSHOTS = 4096  # rows that are ever allocated for them
-LARGE_PREFILL = (
-    *PREFILL,
-    2048,
-    4096,
-)  # where a block's shared memory holds so many tokens' experts
+MOST_SNAPSHOTS = 4096  # the most rows that are allocated for snapshots
+LARGE_PREFILL = (*PREFILL, 2048, 4096)  # if shared memory holds the experts of that many tokens
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes: of the checkpoint, of one sequence's states, of one KV page; and those of a sequence's
-    states that a snapshot holds."""
+    """Bytes: of the checkpoint, of one sequence's states, of one KV page; and of one snapshot."""
 
     weights: int
     slot: int
@@ -44,12 +39,12 @@ class Needs:
 
 
 def free_bytes(target: Target, needs: Needs) -> int:
-    """What weights and workspace leave; not above zero where they do not fit."""
+    """Bytes that weights and workspace leave; zero or negative if they do not fit."""
     return int(SHARE * target.card.memory - WEIGHTS * needs.weights) - WORKSPACE
 
 
 def sequences(target: Target, needs: Needs) -> int:
-    """Sequences alive at once: MAX_SEQS, halved until their states fit."""
+    """Concurrent sequences: MAX_SEQS, halved until their states fit."""
     most = MAX_SEQS
     while most > 1 and (most + 1) * needs.slot > free_bytes(target, needs) // 2:
         most //= 2
@@ -57,15 +52,15 @@ def sequences(target: Target, needs: Needs) -> int:
 
 
 def pages(target: Target, needs: Needs, seqs: int, cache: int | None = None) -> int:
-    """KV pages beside the states of `seqs` sequences, the scratch ones counted, and beside `cache`
-    bytes of snapshots."""
+    """KV pages, scratch included, that fit with the states of `seqs` sequences and `cache` bytes of
+    snapshots."""
     left = free_bytes(target, needs) - (seqs + 1) * needs.slot
     kept = min(max(0, left) // CACHE, seqs * needs.snapshot) if cache is None else cache
     return max(0, (left - kept) // max(1, needs.page) - 1)
 
 
 def cpu_snapshots(needs: Needs, seqs: int, cache: int | None = None) -> int:
-    """Snapshot rows of the CPU's engines, in `cache` bytes if it is told."""
+    """Snapshot rows of CPU engines, within `cache` bytes if given."""
     if not needs.snapshot:
         return 0
     if cache is not None:

@@ -1,4 +1,4 @@
-"""Resolves the options for drafts: how many a round has, the head's dtype, its shortlist of ids.
+"""Resolves the options for drafts: their number per round, the head's dtype, its shortlist of ids.
 
 Knows the options and what a checkpoint has; knows no tensor and no graph.
 """
@@ -13,13 +13,13 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 
-DEFAULT = 3  # drafts of a round: of most heads the fourth is wrong more often than right
+DEFAULT = 3  # drafts of a round: with most heads, the fourth is wrong more often than right
 LEFT_OUT = (
     "the draft head is left out: a CPU takes longer for a round of drafts than for its tokens one "
     f"by one; --drafts {DEFAULT} builds with it"
 )
 DTYPES = ("auto", *DRAFT_DTYPES)
-Vocab = int | tuple[int, ...]  # the first so many ids, or the very ids
+Vocab = int | tuple[int, ...]  # a number of first ids, or the ids themselves
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class HeadFacts:
     """A checkpoint's draft head.
 
     Attributes:
-        kv_token_width: values of K and V that it keeps of one token.
-        row_bytes: of one id's row of the model's output matrix, as it is stored.
-        nvfp4: whether the MLPs of the model's own layers are NVFP4.
+        kv_token_width: values of K and V that it stores for one token.
+        row_bytes: of one id's row of the model's output matrix, as stored.
+        nvfp4: whether the MLPs of the model's layers, without the head's, are NVFP4.
         eos: ids that end a text.
     """
 
@@ -41,7 +41,7 @@ class HeadFacts:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """The options that the user gave; None and "auto": decide."""
+    """The user's options; None and "auto" are to be decided."""
 
     drafts: int | None = None
     dtype: str = "auto"
@@ -50,7 +50,8 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """Drafts of a round, 0 for none; the head's options, None without; sentences for the report."""
+    """Drafts of a round, 0 for none; the head's options, None without a head; notes for the
+    report."""
 
     drafts: int
     head: DraftOptions | None = None
@@ -58,8 +59,8 @@ class DraftPlan:
 
 
 def decide(requested: DraftRequest, head: HeadFacts | str, ids: int, gpu: bool) -> DraftPlan:
-    """What the options come to for a model of `ids` ids and this head, or the sentence why it has
-    none. Raises OptionError for what cannot be."""
+    """Resolves the options for a model of `ids` ids and this head, or the reason why it has none.
+    Raises OptionError for impossible values."""
     drafts, dtype = requested.drafts, requested.dtype
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
@@ -94,16 +95,16 @@ def parse_drafts(text: str) -> int | None:
 
 
 def parse_vocab(text: str) -> Vocab:
-    """A number of ids, or the ids in the file of that name: a JSON list, or one a line.
+    """A number of ids, or the ids in the file of that name: a JSON list, or one id a line.
 
-    Raises OptionError for a file that is not there, or holds anything else.
+    Raises OptionError for a file that is missing, or holds anything else.
     """
     if text.isdecimal():
         return int(text)
     try:
         found = _listed(Path(text).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "the file is no text"
         raise OptionError(
             f"--draft-vocab {text} is neither a number of ids nor a file of them ({why})"
         ) from error

@@ -1,7 +1,7 @@
 """A build's options (`Options`), and the plan they resolve to for one checkpoint (`Plan`).
 
-Knows defaults and limits of options; knows no graph. `resolve` turns "auto" and None into
-numbers once, so that nothing after it meets an open question.
+Knows defaults and limits of options; knows no graph. `resolve` replaces "auto" and None by values
+once, so that no later step has to.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OTHER_CARDS = (
     "check answers with spark-check --against, not to serve a large model"
 )
 RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
-CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all
-# Each target's executor, by the module of the builder that has its build half.
+CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all of them
+# Each target's backend, as a module of the builder.
 TARGETS = {
     CPU: "executors.ort",
     RTX: "executors.trt",
@@ -48,21 +48,21 @@ KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
-GDN_RING = 8  # records, on a GPU and wherever there are drafts
-KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
+GDN_RING = 8  # records: on a GPU, and with drafts
+KV_BUDGET = 2 << 30  # bytes of KV by default on a CPU
 
 
 @dataclass(frozen=True)
 class Options:
-    """What one build was asked for. None and "auto" mean: decide from the checkpoint and target.
+    """The options of one build. None and "auto" mean: decide from the checkpoint and target.
 
-    A target "auto" that reaches `resolve` is the CPU, or the named card's: who looks for a GPU
-    does so before, and tells it as `gpu`.
+    For `resolve` a target "auto" is the CPU, or the named card's target: a caller that looks for a
+    GPU does so before, and passes it as `gpu`.
     """
 
     target: str = "auto"
-    card: str = "auto"  # whose memory and multiprocessors count
-    rehearses: str = ""  # the target whose kernels these are, where the build only rehearses it
+    card: str = "auto"  # the GPU that decides memory and multiprocessors
+    rehearses: str = ""  # the target that the build rehearses
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
     verify: Rounds | None = None  # rows and drafts of each bucket that verifies
@@ -81,9 +81,9 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
-    tp: int = 1  # ranks that share every tensor, each on a GPU of its own
-    across_hosts: bool = False  # ranks on several hosts, which NCCL brings together
-    gpu: Target | None = None  # what target and card come to
+    tp: int = 1  # ranks that share every tensor, each on its own GPU
+    across_hosts: bool = False  # the ranks are on several hosts, which NCCL connects
+    gpu: Target | None = None  # the resolved target and card
 
     def to_json(self) -> dict[str, object]:
         """The options as the fingerprint hashes them."""
@@ -122,10 +122,11 @@ class ModelFacts:
         drafts: int = 0,
         draft: DraftOptions | None = None,
     ) -> Needs:
-        """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary.
+        """The sizes in bytes at these dtypes; a sequence also has a count for each id of the
+        vocabulary.
 
-        With drafts it has more records, columns of its convolutions and positions; logits for each
-        draft, which lie with the largest bucket's; and the head's part of the cache.
+        With drafts it also has more records, columns of its convolutions and positions; logits for
+        each draft, which are next to the largest bucket's; and the head's part of the KV cache.
         """
         kept = self.state_width * precision.state.itemsize
         kept += 4 * ring_records(ring, drafts) * self.record_width
@@ -145,7 +146,7 @@ class ModelFacts:
 @dataclass(frozen=True)
 class Plan:
     """Everything decided before a graph is built. `notes` are sentences for the report; `finer` are
-    sizes that a build which times tactics may add, where their cost says so."""
+    sizes that a build which times tactics adds if they pay."""
 
     target: str
     limits: Limits
@@ -157,14 +158,14 @@ class Plan:
     timing: bool | None = None
     invariant: bool = False
     gpu: Target | None = None
-    draft: DraftOptions | None = None  # of the draft head; None: there is none
+    draft: DraftOptions | None = None  # of the draft head; None: no head
     finer: tuple[Size, ...] = ()
     ranks: int = 1
     across: bool = False  # the ranks are on several hosts
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
-    """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
+    """Decides every open option. Raises OptionError for a value that is impossible."""
     gpu = options.gpu or gpu_of(options)
     target = gpu.name if gpu else CPU if options.target == "auto" else options.target
     if target == RTX and options.tp > 1:
@@ -182,7 +183,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     precision = _precision(options, facts, gpu)
     asked = DEFAULT if options.drafts is None and options.verify else options.drafts
     if target == RTX and asked is None:
-        asked = 0  # its engines sample behind the network
+        asked = 0  # its engines sample after the network
     requested = DraftRequest(asked, options.draft_dtype, options.draft_vocab)
     drafts = decide(requested, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
@@ -207,9 +208,9 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
 def gpu_of(options: Options, present: Target | None = None) -> Target | None:
     """The GPU to build for; None: the CPU.
 
-    The card that is named; else the one that is `present`, where it is of the target's
-    architecture; else the architecture's first. With `rehearses` a part of it that stands for the
-    other. Raises OptionError for names that are not known, or do not fit.
+    The named card; else the `present` one, if it has the target's architecture; else the
+    architecture's first. With `rehearses`, the part of it that represents the rehearsed GPU. Raises
+    OptionError for unknown names, or names that contradict each other.
     """
     on = _hardware(options, present)
     if not options.rehearses:
@@ -225,8 +226,8 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
 
 
 def timed_unasked(gpu: Target) -> bool:
-    """Whether tactics are timed where nobody says: not in a rehearsal, which is to have those that
-    are chosen for the other GPU, and whose memory is faster."""
+    """Whether tactics are timed by default: not in a rehearsal, which uses the tactics that are
+    chosen for the rehearsed GPU, since this GPU's memory is faster."""
     return not gpu.architecture.rehearses
 
 
@@ -248,7 +249,7 @@ def _hardware(options: Options, present: Target | None) -> Target | None:
 
 
 def target_for(executor: str, target: str) -> str:
-    """The target that both names come to. Raises OptionError where they do not fit."""
+    """The target that both names select. Raises OptionError if they contradict each other."""
     if executor == "auto":
         return target
     mine = [name for name, module in TARGETS.items() if EXECUTORS.get(executor) == module]
@@ -266,7 +267,7 @@ def target_for(executor: str, target: str) -> str:
 
 
 def check_target(name: str) -> str:
-    """The name, where it is a target or `auto`. Raises OptionError naming what is meant."""
+    """The name, if it is a target or `auto`. Else raises OptionError with the likely target."""
     known = ("auto", *TARGETS)
     if name not in known:
         near = hints.near(name, known)
@@ -277,8 +278,8 @@ def check_target(name: str) -> str:
 
 
 def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
-    """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
-    told."""
+    """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint by
+    default."""
     activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
         activation = _dtype("activation", options.activation, STATE_DTYPES)
@@ -286,7 +287,7 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
             raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
     if options.target == RTX and kv is DType.F8E4M3:
-        kv = DType.BF16  # its parser takes no pages of bytes
+        kv = DType.BF16  # its parser has no FP8 pages
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
@@ -316,7 +317,8 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
 
 
 def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, ...]:
-    """Of the families whose sizes nobody named. None where all buckets must agree on their bits."""
+    """The finer sizes of families without an option for their sizes. None if all buckets must agree
+    on their bits."""
     if gpu is None or options.invariant:
         return ()
     most = max(budget.prefill(gpu))
@@ -329,7 +331,8 @@ def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, 
 
 
 def _ring(requested: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
-    """Records of each ring, drafts' not counted. Raises OptionError for a length no op takes."""
+    """Records of each ring, without those for drafts. Raises OptionError for a length that no op
+    supports."""
     if requested is None:
         return GDN_RING if (gpu or drafts) and facts.state_width else 0
     if drafts and facts.state_width and not requested:
@@ -345,7 +348,7 @@ def _ring(requested: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> i
 
 
 def _seqs(options: Options, default: int) -> int:
-    """As told, or as many as the largest decode bucket that was asked for."""
+    """The option, or the rows of the largest requested decode bucket."""
     if options.max_seqs is not None:
         return _positive("--max-seqs", options.max_seqs)
     return max(options.decode) if options.decode else default
@@ -385,7 +388,7 @@ def _pages(
 
 
 def _cache(gib: float | None) -> int | None:
-    """Bytes of snapshots. Raises OptionError for less than none."""
+    """Bytes of snapshots. Raises OptionError for a negative size."""
     if gib is not None and not 0 <= gib < 1 << 20:
         raise OptionError(f"--cache-gib {gib}: give GiB for the prefix cache, 0 for none")
     return None if gib is None else int(gib * (1 << 30))

@@ -14,12 +14,12 @@ RULES: tuple[Rule, ...] = (
     MERGE_PROJECTIONS,  # first: a merged projection is one reader of a quantised input
     SHARED_EXPERT,  # needs gate_up merged, and its quantisers still apart
     NORM_QUANT,
-    MOE_NORM,  # takes over the norm and all that moved into it
-    REDUCE_NORM,  # likewise, where ranks stand between
+    MOE_NORM,  # replaces the norm with all that was fused into it
+    REDUCE_NORM,  # the same over several ranks
     ACT_QUANT,
     GATED_NORM_QUANT,
-    GDN_DECODE,  # takes over what the gated norm has become
-    ATTENTION_DECODE,  # takes over what the gate has become
+    GDN_DECODE,  # replaces the fused gated norm
+    ATTENTION_DECODE,  # replaces the fused gate
 )
-# Where ranks meet between nodes (spark_engine/segments.py) nothing may join a collective.
+# For executors that cut the graph at collectives (spark_engine/segments.py): no rule fuses one.
 SEGMENT_RULES = tuple(rule for rule in RULES if rule is not REDUCE_NORM)

@@ -1,7 +1,7 @@
 """The rule that fuses a decode layer's attention into one launch.
 
 Knows the ops paged_attention, sigmoid_gate, act_quant and attention_decode of docs/graph.md. Runs
-after the quantisers have moved into the gate.
+after the quantisers are fused into the gate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_fuse(context: RewriteContext, match: Match) -> str | None:
-    """Nobody else reads what the launch would no longer store; queries and gates are one value."""
+    """Refuses if another node reads a value that the launch no longer stores, or if queries and
+    gates are from different projections."""
     attention = match.parts["attention"]
     alone = read_alone(context.graph, attention.outputs[:1])
     if alone is None and attention.inputs[0] is not match.root.inputs[1]:

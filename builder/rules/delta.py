@@ -1,7 +1,7 @@
 """The rule that fuses a decode layer's gated delta net into one launch.
 
 Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
-Runs after the quantisers have moved into the norm.
+Runs after the quantisers are fused into the norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_fuse(context: RewriteContext, match: Match) -> str | None:
-    """Nobody else reads what the launch would no longer store, and all read the same rows."""
+    """Refuses if another node reads a value that the launch no longer stores, or if the nodes read
+    different projections or rows."""
     step, conv = match.parts["step"], match.parts["conv"]
     alone = read_alone(context.graph, (conv.outputs[0], step.outputs[0]))
     if alone is not None:

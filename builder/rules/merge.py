@@ -29,9 +29,9 @@ from spark_engine.plugins.registry import OPS
 
 @dataclass(frozen=True)
 class Operands:
-    """A linear op's operands: those that all merged ones share, and those joined by rows.
+    """A linear op's operands: those that all merged projections share, and those joined by rows.
 
-    `block`: rows of the result that the coarsest entry of a joined operand serves.
+    `block`: rows of the result that one entry of the coarsest joined operand covers.
     """
 
     shared: tuple[int, ...]
@@ -40,7 +40,7 @@ class Operands:
 
     @classmethod
     def of(cls, op: Op) -> Operands:
-        """As the op declares them."""
+        """The operands by the op's declaration."""
         joins = [operand.joins for operand in op.operands]
         shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
         return cls(tuple(shared), tuple(joined), max(joins))
@@ -55,7 +55,7 @@ LINEARS = {op.name: Operands.of(op) for op in OPS if any(o.joins for o in op.ope
 
 
 def find_concat(context: RewriteContext, node: gs.Node) -> Match | None:
-    """A Concat whose every input is some linear's result."""
+    """A Concat of results of linear ops only."""
     if not is_standard(node, "Concat"):
         return None
     makers = [producer(t) for t in node.inputs]
@@ -64,7 +64,7 @@ def find_concat(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_merge(context: RewriteContext, match: Match) -> str | None:
-    """All of one kind over one input, and no partial result needed by itself."""
+    """Refuses projections of different kinds or inputs, and a partial result with other readers."""
     linears: list[gs.Node] = match.parts["linears"]
     first = linears[0]
     kinds = sorted({n.op for n in linears})
@@ -97,7 +97,8 @@ def merge(context: RewriteContext, match: Match) -> None:
 
 
 def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
-    """Scale blocks of many rows can be joined only where they end with their weight."""
+    """Scale blocks of many rows can be joined only if the weight's rows are a multiple of
+    theirs."""
     roles = LINEARS[first.op]
     for linear in linears[:-1]:
         rows = linear.inputs[roles.weight].shape[0]
@@ -141,8 +142,8 @@ def can_join_expert(context: RewriteContext, match: Match) -> str | None:
         theirs = recipe_of(context, stack)
         if mine.dtype is not theirs.dtype or mine.shape != theirs.shape[1:]:
             return (
-                f"beside {stack.name} the shared expert's is {mine.dtype}{list(mine.shape)}, a "
-                f"routed expert's {theirs.dtype}{list(theirs.shape[1:])}"
+                f"{stack.name}: the shared expert's is {mine.dtype}{list(mine.shape)}, a routed "
+                f"expert's {theirs.dtype}{list(theirs.shape[1:])}"
             )
     return None
 
@@ -187,7 +188,7 @@ def _quantiser(linear: gs.Node) -> gs.Node:
 
 
 def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    """The node that made a value, seen through its quantiser."""
+    """The node that wrote a value; if that is a quantiser, the node before it."""
     node = producer(tensor)
     return producer(node.inputs[0]) if node is not None and is_op(node, *QUANT) else node
 

@@ -1,8 +1,8 @@
 """The rule that fuses a layer's experts with the norm of the next layer.
 
 Knows the ops grouped_moe, norm_quant and moe_norm_quant of docs/graph.md. Runs after residual
-additions and quantisers have moved into the norm. The last layer's sum meets last_rows before a
-norm, and stays apart.
+additions and quantisers are fused into the norm. In the last layer, last_rows is between the sum
+and the norm, so the rule does not apply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 
 def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
-    """norm_quant(x, weight, residual, …) that adds what grouped_moe made to something else."""
+    """norm_quant(x, weight, residual, …) that adds the result of grouped_moe to another value."""
     if not is_op(node, "norm_quant") or not node.attrs["add"]:
         return None
     for i, other in ((0, 2), (2, 0)):
@@ -26,7 +26,7 @@ def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_join(context: RewriteContext, match: Match) -> str | None:
-    """Nobody else reads the experts' sum, which the launch would no longer store."""
+    """Refuses if another node reads the experts' sum, which the launch no longer stores."""
     return read_alone(context.graph, match.parts["experts"].outputs)
 
 

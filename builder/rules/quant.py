@@ -1,8 +1,8 @@
 """Rules that fuse quantisation into the op that computes the value.
 
-Knows the quantise ops and the fused ops of docs/graph.md. A maker (norm, activation) whose result
-is quantised becomes one node that writes the quantised tensors itself, and the plain result only
-if somebody else still reads it (`keep`).
+Knows the quantise ops and the fused ops of docs/graph.md. A maker is a norm or activation with a
+quantised result. It becomes one node that writes the quantised tensors, and the plain result only
+if another node reads it (`keep`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUANT = {op.name: op.quantises for op in OPS if op.quantises}
 
 @dataclass(frozen=True)
 class Made:
-    """A maker's result `y`, its quantisers by kind, and whether anybody else reads it."""
+    """A maker's result `y`, its quantisers by kind, and whether another node reads `y`."""
 
     y: gs.Tensor
     groups: tuple[tuple[str, tuple[gs.Node, ...]], ...]
@@ -31,7 +31,7 @@ class Made:
 
 
 def made(context: RewriteContext, node: gs.Node) -> Made:
-    """What becomes of the node's first output."""
+    """The tensor that becomes the node's first output."""
     y = node.outputs[0]
     readers = consumers(y)
     kinds = dict.fromkeys(n.op for n in readers if is_op(n, *QUANT))
@@ -42,7 +42,7 @@ def made(context: RewriteContext, node: gs.Node) -> Made:
 
 @dataclass(frozen=True)
 class Fused:
-    """The node to be written: its op, operands before the scales, and attributes."""
+    """The fused node: its op, operands before the scales, and attributes."""
 
     op: str
     inputs: Sequence[gs.Tensor]
@@ -88,7 +88,7 @@ def _add(
 
 
 def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
-    """An rms_norm after a residual addition, or whose result is quantised."""
+    """An rms_norm after a residual addition, or with a quantised result."""
     if not is_op(node, "rms_norm"):
         return None
     add = producer(node.inputs[0])
@@ -114,7 +114,7 @@ def fuse_norm(context: RewriteContext, match: Match) -> None:
 
 
 def find_act(context: RewriteContext, node: gs.Node) -> Match | None:
-    """silu_mul or sigmoid_gate whose result is quantised."""
+    """silu_mul or sigmoid_gate with a quantised result."""
     found = made(context, node) if is_op(node, "silu_mul", "sigmoid_gate") else None
     return Match(node, {"made": found}) if found and found.groups else None
 
@@ -128,7 +128,7 @@ def fuse_act(context: RewriteContext, match: Match) -> None:
 
 
 def find_gated(context: RewriteContext, node: gs.Node) -> Match | None:
-    """gated_norm whose result is quantised."""
+    """gated_norm with a quantised result."""
     found = made(context, node) if is_op(node, "gated_norm") else None
     return Match(node, {"made": found}) if found and found.groups else None
 
@@ -142,7 +142,7 @@ def fuse_gated(context: RewriteContext, match: Match) -> None:
 
 
 def always(context: RewriteContext, match: Match) -> str | None:
-    """Nothing to refuse."""
+    """Refuses nothing."""
     return None
 
 

@@ -1,7 +1,8 @@
 """The rule that fuses an all-reduce with the norm after it.
 
 Knows the ops all_reduce, norm_quant and reduce_norm_quant of docs/graph.md. Runs after residual
-additions and quantisers have moved into the norm. For executors whose ranks meet within a launch.
+additions and quantisers are fused into the norm. For executors with ranks that exchange data within
+a launch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_join(context: RewriteContext, match: Match) -> str | None:
-    """Ranks read each other's memory, and nobody else reads the sum, which is no longer stored."""
+    """Refuses ranks that cannot read each other's memory, and a sum with another reader, since it
+    is no longer stored."""
     if match.parts["total"].attrs.get("across"):
         return "its ranks are on several hosts"
     return read_alone(context.graph, match.parts["total"].outputs)

@@ -1,7 +1,7 @@
-"""New weights made of old ones: the rules' view of the recipes in `models/weights/recipes.py`.
+"""Makes new weights from existing ones, as recipes of `models/weights/recipes.py`.
 
-Knows names, recipes and graph inputs; reads nothing from the checkpoint but scalars that are
-compared. A joined weight is named after its parts: `a.q.weight`, `a.k.weight` -> `a.q+k.weight`.
+Knows names, recipes and graph inputs; reads only scalars from the checkpoint, to compare them. A
+joined weight is named after its parts: `a.q.weight`, `a.k.weight` -> `a.q+k.weight`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from spark_engine.errors import GraphError
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.recipes import Recipe
 
-SMALL = 64  # elements of a weight that may be evaluated to be compared
+SMALL = 64  # the most elements of a weight that is evaluated for a comparison
 
 
 def same_values(
     context: RewriteContext, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]
 ) -> bool:
-    """Is each pair one tensor, or two small weights of equal value?"""
+    """Whether each pair is one tensor, or two small weights of equal value."""
     return all(a is b or _equal(context, a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def concat(context: RewriteContext, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
-    """The weights one below the other."""
+    """The weights joined along the first axis."""
     parts = [recipe_of(context, t) for t in tensors]
     return add_weight(context, joined_name([t.name for t in tensors]), recipes.concat0(parts))
 
@@ -45,7 +45,7 @@ def append_expert(context: RewriteContext, stack: gs.Tensor, recipe: Recipe) -> 
 
 
 def without_input_scale(alpha: Recipe) -> Recipe:
-    """The weight's own global scale out of alpha = input_scale · w_scale2, row by row.
+    """The weight's global scale of alpha = input_scale · w_scale2, per row.
 
     Raises GraphError when the recipe is not such a product.
     """
@@ -64,12 +64,12 @@ def recipe_of(context: RewriteContext, tensor: gs.Tensor) -> Recipe:
 
 
 def is_weight(context: RewriteContext, tensor: gs.Tensor) -> bool:
-    """Is the tensor computed from the checkpoint?"""
+    """Whether the tensor is computed from the checkpoint."""
     return tensor.name in context.weights
 
 
 def add_weight(context: RewriteContext, name: str, recipe: Recipe) -> gs.Tensor:
-    """A new graph input for the recipe, or the one that is there under the name already."""
+    """A new graph input for the recipe, or the existing one of that name."""
     if name in context.weights:
         if context.weights[name].recipe != recipe:
             raise GraphError(f"two different weights are named {name}")
@@ -83,7 +83,7 @@ def add_weight(context: RewriteContext, name: str, recipe: Recipe) -> gs.Tensor:
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """`a.q.weight`, `a.k.weight` -> `a.q+k.weight`: what differs, joined by a plus."""
+    """`a.q.weight`, `a.k.weight` -> `a.q+k.weight`: joins the parts that differ by a plus."""
     parts = [name.split(".") for name in names]
     if len({len(p) for p in parts}) != 1:
         return "+".join(names)

@@ -1,7 +1,7 @@
-"""Adds the residual stream of every layer to a compiled bucket's outputs; changes nothing else.
+"""Adds an engine's residual stream to the outputs of a compiled bucket, and changes nothing else.
 
-Knows how the `ort` executor's bytes are made. Engines of other executors have these outputs if
-they were built with `--debug`.
+Knows the payload of the `ort` executor. Engines of other executors have these outputs if they were
+built with `--debug`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rows, states and tables that one launch uses: cut out of the bucket, and written back.
+"""Extracts the rows that one launch uses, also those of states and tables, and writes them back.
 
-A reference computes every row of a bucket and returns every state whole. In a nearly empty bucket
-most of that is padding, and with all slots and pages of a served engine each node would copy
+A reference computes every row of a bucket, and returns every state whole. In a nearly empty bucket
+most rows are padding, and with all slots and pages of a served engine each node would copy
 gigabytes. Knows the launch's inputs by docs/graph.md and each state's unit; computes nothing.
 """
 
@@ -29,11 +29,12 @@ class LiveRows:
     """The parts of a launch's arrays along axis 0.
 
     Attributes:
-        given: rows of the bucket; `taken`: rows up to the last with a slot, at least one.
+        given: rows of the bucket; `taken`: rows up to the last that has a slot, at least one.
         tile: tokens of a row.
-        rows: slots, then snapshots; the index of a number here is its number in the cut arrays.
-        pages: the same for pages.
-        axes: for each table and state, the numbers that are cut out of it, scratch included.
+        rows: of slots, then of snapshots; the index of a number is its number in the extracted
+            states.
+        pages: of pages, likewise.
+        axes: by table and state, the extracted numbers along axis 0, scratch included.
     """
 
     given: int
@@ -47,16 +48,14 @@ class LiveRows:
     def of(
         cls, buffers: Buffers, limits: Limits, states: Sequence[StateInfo], near: int = 0
     ) -> LiveRows:
-        """Those of a launch: its rows up to the last live one, the rows of states and tables that
-        its inputs name, the pages of its slots, and rows and pages whose numbers are within
-        `near` of these.
-        """
+        """The parts of a launch: its rows up to the last live one; the rows of states and tables
+        that its inputs name, the pages of its slots, and all neighbours within `near` of these."""
         named = np.concatenate([buffers[name] for name in ROWS if name in buffers])
         own = _with_near(named, limits.sequence_rows - 1, 0)
         held = buffers[PAGES][own[own < limits.max_seqs]]
         rows = _with_near(own, limits.sequence_rows - 1, near)
         pages = _with_near(held, limits.pages, near)
-        # A table or a state of slots has no snapshot rows: its scratch row replaces them.
+        # A table or a state of slots has no row of a snapshot: the scratch row replaces it.
         by_slot = np.append(np.minimum(rows, limits.max_seqs), limits.max_seqs)
         axes = {spec.name: by_slot for spec in tables(limits)}
         for info in states:
@@ -69,9 +68,8 @@ class LiveRows:
         return cls(given, taken, tile, rows, pages, axes)
 
     def cut(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """A whole input or state of the launch, reduced to these rows: a copy, or a view of a step
-        input that contains no numbers.
-        """
+        """The extracted part of a whole input or state of the launch: a copy, or a view of a step
+        input without numbers in it."""
         axis = self.axes.get(name)
         if axis is None:
             part = array[: self._part(array)]
@@ -80,13 +78,12 @@ class LiveRows:
         return _renumbered(cut, self.pages) if name == PAGES else cut
 
     def _part(self, array: NDArray[Any]) -> int:
-        """How much is taken of an array that has one entry per row, or per token."""
+        """The extracted length of an axis that counts rows, or tokens of rows."""
         return len(array) // self.given * self.taken
 
     def padded(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A value of the taken rows, or of their tokens, extended with zeros to the whole bucket;
-        any other value unchanged.
-        """
+        """A value of the extracted rows, or of their tokens, extended with zeros to the whole
+        bucket; another value unchanged."""
         if not array.ndim or len(array) not in (self.taken, self.taken * self.tile):
             return array
         whole = np.zeros((len(array) // self.taken * self.given, *array.shape[1:]), array.dtype)
@@ -94,26 +91,26 @@ class LiveRows:
         return whole
 
     def put_output(self, buffer: NDArray[Any], value: NDArray[Any]) -> None:
-        """Writes an output; 0 in rows that were not taken, whose values are unspecified."""
+        """Writes an output, with 0 in rows that were not extracted: their values are
+        unspecified."""
         part = self._part(buffer)
         buffer[:part] = value
         buffer[part:] = 0
 
     def put(self, name: str, buffer: NDArray[Any], value: NDArray[Any]) -> None:
-        """Writes the rows of a state back to their places."""
+        """Writes a state's extracted rows back."""
         buffer[self.numbers(name)] = self.owned(name, value)
         buffer[self.axes[name][-1]] = value[-1]
 
     def numbers(self, name: str) -> Index:
-        """The numbers of the rows that a table or a state has itself: all that were cut except the
-        scratch row, and except snapshots if it has none.
-        """
+        """The extracted rows of a table or a state, without the scratch row and without rows of
+        snapshots that it lacks."""
         axis = self.axes[name]
         numbers: Index = axis[axis < axis[-1]]
         return numbers
 
     def owned(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """Those rows of a cut array."""
+        """These rows of the extracted array."""
         axis = self.axes[name]
         own: NDArray[Any] = value[axis < axis[-1]]
         return own
@@ -129,7 +126,7 @@ def _with_near(numbers: NDArray[Any], count: int, near: int) -> Index:
 
 
 def _renumbered(array: NDArray[Any], numbers: Index) -> NDArray[Any]:
-    """The index of each value in `numbers`; -1, which names nothing, if it is not there."""
+    """The index of each value in `numbers`; -1 for a missing one."""
     if not len(numbers):
         return np.full_like(array, -1)
     at = np.searchsorted(numbers, array).clip(max=len(numbers) - 1)

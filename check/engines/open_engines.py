@@ -31,7 +31,7 @@ from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 
-GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
+GRAPH = "ort"  # the executor with a graph in its payload, which references can compute
 
 
 def is_engine(path: Path) -> bool:
@@ -46,10 +46,8 @@ def is_engine(path: Path) -> bool:
 
 
 def open_engine(path: Path) -> Loaded:
-    """Opens the engine as it is served; all ranks of a CPU engine in threads of this process.
-
-    For ranks on GPUs the states are rank 0's. Raises EngineError or CapacityError.
-    """
+    """The engine as it is served; several ranks on a CPU are threads of this process. Of several
+    ranks on GPUs, the states are rank 0's. Raises EngineError or CapacityError."""
     manifest = read_manifest(path)
     if manifest.ranks == 1:
         return load(path, cache_bytes=0)
@@ -79,12 +77,13 @@ def with_exposed_layers(loaded: Loaded) -> Loaded:
 
 
 def by_reference(loaded: Loaded) -> Loaded:
-    """The same engine with exposed layers, computed by the ops' float64 references."""
+    """The same engine, with its residual stream as outputs, computed by the ops' float64
+    references."""
     return _reopened(loaded, ReferenceExecutor, ReferenceExecutor)
 
 
 def open_by_reference(path: Path) -> Loaded:
-    """`by_reference` for a folder whose own executor may not support its dtypes.
+    """`by_reference` of a folder; its executor need not support the engine's dtypes.
 
     Raises EngineError.
     """
@@ -104,8 +103,8 @@ def build_twin(
 ) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns the twin.
 
-    The twin has `ranks` ranks. It is a CPU engine, which has a graph; values between its nodes, KV
-    pages and states have the engine's dtypes. `where` is in the temporary folder. Raises
+    The twin has `ranks` ranks. It is always a CPU engine, which has a graph; values between its
+    nodes, KV pages and states have the engine's dtypes. `where` is in the temporary folder. Raises
     CheckpointError or OptionError.
     """
     manifest = folder_of(engine).manifest
@@ -140,7 +139,7 @@ def build_twin(
 
 
 def _draft_dtype(manifest: Manifest) -> str:
-    """The option that stores the draft head as this engine does."""
+    """The `--draft-dtype` of this engine."""
     if not manifest.limits.drafts:
         return "auto"
     formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
@@ -148,14 +147,14 @@ def _draft_dtype(manifest: Manifest) -> str:
 
 
 def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
-    """The ids that may be drafted, if not all."""
+    """The ids that may be drafted; None: all."""
     ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
     return None if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager
 def _named_by_tmpdir(where: Path) -> Iterator[None]:
-    """Adds to an error about disk space that TMPDIR chooses `where`."""
+    """Adds to an error about space the variable that decides `where`, which is no option."""
     remedy = "TMPDIR in the environment chooses another folder"
     try:
         yield
@@ -172,7 +171,8 @@ def _named_by_tmpdir(where: Path) -> Iterator[None]:
 
 
 def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
-    """A bucket's executor on this process's device: rank 0's if other processes have others."""
+    """A bucket's executor on this process's device: rank 0's, if other processes have other
+    ranks."""
     found = loaded.executors[key]
     return found.inner if isinstance(found, LeadExecutor) else found
 
@@ -187,9 +187,8 @@ def folder_of(loaded: Loaded) -> EngineFolder:
 def _reopened(
     loaded: Loaded, open_alone: OpenExecutor, open_rank: Callable[..., Executor]
 ) -> Loaded:
-    """Opens the buckets again: `open_alone` for an engine of one rank, `open_rank` for a rank of
-    several.
-    """
+    """`open_alone` opens a bucket of an engine with one rank, `open_rank` one rank's bucket of
+    several."""
     folder = folder_of(loaded)
     ranks = folder.manifest.ranks
 

@@ -1,4 +1,4 @@
-"""The input of a check: seeded sequences with lengths on both sides of every edge.
+"""The inputs of a check: seeded sequences with lengths on both sides of every boundary.
 
 Knows the step inputs and tables of docs/graph.md and an engine's limits and buckets; knows no model
 and runs nothing. Tokens are forced (no step reads a token that another step sampled), so that two
@@ -25,8 +25,8 @@ from spark_engine.interface import (
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
-SAMPLED = -1  # a next id: the token that this launch samples
-FROM_STATE = -1  # a token id or a start: taken from the slot's states
+SAMPLED = -1  # a next id: the one that this launch samples (not forced)
+FROM_STATE = -1  # a token id or a start: as the slot's states say
 DECODED = 3  # forced tokens decoded after each prompt
 ODD_SPLIT = 37  # a prefill that stops here and continues later
 GENERATED = 24  # tokens decoded greedily after each prompt of the text level
@@ -46,7 +46,7 @@ class Launch:
     next_ids: Array
 
     def feed(self) -> dict[str, Array]:
-        """The step inputs by name, including those that only some engines and families have."""
+        """The step inputs by name, also those of some engines and families only."""
         names = ("token_ids", "slots", "starts", "counts", "emit", "next_ids")
         given = {name: getattr(self, name) for name in names}
         return {**given, "sources": self.slots, "saves": np.full_like(self.slots, -1)}
@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Text:
-    """One sequence: its slot and pages, its tokens, and how many of them are prompt."""
+    """One sequence: its slot and pages, its tokens, and the length of its prompt."""
 
     slot: int
     pages: tuple[int, ...]
@@ -64,7 +64,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Session:
-    """Launches over states that start empty; the tables are the same for all launches."""
+    """Launches over initially empty states, with the same tables for all."""
 
     label: str
     texts: tuple[Text, ...]
@@ -83,7 +83,7 @@ def sessions(
     Args:
         limits: of the engine (the smaller of both, if two are compared).
         buckets: (family, rows) that may be launched; each is launched at least once.
-        seed: for the tokens, the slots and the order of the pages.
+        seed: of the tokens, the slots and the order of the pages.
         recorded: token ids of real prompts, run in addition to the random ones.
     """
     rng = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ def sessions(
     longest = sorted(prompts, key=len)[-1:]
     for rows in prefill[:-1]:
         found.append(_session(rng, f"prefill_t{rows * 64}", longest, rows, full[:1], limits))
-    # No prefill: a full bucket from the first token.
+    # No prefill: a full bucket from the first token on.
     first = [_random(rng, 1, limits.vocab) for _ in range(decode[-1])]
     group = _groups(first, limits)[0]
     found.append(_session(rng, f"decode_b{decode[-1]}", group, 0, full, limits))
@@ -121,10 +121,11 @@ def greedy_session(
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
 ) -> Session:
-    """Prompts to continue greedily: the launches are their prefills; `next_launches` has the rest.
+    """Prompts for greedy decoding: has the launches of their prefills; `next_launches` has the
+    rest.
 
-    As many of the recorded and random prompts as fit, cut so that GENERATED tokens (half the
-    context if that is less) fit. The texts' ids after the prompt have no meaning.
+    As many of the recorded prompts and of random ones as fit, cut so that GENERATED tokens (or half
+    the context, if that is less) fit. The texts' ids after the prompt have no meaning.
     """
     rng = np.random.default_rng(seed)
     room = min(GENERATED, limits.max_context // 2)
@@ -140,9 +141,9 @@ def greedy_session(
 def next_launches(
     session: Session, said: Mapping[int, Sequence[int]], rows: int
 ) -> Iterator[Launch]:
-    """One decode step: each text gets the last of the tokens in `said` after its prompt, by slot.
+    """One decode step: each text's input is the last of its tokens in `said`, by slot.
 
-    `rows` is the decode bucket. A text without room for the token is left out.
+    `rows` is the decode bucket. A text at the end of its context is left out.
     """
     going = []
     for text in session.texts:
@@ -154,7 +155,7 @@ def next_launches(
 
 
 def verified(rows: int, k: int, going: Sequence[tuple[Text, int, int]]) -> Launch:
-    """A round of k drafts. `going`: texts, the position of each, and how many tokens it gets."""
+    """A round of k drafts. `going`: texts, their positions, and the number of input tokens."""
     return _launch(verify_family(k), rows, going)
 
 
@@ -165,10 +166,10 @@ def _rounds(
     verify: Sequence[tuple[int, int]],
     limits: Limits,
 ) -> Session:
-    """A round in every bucket, (drafts, rows), of as many texts as fit.
+    """A round in every bucket (drafts, rows), with as many texts as fit.
 
-    Drafts are drawn like all tokens, so almost none is accepted: each text advances by one token
-    per round, and what was written for the others is overwritten. Rows have all lengths.
+    Drafts are random, so almost none is accepted: each text gains one token a round, and the next
+    round overwrites what the others wrote. Rows have all lengths.
     """
     more = len(verify) + verify[-1][0]
     session = _session(rng, "rounds", prompts, prefill_rows, (), limits, more=more)
@@ -185,7 +186,7 @@ def _rounds(
 
 
 def default_tables(limits: Limits) -> dict[str, Array]:
-    """Tables for greedy decoding without penalties and without pages."""
+    """Tables for greedy decoding without penalties, and without pages."""
     slots = limits.max_seqs + 1
     sampling_f = np.zeros((slots, len(SAMPLING_F)), np.float32)
     sampling_f[:, SAMPLING_F.index("top_p")] = 1
@@ -209,9 +210,8 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
 def _groups(
     prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
 ) -> list[list[list[int]]]:
-    """The prompts in order, in as few groups as slots and pages allow; each grows by `more`, or up
-    to the context's length.
-    """
+    """The prompts in order, in as few groups as slots and pages allow; each grows by `more` tokens,
+    or to the end of the context."""
     groups: list[list[list[int]]] = [[]]
     pages = 0
     for prompt in prompts:
@@ -234,10 +234,9 @@ def _session(
     split: int = 0,
     more: int = 0,
 ) -> Session:
-    """`steps` are the decode buckets of the steps: all texts step in the largest, in several
-    launches if necessary, and as many as fit in the others. With `prefill_rows` 0 they start at
-    the first token. `more`: tokens in place of those of the steps.
-    """
+    """`steps`: the decode buckets to step in, one after another. All texts step in the largest, in
+    several launches if necessary, and as many as fit in the others. With `prefill_rows` 0 they
+    start at the first token. `more`: the number of tokens, instead of that of `steps`."""
     slots = rng.permutation(limits.max_seqs)
     pages = iter(rng.permutation(limits.pages))
     texts = []
@@ -263,8 +262,7 @@ def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
 
 
 def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
-    """All prompts, tiles packed; with `split` each prompt stops once at that point, in its own
-    launch.
+    """All prompts, tiles packed; with `split` each prompt's tile ends there, in a separate launch.
 
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
     """

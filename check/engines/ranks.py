@@ -1,7 +1,7 @@
-"""All ranks of a CPU engine in this process, one thread each, so that each rank can be inspected.
+"""All ranks of a CPU engine in this process, a thread for each, so that the check can read each.
 
 Knows executors that take a communicator, and the states of ranks; compares nothing. Names of other
-ranks' states contain the rank: `layers.0.rank1.gdn_state`.
+ranks' states have the rank: `layers.0.rank1.gdn_state`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, 
 from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
 
-LIMIT_S = 600.0  # a thread computes a step by reference while the others wait
-MOST_MERGED = 4  # sets of buffers that are remembered; a runner has one
+LIMIT_S = 600.0  # seconds: one thread may compute a step by reference while the others wait
+MOST_MERGED = 4  # cached sets of buffers; a runner has one
 Buffers = Mapping[str, Array]
 
 
 class Rendezvous:
-    """Where the threads of the ranks exchange arrays."""
+    """Exchanges arrays between the threads of the ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._left: list[Any] = [None] * ranks
@@ -39,7 +39,7 @@ class Rendezvous:
         self.comms = tuple(ThreadCommunicator(self, rank, ranks) for rank in range(ranks))
 
     def exchange(self, rank: int, given: Any) -> list[Any]:
-        """The arrays of all ranks, in rank order. Raises ExecutorError if a rank failed."""
+        """The arrays of all ranks, in order. Raises ExecutorError if one has failed."""
         self._left[rank] = given
         try:
             self._barrier.wait(LIMIT_S)
@@ -50,7 +50,7 @@ class Rendezvous:
         return found
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """Runs one function per rank, at once; raises the error of the first that failed."""
+        """Runs one task per rank, concurrently; raises the error of the first that failed."""
 
         def guarded(work: Callable[[], None]) -> None:
             try:
@@ -72,7 +72,7 @@ class Rendezvous:
 
 
 class _PeerFailed(ExecutorError):
-    """A rank that waited for a failed one."""
+    """Raised by a rank that waited for one that failed."""
 
 
 class ThreadCommunicator:
@@ -95,7 +95,7 @@ class ThreadCommunicator:
         return self._ranks
 
     def parts(self, array: Array) -> list[Array]:
-        """The arrays of all ranks, in rank order."""
+        """The arrays of all ranks, in order."""
         return self._rendezvous.exchange(self._rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
@@ -115,17 +115,17 @@ class ThreadCommunicator:
         self._rendezvous.abort()
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Does nothing: no other calls wait."""
+        """Does nothing: only the calls above wait."""
 
     def at_wait(self, work: Callable[[], None]) -> None:
-        """Does nothing: no one observes these calls."""
+        """Does nothing: no caller reads the progress of these calls."""
 
     def close(self) -> None:
         """Does nothing: no resources are held."""
 
 
 class RankStates:
-    """The states of all ranks; those of a layer are shown per rank (`States`)."""
+    """The states of all ranks (`States`), those of layers by rank."""
 
     arrays: Mapping[str, Array] = {}  # the executors' own
 
@@ -138,7 +138,7 @@ class RankStates:
 
     @property
     def shown(self) -> tuple[StateInfo, ...]:
-        """The contents of a snapshot, by name."""
+        """The states of a snapshot, by their names in it."""
         return self._infos + tuple(
             replace(info, spec=replace(info.spec, name=name_of(info.spec.name, rank)))
             for rank in range(1, len(self.of))
@@ -163,18 +163,18 @@ class RankStates:
             states.set_counts(slot, *counts)
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, for a layer those of all ranks."""
+        """Copies one sequence's slot rows and pages; those of layers for all ranks."""
         rows: dict[str, Array] = {}
         paged: dict[str, Array] = {}
         where = list(pages)
-        for rank, states in reversed([*enumerate(self.of)]):  # rank 0's copy of what all ranks have
+        for rank, states in reversed([*enumerate(self.of)]):  # rank 0's, where ranks are equal
             found = states.save(slot, where)
             rows |= {name_of(name, rank): array for name, array in found.rows.items()}
             paged |= {name_of(name, rank): array for name, array in found.pages.items()}
         return Snapshot(rows, paged)
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot back, into every rank its part."""
+        """Writes a snapshot, each rank's part into that rank."""
         where = list(pages)
         for rank, states in enumerate(self.of):
             mine = [(info.spec.name, name_of(info.spec.name, rank)) for info in self._infos]
@@ -186,8 +186,7 @@ class RankStates:
 class RanksExecutor(SynchronousExecutor):
     """One bucket of all ranks (runtime/executors/executor.py).
 
-    Its outputs are rank 0's; its logits are those of all `vocab` ids, of which each rank has a
-    part.
+    Its outputs are rank 0's; logits are concatenated to all `vocab` ids if each rank has some.
     """
 
     def __init__(
@@ -208,18 +207,18 @@ class RanksExecutor(SynchronousExecutor):
 
     @property
     def specs(self) -> Specs:
-        """The specs of a rank: all ranks have the same, except for the logits."""
+        """Rank 0's outputs, which are equal on all ranks, except logits."""
         return self._specs
 
     def run(self, buffers: Buffers) -> None:
-        """One step of all ranks over their states. Raises the error of a failed rank."""
+        """One step of all ranks over their states. Raises the error of a rank."""
         works = zip(self.parts, self.of(buffers), strict=True)
         self._rendezvous.run([partial(part.run, own) for part, own in works])
         for name in self._cut:
             buffers[name][...] = np.concatenate([own[name] for own in self._own], axis=-1)
 
     def of(self, buffers: Buffers) -> list[Buffers]:
-        """By rank what it runs over; the same mappings for the same buffers."""
+        """The buffers by rank; cached for the same buffers."""
         for known, made in self._known:
             if known is buffers:
                 return made
@@ -244,7 +243,7 @@ class RanksExecutor(SynchronousExecutor):
 def together(
     loaded: Loaded, rendezvous: Rendezvous, by_rank: Sequence[Mapping[BucketKey, Executor]]
 ) -> Loaded:
-    """The engine with the executors of all ranks; a snapshot of its states has those of all."""
+    """The engine with the executors of all ranks; its snapshots have the states of all."""
     assert loaded.folder is not None
     states = RankStates(loaded.folder.manifest.states, len(by_rank))
     executors = {
@@ -255,11 +254,11 @@ def together(
 
 
 def name_of(name: str, rank: int) -> str:
-    """The name of a layer's state by rank; a state outside the layers is the same on all ranks."""
+    """The name of a rank's state of a layer; other states are equal on all ranks."""
     layer, dot, last = name.rpartition(".")
     return f"{layer}.rank{rank}.{last}" if rank and dot else name
 
 
 def threads_of(ranks: int) -> int:
-    """Threads for each rank, so that no rank waits for another's."""
+    """A slice for each rank, so that no rank waits for another's."""
     return max(1, (os.cpu_count() or 1) // ranks)

@@ -35,12 +35,13 @@ ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Arrays = tuple[NDArray[Any], ...]
 Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
-NEAR = 1  # rows and pages within this distance of a watched launch's are shown too
+NEAR = 1  # a watched launch also shows this many neighbours of its rows and pages
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node: an op of the package with its attributes, or a standard operator (`op` is None)."""
+    """One node: an op of the domain `spark` with its attributes, or a standard operator (`op` is
+    None)."""
 
     name: str
     kind: str
@@ -53,14 +54,14 @@ class Step:
 def read_steps(payload: bytes) -> list[Step]:
     """The nodes of an `ort` payload in order.
 
-    Raises EngineError if a node does not name its op.
+    Raises EngineError if a node lacks its op as metadata.
     """
     model = onnx.load_from_string(payload)
     return [_step(node) for node in model.graph.node]
 
 
 def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
-    """The ONNX models of an `ort` payload in order: one, or the segments between collectives."""
+    """The ONNX models of an `ort` payload in order: one, or those between collectives."""
     if ranks == 1:
         return [payload]
     return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
@@ -71,7 +72,7 @@ class ReferenceExecutor(SynchronousExecutor):
 
     With `comm` it is one of several ranks, each of which has its own weights.
 
-    A launch is computed only over the rows that it uses (`live_rows`); `watch` gets these rows.
+    A launch is computed over the rows that it uses only (`live_rows`), also for `watch`.
     """
 
     def __init__(
@@ -129,9 +130,8 @@ class ReferenceExecutor(SynchronousExecutor):
         """Does nothing: weights are mapped."""
 
     def _combine(self, step: Collective, values: Values) -> None:
-        """The collective result of the ranks: their sum, or their parts concatenated, for all rows
-        or for those that the step's `rows` name. Other rows are undefined.
-        """
+        """The collective's result: the ranks' sum, or their parts concatenated, of all rows or of
+        those that the step's `rows` name. Other rows are undefined."""
         assert self._comm is not None
         given, rows = values[step.input], asdict(step).get("rows")
         if step.op == "all_reduce":

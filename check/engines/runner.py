@@ -33,8 +33,8 @@ from spark_engine.runtime.executors.memory import (
 from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]
-SESSION = "session"  # i32 [1]: a new number starts on empty states
-SHOW = "show_states"  # i32 [1]: 0 leaves the states out of the result
+SESSION = "session"  # i32 [1]: a changed number starts a session with empty states
+SHOW = "show_states"  # i32 [1]: 0 omits the states from the result
 
 
 class EngineRunner(BaseRunner):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         self._memory = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """Names, types and shapes; the numbers of rows and tokens are open."""
+        """Names, types and shapes; rows and tokens are unbound."""
         metadata = TensorMetadata()
         for spec in self._wanted():
             shape = [d if isinstance(d, int) else None for d in spec.shape]
@@ -82,7 +82,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         yield from (info.spec for info in self._engine.states)
 
     def _steps(self) -> Iterator[TensorSpec]:
-        """What `Launch.feed` holds: the step inputs of all families, with and without drafts."""
+        """The step inputs of all families, with and without drafts, as in `Launch.feed`."""
         yield from interface.steps(PREFILL, drafts=1)
 
     def _key(self, feed: Feed) -> BucketKey:
@@ -112,9 +112,9 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 class SessionRunner(EngineRunner):
     """Keeps the states between launches; a feed has steps, tables and two numbers.
 
-    A new session starts on poisoned states: a launch that reads what it must not read returns NaN.
-    If the states are in device memory, only the slots and pages of live sequences are copied, and
-    only when they are shown; two runners must not share such an engine.
+    A new session starts with NaN in all states, so a launch that reads undefined values yields NaN.
+    From states on a device, only the slots and pages of live sequences are copied, and only when
+    they are shown; two runners must not share such an engine.
     """
 
     def __init__(self, name: str, engine: Loaded) -> None:
@@ -138,7 +138,7 @@ class SessionRunner(EngineRunner):
         self._session = None
 
     def launch(self, feed: Feed) -> dict[str, NDArray[Any]]:
-        """`infer` of an entry of `feeds`, without Polygraphy's checks of every input."""
+        """`infer` of a feed of `feeds`, without Polygraphy's checks of every input."""
         shown: dict[str, NDArray[Any]] = self.infer(feed, check_inputs=False)
         return shown
 
@@ -158,9 +158,8 @@ class SessionRunner(EngineRunner):
         return dict(defined_values({**self._states, **buffers}, outputs, states, self._paired))
 
     def _pair(self, buffers: Feed) -> None:
-        """Records the token with which the draft head's keys and values at each position were made:
-        the next token of its row, or the sampled one.
-        """
+        """Records the token of the draft head's keys and values at each position: the next token of
+        its row, or else the sampled one."""
         counts, after = buffers["counts"], ends(buffers)
         sampled, by_row = buffers["next_tokens"], buffers["token_ids"].reshape(len(counts), -1)
         for row in np.flatnonzero(counts > 0).tolist():
@@ -199,7 +198,7 @@ class SessionRunner(EngineRunner):
             store.restore(self._snapshot(slot, mine), slot, mine.tolist())
 
     def _snapshot(self, slot: int, pages: NDArray[Any]) -> Snapshot:
-        """What the host's copy of the states holds there."""
+        """The states as in the host's copy."""
         rows: dict[str, NDArray[Any]] = {}
         paged: dict[str, NDArray[Any]] = {}
         for info in self._engine.states:
@@ -223,9 +222,9 @@ class SessionRunner(EngineRunner):
 
 
 def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:
-    """The input of `SessionRunner`, launch after launch: a Polygraphy data loader.
+    """The inputs of `SessionRunner`, launch by launch: a Polygraphy data loader.
 
-    States are shown after the last launch of each family: an error in a state stays in it.
+    States are shown after the last launch of each family, since an error in a state persists.
     """
     for number, session in enumerate(sessions):
         families = [launch.family for launch in session.launches]
@@ -241,7 +240,7 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _wild(dtype: np.dtype[Any]) -> Any:
-    """NaN, or its e4m3 code, or a number that no count reaches."""
+    """Poison of a dtype: NaN, its e4m3 code, or a number larger than any count."""
     if dtype == np.uint8:
         return 0x7F
     return 1 << 24 if dtype.kind == "i" else np.nan

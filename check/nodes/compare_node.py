@@ -1,12 +1,12 @@
-"""Whether one node's results are those of its op's reference: the defined part, decoded, measured.
+"""Judges one node's results against its op's reference: takes the defined part, decodes, measures.
 
-Knows what docs/graph.md leaves undefined, how quantised outputs are decoded, and the error that a
-correct kernel may have; runs nothing. Two figures per output, because they detect different faults:
+Knows what docs/graph.md leaves undefined, how quantised outputs are decoded, and the error of a
+correct kernel; runs nothing. Two figures per output, since they show different faults:
 
-    rel_l2   the worst row's distance: a wrong value, row or tile
-    scale    the factor by which 32 neighbouring columns are too large or too small over all rows.
-             Rounding errors have both signs and cancel, so that a weight scale that is off by 2 %
-             is found where every single value is rounded to three bits.
+    rel_l2   the worst row's distance: a value, a row, a tile that is wrong
+    scale the relative error that 32 neighbouring columns share over all rows. Rounding errors
+    cancel in it, so that it shows a weight scale that is off by 2 % even if every value is rounded
+    to three bits.
 """
 
 from __future__ import annotations
@@ -29,18 +29,15 @@ from spark_engine.interface import STATE_OUT
 from spark_engine.plugins.common.formats import FP8_BLOCK, NVFP4_BLOCK, nvfp4_decode
 from spark_engine.tensors import Array
 
-MOST_OTHER_EXPERTS = (
-    0.01  # part of the tokens for which a router may choose between two equal experts
-)
+MOST_OTHER_EXPERTS = 0.01  # share of the tokens with a near tie of two experts
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class StateValue:
-    """A value of the state `name`: those of its `count` units that `index` names, without
-    scratch.
-    """
+    """A value of the state `name`: the units `index` of its `count` units, without the scratch
+    unit."""
 
     name: str
     index: NDArray[np.int64]
@@ -49,9 +46,9 @@ class StateValue:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One node, and what it read and wrote in a launch of the reference.
+    """One node with its operands and results in a launch of the reference.
 
-    `states` names those of its tensors that are states, also inside the launch, and their units.
+    `states`: which of its tensors are states, or intermediate values of states, and their units.
     """
 
     step: Step
@@ -61,10 +58,10 @@ class Recorded:
 
 
 def module_of(recorded: Recorded, weights: Collection[str]) -> str:
-    """The module of the checkpoint that a node implements; `weights` are names.
+    """The module of the checkpoint that a node computes; `weights` are names.
 
-    It is the module of the node's largest weight. A node with states implements several modules:
-    then it is the common part of their names. A node without weights has its own name.
+    That of its largest weight. A node with states computes several modules: the common part of
+    their names. A node without weights: the node's name.
     """
     step = recorded.step
     sizes: dict[str, int] = {}
@@ -84,7 +81,7 @@ def module_of(recorded: Recorded, weights: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Masks:
-    """Which rows and tokens of a launch have defined values."""
+    """The rows and tokens of a launch with defined values."""
 
     rows: NDArray[np.bool_]
     tokens: NDArray[np.bool_]
@@ -96,16 +93,16 @@ class Masks:
         counts = buffers["counts"]
         tokens = np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
         rows = np.asarray(counts > 0)
-        # without this input every token is sampled
+        # without this input, every token is sampled after
         emitting = rows & np.asarray(buffers["emit"] == 1) if "emit" in buffers else tokens
         return cls(rows, tokens, emitting)
 
 
 @dataclass(frozen=True)
 class _Output:
-    """The defined part of an output on both sides. `coded`: values that were rounded to a few bits.
+    """An output's defined part on both sides. `coded`: the values were rounded to a few bits.
 
-    `base`: the operand to which the op adds its result, if there is one; both sides contain it.
+    `base`: the operand that the op adds its result to, if any; both sides contain it.
     """
 
     name: str
@@ -118,7 +115,7 @@ class _Output:
 def compare_node(
     recorded: Recorded, results: tuple[NDArray[Any], ...], masks: Masks, limits: NodeLimits
 ) -> Iterator[Verdict]:
-    """A verdict on each output of a node; quantised codes and their scales count as one output."""
+    """A verdict on each output of a node; a pair of codes and scales counts as one."""
     for output in _outputs(recorded, results, masks):
         if output.got.dtype.kind in "iub":
             most = MOST_OTHER_EXPERTS if recorded.step.kind == "moe_router" else 0.0
@@ -155,7 +152,7 @@ def _outputs(
 
 
 def _before(step: Step, output: int) -> str:
-    """The operand that holds the state before the node."""
+    """The operand with the state before the node."""
     aliases = step.op.aliases(step.attrs) if step.op is not None else {}
     if output in aliases:
         return step.inputs[aliases[output]]
@@ -163,9 +160,8 @@ def _before(step: Step, output: int) -> str:
 
 
 def _state(name: str, got: Array, want: Array, before: Array) -> _Output:
-    """What the node or the reference wrote, in the units where either wrote. A launch changes a few
-    units of a large state: the rest would hide any error.
-    """
+    """The units of a state that the node or the reference wrote. A launch writes few units of a
+    large state; the others would hide any error."""
     flat = [np.ascontiguousarray(a).reshape(len(a), -1) for a in (got, want, before)]
     raw = [a.view(f"u{a.dtype.itemsize}") for a in flat]
     wrote = (raw[0] != raw[2]) | (raw[1] != raw[2])
@@ -190,7 +186,7 @@ def _mask(name: str, array: Array, masks: Masks) -> NDArray[Any]:
 
 
 def _decoder(codes: Array, scale: Array) -> Any:
-    """The function that decodes codes and the next output, their scales; None for other outputs."""
+    """Decodes codes and the next output, their scales; None if they are no such pair."""
     if codes.ndim != 2 or scale.ndim != 2 or len(codes) != len(scale):
         return None
     width = codes.shape[1]
@@ -212,14 +208,15 @@ def _fp8_block_decode(codes: Array, scale: Array) -> Array:
 
 
 def _same_experts(recorded: Recorded, results: tuple[NDArray[Any], ...]) -> Any:
-    """bool [tokens] for a router: both sides chose the same experts. None for other nodes."""
+    """bool [tokens] of a router: whether both sides chose the same experts. None for other
+    nodes."""
     if recorded.step.kind != "moe_router":
         return None
     return np.asarray((results[0] == recorded.results[0]).all(axis=1))
 
 
 def _base(recorded: Recorded) -> tuple[int, Array] | None:
-    """(output, array) if a fused node adds the result of its parts to an operand."""
+    """(output, array) if a fused node adds its result to an operand."""
     op, attrs = recorded.step.op, recorded.step.attrs
     if op is None or op.fuses is None:
         return None
@@ -238,7 +235,7 @@ def _integers(output: _Output, most: float) -> Verdict:
     part = float(wrong.mean()) if wrong.size else 0.0
     rows = wrong.any(axis=1)
     forgiven = int(rows.sum()) <= (max(1, most * rows.size) if most else 0)
-    # Two equal experts: one replaces the other, or they are exchanged.
+    # Whether the difference is a near tie: one expert replaces another, or two swap places.
     pairs = zip(output.got[rows].tolist(), output.want[rows].tolist(), strict=True)
     forgiven = forgiven and all(len(set(want) - set(got)) <= 1 for got, want in pairs)
     reason = "" if forgiven else f"{part:.2%} of the values differ"

@@ -1,8 +1,8 @@
-"""Runs every node of a native bucket alone: its launches on the GPU, on recorded operands.
+"""Runs every node of a native bucket alone: its launches on the GPU over recorded operands.
 
-The twin of the engine (the same graph, `open_engines.build_twin`) has the tensors that a node reads
-and writes; the payload's `places` has their addresses. Weights are the engine's own, packed. Knows
-addresses and copies; knows no op and decides nothing.
+The twin of the engine (the same graph, `open_engines.build_twin`) gives the tensors that a node
+reads and writes; the payload's `places` give their memory. The weights are the engine's, packed.
+Knows places and copies; knows no op and judges nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Queue = Callable[[], None]
 
 
 class NativeNodes:
-    """Runs single nodes of one open bucket; `weights` are the names that are no activations.
+    """Runs single nodes of one open bucket; `weights`: the names of operands that are no
+    activations.
 
-    Afterwards the engine's states, tables and step inputs hold what the last node read.
+    Overwrites the engine's states, tables and step inputs with those that the node read.
     """
 
     def __init__(self, executor: Executor, payload: bytes, weights: Collection[str]) -> None:
-        # Not by its class: that module needs the extra `cuda`.
+        # Not by its class, since its module needs the extra `cuda`.
         opened: Any = executor
         self._executor, self._gpu = opened, opened.gpu
         self._program = Program.read(payload)
@@ -46,7 +47,7 @@ class NativeNodes:
             self._queues[node] = [launch.queue for launch in launches]
 
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
-        """The node's outputs for the recorded operands and the engine's own weights.
+        """The node's outputs for the recorded operands and the engine's weights.
 
         Raises OptionError if the engine has no such node, ExecutorError if the GPU fails.
         """
@@ -81,7 +82,7 @@ class NativeNodes:
     def _copies(
         self, name: str, array: NDArray[Any], states: Mapping[str, StateValue]
     ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """(address, part) of the tensor: whole, or by unit for a state."""
+        """(address, part) of the tensor: whole, or the units of a state one by one."""
         held = states.get(name)
         address = self._address(name, array, held)
         if held is None:
@@ -92,18 +93,18 @@ class NativeNodes:
             yield address + unit * part.nbytes, part
 
     def _address(self, name: str, array: NDArray[Any], held: StateValue | None = None) -> int:
-        """The address of the whole tensor, or of the state that it is."""
+        """The memory of the whole tensor, or of its state."""
         if held is not None:
             return int(self._executor.address(MemoryOperand("state", held.name)))
         place = self._program.places.get(name) or self._own.get(name)
         if place is None:
             raise OptionError(
-                f"the engine does not contain the address of {name}: another version built it; "
+                f"the engine has no place of {name}: it was built by another version; "
                 "rebuild it, or use --level layer"
             )
         if place.kind == "arena" and place.nbytes < array.nbytes:
             raise EngineError(
-                f"{name} has a place of {place.nbytes} bytes, but {array.nbytes} bytes: rebuild "
+                f"{name} has a place of {place.nbytes} bytes and needs {array.nbytes}: rebuild "
                 "the engine with spark-build"
             )
         return int(self._executor.address(place))

@@ -1,7 +1,7 @@
 """Records what every node of two launches reads and writes, while references compute a session.
 
-The two launches are those with the longest sequences, one per family. Knows sessions and the
-reference executor; decides nothing.
+The two are the launches with the longest sequences, one of each family. Knows sessions and the
+reference executor; judges nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ Buffers = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch, node by node; `weights` are the names of constant operands; `rank` has these
-    nodes.
-    """
+    """One launch, node by node. `weights`: the names of operands that never change. `rank`: the
+    rank of the nodes."""
 
     key: BucketKey
     nodes: list[Recorded]
@@ -44,9 +43,9 @@ class RecordedLaunch:
 
 
 class Recorder:
-    """Opens `loaded`, an engine of reference executors, so that two of its launches are recorded.
+    """Opens `loaded`, an engine of reference executors, and records two of its launches.
 
-    `recording` runs the launches of all sessions in order, each once.
+    `recording` must run the launches of all sessions in order, each once.
     """
 
     def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
@@ -64,7 +63,7 @@ class Recorder:
         self.recording = replace(loaded, executors=executors)
 
     def run(self, shown: Progress) -> None:
-        """Runs as many launches as the recording needs."""
+        """Runs the launches that are needed, without comparing them."""
         needed = max(self._wanted) + 1
         with (
             SessionRunner("reference", self.recording) as runner,
@@ -75,7 +74,7 @@ class Recorder:
                 step()
 
     def launch(self, key: BucketKey, executor: Executor, buffers: Buffers) -> None:
-        """Runs the next launch, and stores its nodes rank by rank if they are needed."""
+        """Runs the next launch, and records its nodes by rank if it is one of the two."""
         parts, of = _parts(executor), [buffers]
         if isinstance(executor, RanksExecutor):
             of = executor.of(buffers)
@@ -93,19 +92,17 @@ class Recorder:
 
 
 def _parts(executor: Executor) -> list[ReferenceExecutor]:
-    """One for each rank."""
+    """The recorded launch of each rank."""
     found = executor.parts if isinstance(executor, RanksExecutor) else (executor,)
     parts = [part for part in found if isinstance(part, ReferenceExecutor)]
     if len(parts) != len(found):
-        raise InternalError("only reference executors tell what their nodes read")
+        raise InternalError("only reference executors report their nodes' operands")
     return parts
 
 
 class _Keeper:
-    """Stores the nodes of one launch. For states it stores the rows and pages that the launch uses
-    and their neighbours: states are much larger, and a write next to the right place is still
-    found.
-    """
+    """Records the nodes of one launch. Of states, only the rows and pages that it uses and their
+    neighbours, since states are large; a write next to the right row is still seen."""
 
     def __init__(
         self, inputs: Buffers, states: Sequence[StateInfo], weights: Collection[str] = ()
@@ -117,9 +114,8 @@ class _Keeper:
         self._held: dict[str, StateValue] = {}
 
     def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
-        """Stores one node, extended to the whole bucket. Step inputs and tables are stored as the
-        launch has them: the engine numbers their rows.
-        """
+        """One node, with values extended to the whole bucket. Step inputs and tables are the
+        launch's, with the engine's row numbers."""
         if not self._held:
             for name, count in self._counts.items():
                 self._held[name] = StateValue(name, live.numbers(name), count)
@@ -147,7 +143,7 @@ class _Keeper:
 
 
 class _RecordingExecutor(SynchronousExecutor):
-    """An `Executor` (runtime/executors/executor.py) that reports to the recorder."""
+    """An `Executor` that reports every launch to the recorder."""
 
     def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
         self._key, self._inner, self._recorder = key, inner, recorder
@@ -168,9 +164,7 @@ class _RecordingExecutor(SynchronousExecutor):
 
 
 def _longest(sessions: Sequence[Session], family: str) -> int:
-    """The number of the launch, over all sessions, with the longest sequences; the first of
-    equals.
-    """
+    """The index over all sessions of the first launch with the longest sequences."""
     launches = [launch for session in sessions for launch in session.launches]
     reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]
     best = max(reach, default=-1)

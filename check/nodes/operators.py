@@ -1,7 +1,7 @@
 """Runs every node of an engine alone: the executor's body against the op's float64 reference.
 
-Operands are recorded while the reference executor runs a launch, so they are those of a network,
-and an error of one node does not reach the next. Knows onnxruntime.
+Operands are recorded while the reference executor runs a launch: they are realistic, and an error
+of one node does not affect the next. Knows onnxruntime.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bodies:
         self._weights = weights
 
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
-        """The node's outputs for the recorded operands and the payload's own weights.
+        """The node's outputs for the recorded operands and the payload's weights.
 
         Raises OptionError if the payload has no such node.
         """
@@ -65,9 +65,8 @@ class Bodies:
     def _model(
         self, step: Step, operands: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
     ) -> onnx.ModelProto:
-        """The model of one node; its weights are constants as in the engine, because kernels depend
-        on it.
-        """
+        """A session of one node; its weights are constants, as in the engine, since that selects
+        other kernels."""
         node = self._nodes[step.name]
         fixed = [_tensor(n, a) for n, a in operands.items() if n in self._weights]
         given = [_value(n, a) for n, a in operands.items() if n not in self._weights]
@@ -80,7 +79,7 @@ class Bodies:
 
 
 def _whole(array: NDArray[Any], held: StateValue) -> NDArray[Any]:
-    """All units of a state, poison in those that were not stored."""
+    """All units of a state, with NaN in units that were not recorded."""
     whole = np.empty((held.count, *array.shape[1:]), array.dtype)
     whole.view(np.uint8).fill(POISON)
     whole[held.index] = array

@@ -1,4 +1,4 @@
-"""Reads the reference's greedy texts in a process that runs next to the other levels.
+"""Computes the references' greedy texts in a separate process, concurrently with the other levels.
 
 Float64 references take one core, and most of a check's time. Knows processes and engine folders;
 decides nothing.
@@ -29,11 +29,11 @@ Truths = Callable[[], Iterable[Array]]
 def texts_beside(
     reference: Loaded, folder: Path | None, session: Session, rows: int, say: Say
 ) -> Iterator[Truths]:
-    """Starts `read_texts` of the reference; the yielded function waits for its result.
+    """Starts `read_texts` of the reference; yields a function that returns its result.
 
-    `folder`: the engine that `reference` computes. Without it, on one core, or if the process is
-    killed (which is reported by `say`), the yielded function reads the texts in this process.
-    Raises what `read_texts` raises.
+    `folder`: the engine that `reference` computes by references. Without one, or on one core, the
+        texts are computed in this process when the function is called; also if the other process is
+        killed, which `say` receives. Raises the errors of `read_texts`.
     """
     if folder is None or len(os.sched_getaffinity(0)) == 1:
         yield lambda: read_texts(reference, session, rows)
@@ -63,7 +63,7 @@ def _result(
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Does not wait for unread texts: another level may have raised an error."""
+    """Does not wait for the remaining texts, since another level may have raised an error."""
     for process in (pool._processes or {}).values():  # Python 3.14 has `terminate_workers`
         process.terminate()
     pool.shutdown(cancel_futures=True)

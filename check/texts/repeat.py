@@ -1,10 +1,10 @@
-"""How often an engine's texts differ from themselves: the same requests again, in other batches.
+"""Measures how often an engine's texts differ between runs of the same requests.
 
-The requests run together, as they are served and with the prefix cache, and then again: the first
-repetition in the same order, the others in another order and with other arrival times, so that each
-request meets other buckets, neighbours, chunks and hits. The texts of an invariant engine must not
-differ; for any other engine this is the noise with which a comparison of two engines has to be
-compared. Knows the runtime's entry points; compares token ids.
+The requests run together, as they are served and with the prefix cache as it is served, and then
+again and again: in the first of the other runs as before, in the rest in another order and at other
+arrival times, so that buckets, neighbours, chunks and cache hits differ. An invariant engine must
+give equal texts; for another engine this is the noise level of a comparison of two engines. Knows
+the runtime's entry point; compares token ids.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ Texts = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Run:
-    """One repetition: `same` texts of all; the mean part of a text before it differs; and the
-    prompt and token where a text differs earliest (-1: none does).
-    """
+    """One run compared with the first: the number of `same` texts; the mean part of a text before
+    it differs; the prompt and token of the earliest difference (-1: none)."""
 
     arriving: str
     same: int
@@ -44,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Repeated:
-    """All runs. `invariant`: the engine was built so that its texts never differ."""
+    """All runs. `invariant`: the engine is an invariant build."""
 
     engine: str
     invariant: bool
@@ -54,7 +53,7 @@ class Repeated:
 
     @property
     def passed(self) -> bool:
-        """Nothing differs that must not."""
+        """Whether no text differs that must not."""
         return not self.invariant or all(run.same == self.texts for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,9 +69,8 @@ def repeat(
     shown: Progress,
     seed: int = 0,
 ) -> Repeated:
-    """Runs the requests once and `count` times more. `recorded`: prompts besides the random
-    ones.
-    """
+    """Runs the requests once and `count` times more. `recorded`: prompts in addition to the random
+    ones."""
     rng = random.Random(seed)
     requests = _requests(loaded, recorded, rng)
     engine = Engine(loaded, EngineOptions())
@@ -89,8 +87,10 @@ def repeat(
 
 
 def show_repeated(found: Repeated, console: Console) -> None:
-    """A row for each run, and a one-line summary."""
-    table = Table(title=f"{found.texts} greedy texts, {found.tokens} tokens, beside the first run")
+    """Prints a row for each run, and a summary line."""
+    table = Table(
+        title=f"{found.texts} greedy texts, {found.tokens} tokens, compared with the first run"
+    )
     for column in ("run", "arriving", "same texts", "agreement", "first difference at"):
         table.add_column(column, justify="left" if column == "arriving" else "right")
     for number, run in enumerate(found.runs, 1):
@@ -122,7 +122,7 @@ def _requests(
 
 
 def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) -> Texts:
-    """The text of each request; a request arrives `late` steps after the start."""
+    """The text of each request; each arrives `late` steps after the start."""
     said: dict[int, list[int]] = {}
     number: dict[int, int] = {}
     waiting = sorted(range(len(requests)), key=lambda i: (late[i], i))
@@ -140,7 +140,7 @@ def _together(engine: Engine, requests: Sequence[Request], late: Sequence[int]) 
 
 
 def _compared(arriving: str, first: Texts, other: Texts) -> Run:
-    """A request that was given up has a shorter text, which differs where it ends."""
+    """A cancelled request has a shorter text, which differs at its end."""
     before = [_common(a, b) for a, b in zip(first, other, strict=True)]
     parted = [(n, i) for i, n in enumerate(before) if n < max(len(first[i]), len(other[i]))]
     shares = [n / max(len(a), len(b), 1) for n, a, b in zip(before, first, other, strict=True)]

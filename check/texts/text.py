@@ -1,11 +1,11 @@
-"""Greedy text: where a candidate would choose another token than the reference, token by token.
+"""Compares greedy texts: finds the tokens that a candidate chooses differently from the reference.
 
-Both are fed the reference's tokens, so that every position is compared, also after the first
-difference; a candidate alone generates the same text exactly if no position differs. Knows sessions
+Both sides read the reference's tokens, so that every position is judged, also after the first that
+differs; a candidate alone generates the same text exactly if no position differs. Knows sessions
 and runners; knows no engine.
 
-The reference's text does not depend on the candidate: it may be read before and in another process
-(`reference_process.py`).
+The reference's text does not depend on the candidate, so `reference_process.py` may compute it
+earlier.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def decode_rows(common: Sequence[BucketKey], session: Session) -> int:
 
 
 def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array]:
-    """The reference's logits [emitting rows, V] of each launch, while it decodes greedily."""
+    """The reference's logits [emitting rows, V] of each launch of its greedy decoding."""
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     with SessionRunner("reference", reference) as runner:
         for launch in _launches(session, said, rows):
@@ -54,11 +54,11 @@ def compare_texts(
     thresholds: Thresholds,
     shown: Progress,
 ) -> Level:
-    """Decodes a greedy session to its end; one finding, over all tokens of all texts.
+    """Decodes a greedy session to its end; returns one finding over all tokens of all texts.
 
-    `reference`: its name, and the result of `read_texts` for the same session and rows. It fails if
-    the candidate chooses a token whose reference logit is below the greatest by more than a near
-    tie (`thresholds.tie`), or if a verify bucket samples another token than the candidate decoded.
+    `reference`: its name, and the result of `read_texts` for the same session and rows. The finding
+        fails if the candidate chooses a token that is worse in the reference by more than a near
+        tie (`thresholds.tie`), or if a verify bucket samples another token than decode.
     """
     name, truths = reference
     level = Level("text", name, asdict(thresholds))
@@ -109,7 +109,8 @@ def compare_texts(
 
 
 def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterator[Launch]:
-    """The prefills, then decode steps over the tokens generated so far, until no text has room."""
+    """The prefills, then decode steps over the tokens sampled so far, until all contexts are
+    full."""
     yield from session.launches
     while True:
         step = list(next_launches(session, said, rows))
@@ -119,7 +120,7 @@ def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterat
 
 
 def _saying(launch: Launch) -> list[int]:
-    """The slots of its rows that generate a token, in order."""
+    """The slots of the rows that sample, in order."""
     slots: list[int] = launch.slots[launch.emit == 1].tolist()
     return slots
 

@@ -1,9 +1,9 @@
-"""Verify buckets against decode: a bucket that verifies drafts samples what decode samples.
+"""Compares rounds of drafts with decode: a verify bucket must sample the tokens of decode.
 
-Texts that one bucket has decoded greedily run again in each verify bucket, with drafts that are
-correct except the last one of every third round. The sample after every accepted token must be the
-decoded one, and as many tokens must be accepted as the samples imply. If the previous round sampled
-it, the next round starts from the states. Knows one engine; needs no reference.
+Texts that one bucket decoded greedily run again in each bucket that verifies. The drafts are right,
+except the last of every third round. The sample after every accepted token must be the decoded
+token, and the number of accepted tokens must follow from the samples. If the states hold the next
+position, the next round starts from them. Knows one engine; needs no reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRONG = 3  # in every third round the last draft is wrong
 
 @dataclass(frozen=True)
 class Decoded:
-    """What was decoded, by slot: the tokens, and the logits [V] for each, in order."""
+    """The decoded tokens by slot, and the logits [V] of each."""
 
     said: Mapping[int, Sequence[int]]
     logits: Mapping[int, Sequence[Array]]
@@ -44,7 +44,7 @@ def check_verify_buckets(
 ) -> list[Finding]:
     """A finding for each bucket of `keys`. `session` has the texts and their prefills.
 
-    A sample may differ from the decoded token only if the decoded logits of both are within `tie`
+    A sample may differ from the decoded token only if decode's logits of the two are within `tie`
     of their range.
     """
     found = []
@@ -71,12 +71,12 @@ class _Run:
             for text in session.texts
         }
         self._at = {slot: text.prompt for slot, text in self._texts.items()}
-        self._known: set[int] = set()  # slots whose states hold their position correctly
+        self._known: set[int] = set()  # slots with the right position in their states
         self.wrong: list[str] = []
         self._tokens = self._near = self._rounds = self._accepted = 0
 
     def go(self, k: int, rows: int) -> None:
-        """Prefills, then runs rounds until every text has all its tokens."""
+        """Runs the prefills, then rounds until every text is complete."""
         for launch in self._session.launches:
             self._launch(launch)
         going = list(self._texts.values())
@@ -105,7 +105,7 @@ class _Run:
             at += n
 
     def _judge(self, text: Text, fed: Array, sampled: Array, accepted: int) -> None:
-        """Compares one row: its tokens, its samples, and how many tokens it accepted."""
+        """Checks one row: its input tokens, the samples after each, and the number accepted."""
         slot, place = text.slot, self._at[text.slot] - text.prompt
         right = 1 + int(np.cumprod(fed[1:] == sampled[:-1]).sum())
         where = f"text in slot {slot}, token {place}"
@@ -123,7 +123,7 @@ class _Run:
                 self._near += 1
             else:
                 self.wrong.append(f"{where} and {1 + j}: {chosen} for {best}")
-        # A wrong draft can be accepted only in a near tie: the text ends there.
+        # An accepted draft differs from decode only at a near tie: the text ends there.
         followed = [int(x) for x in fed[:accepted]] == list(said[place : place + accepted])
         self._accepted += accepted
         self._at[slot] += accepted if followed else len(text.ids)
@@ -131,7 +131,7 @@ class _Run:
         (self._known.add if followed and goes_on else self._known.discard)(slot)
 
     def verdict(self, name: str) -> Verdict:
-        """The verdict over all rounds."""
+        """The finding over all rounds."""
         figures = {
             "texts": float(len(self._texts)),
             "tokens": float(self._tokens),

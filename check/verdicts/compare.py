@@ -20,12 +20,12 @@ Named = Mapping[str, Floats]
 MOST_OTHER_DRAFTS = 0.5  # part of a launch's sequences
 LOGITS = ("logits", "logits_all")
 TOKENS = ("next_tokens", "last_tokens")  # chosen by the row's logits
-PROBABILITIES = ("logprobs", "top_logprobs")  # compared as probabilities: a log has no scale
+PROBABILITIES = ("logprobs", "top_logprobs")  # compared without the log, which has no scale
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one tensor of one launch is close enough. True in a boolean context if it is.
+    """The verdict on one tensor of one launch; true in a boolean context if it is close enough.
 
     `strays` of `rows` rows are beyond the limits; the thresholds may allow a few over a whole run.
     A `hard` failure is never allowed.
@@ -85,7 +85,7 @@ class Compare:
         return self._floats(name, a, b)
 
     def _tokens(self, name: str, a: Floats, b: Floats, reference: Named) -> Verdict:
-        """Another token is allowed if the reference's logits for both are within a near tie."""
+        """Another token is allowed if the reference has both at a near tie."""
         differ = a != b
         if not differ.any():
             return Verdict(name, True, rows=len(a))
@@ -97,7 +97,8 @@ class Compare:
         return Verdict(name, wrong == 0, reason, figures, len(a), wrong)
 
     def _drafts(self, a: Floats, b: Floats) -> Verdict:
-        """Drafts are guesses: a near tie changes all later ones, and no token depends on them."""
+        """Drafts: a near tie in one changes all later ones, and no generated token depends on
+        them."""
         places = min(a.shape[1], b.shape[1])
         strays = int((a[:, :places] != b[:, :places]).any(axis=1).sum())
         part = strays / max(len(a), 1)

@@ -1,9 +1,9 @@
-"""The defined values of one launch: the specified part of its outputs and states.
+"""The observable result of a launch: the part of its outputs and states with defined values.
 
-Knows docs/graph.md's rules on what is unspecified; knows no engine. A state that is completed by
-another one (a replay ring) is returned complete, so that engines with and without a ring compare.
-Everything is returned as float32 or int32 arrays, in the order in which a network computes it, so
-that the first entry that differs names the place where two engines diverge.
+Knows docs/graph.md's rules on what is unspecified; knows no engine. A state is shown with its
+replay ring folded in, so that engines with and without rings compare. Returns float32 or int32
+arrays in the order of the network, so that the first entry that differs names the place where two
+engines diverge.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _RESTS = {o.completes.state: (o.name, o.completes) for o in _STATES.values() if 
 _SHOWN_BY_OTHERS = {name for state, (name, _) in _RESTS.items() if name != state}
 _LAST = ("logits_all", "logits", "ok", "next_tokens", "logprobs", "top_logprobs", "last_tokens")
 EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
-LAST = "last_accepted"  # by row of a round: the index of the token that `last_tokens` is from
-_LEFT_OUT = ("top_ids",)  # equal logits may be in either order; top_logprobs has them
+LAST = "last_accepted"  # per row of a round: the token that `last_tokens` was sampled after
+_LEFT_OUT = ("top_ids",)  # equal logits may be in either order; top_logprobs is compared
 _GUESSED = "draft."  # outputs of a debug build for tokens that are not accepted yet
 
 
 def layer_of(name: str) -> int | None:
-    """`layers.3.out` -> 3; None for a name outside the layers."""
+    """`layers.3.out` -> 3; None for a name without a layer."""
     found = LAYER.match(name)
     return int(found.group(1)) if found else None
 
@@ -51,13 +51,13 @@ def defined_values(
 ) -> dict[str, Array]:
     """The defined part of every output and state after a launch, and which live rows emitted.
 
-    Empty arrays are left out.
+    Leaves out empty arrays.
 
     Args:
         buffers: step inputs, tables, states and outputs of the launch.
         outputs: names of the outputs.
         states: of the engine; slot states give [live slots, …], page states [tokens, …].
-        paired: by slot, the token with which the draft head's keys at each position were made.
+        paired: by slot, the token of the draft head's keys at each position.
     """
     live = np.flatnonzero(buffers["counts"] > 0)
     seen: dict[str, NDArray[Any]] = {"emitted": np.flatnonzero(emits(buffers)[live] == 1)}
@@ -85,7 +85,7 @@ def defined_values(
 
 
 def place(name: str) -> tuple[int, int, str]:
-    """Sort key: `token_counts`, then layer by layer, then the logits and what follows from them."""
+    """Sort key: `token_counts`, then layer by layer, then the logits and their results."""
     found = LAYER.match(name)
     if found:
         part = found.group(2)
@@ -96,13 +96,13 @@ def place(name: str) -> tuple[int, int, str]:
 
 
 def emits(buffers: Buffers) -> NDArray[Any]:
-    """1 for each row that samples; all rows if the step has no such input."""
+    """1 for each row that samples; all rows without such an input."""
     every = np.ones(len(buffers["counts"]), np.int32)
     return np.asarray(buffers.get("emit", every))
 
 
 def ends(buffers: Buffers) -> NDArray[Any]:
-    """Number of tokens of each row's sequence after the launch."""
+    """Tokens of each row's sequence after the launch."""
     kept: NDArray[Any] = buffers.get("accepted", buffers["counts"])
     return np.asarray(buffers["starts"] + kept)
 
@@ -127,9 +127,8 @@ def _slot_rows(name: str, buffers: Buffers) -> NDArray[Any]:
 def _whole(
     states: NDArray[Any], rests: NDArray[Any], completes: Completes, buffers: Buffers
 ) -> NDArray[Any]:
-    """The live slots' states completed by the other state, as an engine without it has them, in the
-    states' dtype.
-    """
+    """The live slots' states with their rings folded in, as in an engine without rings. In the
+    states' dtype."""
     drafts = buffers["drafts"].shape[1] if "drafts" in buffers else 0
     after, found = ends(buffers), []
     for i, slot in enumerate(_live_slots(buffers)):
@@ -139,7 +138,7 @@ def _whole(
 
 
 def _paired(paired: Paired, buffers: Buffers) -> NDArray[Any]:
-    """Token ids for the positions that `_page_tokens` returns, in its order."""
+    """For the positions of `_page_tokens`, in its order."""
     after = ends(buffers)
     lengths = [(s, int(after[buffers["slots"] == s].max())) for s in _live_slots(buffers)]
     found = [paired[int(slot)][:length] for slot, length in lengths]

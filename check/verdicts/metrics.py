@@ -1,7 +1,7 @@
-"""How far two arrays differ, in numbers. Knows numpy; knows no threshold, name or engine.
+"""Measures the distance of two arrays. Knows numpy; knows no threshold, no name, no engine.
 
-Rows are the entries of axis 0 (tokens, slots). Every figure is that of the worst row, because an
-average over a thousand good tokens hides the one bad token that a user reads.
+Rows are what axis 0 counts (tokens, slots). Every figure is that of the worst row: an average over
+a thousand good tokens hides one bad token.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from spark_engine.tensors import Array
 
 F64 = NDArray[np.float64]
-COLUMNS = 32  # measured together for a common factor: fewer than any projection has
+COLUMNS = 32  # that are measured together for a common factor: fewer than a projection has
 SIGMAS = 4
-SMALL_ROW = 0.1  # shorter rows than this part of the typical row are compared with that part
+SMALL_ROW = 0.1  # smaller rows are measured relative to this part of the typical row's norm
 
 
 @dataclass(frozen=True)
 class Distance:
-    """`rel_l2` and `max_rel` are relative to the reference row's length and largest magnitude.
+    """`rel_l2` and `max_rel` are relative to the reference row's norm and largest magnitude.
 
     `strays` of `rows` rows are beyond the given limits.
     """
@@ -39,19 +39,19 @@ class Distance:
 class LogitDistance:
     """`kl` in nats, reference to candidate, of the worst row.
 
-    `flips`: rows whose greatest logit has another index; `near_ties`: those of them where the
-    reference's two logits differ by less than the tolerance.
+    `flips`: rows with the greatest logit at another id; `near_ties`: those of them with a
+        difference of the two in the reference below the tolerance.
     """
 
     kl: float
     flips: int
     near_ties: int
     rows: int
-    strays: int  # rows that chose another token outside a near tie, or are beyond the limit of KL
+    strays: int  # rows that chose another token without a near tie, or are beyond the limit of KL
 
     @property
     def wrong_flips(self) -> int:
-        """Rows that chose another token outside a near tie."""
+        """Rows that chose another token without a near tie."""
         return self.flips - self.near_ties
 
 
@@ -81,12 +81,12 @@ def distance(
 
 
 def scale_error(error: F64, reference: F64, rounded: F64, noise: float) -> float:
-    """The factor by which some neighbouring columns, over all rows, are too large or too small.
+    """The largest relative error that neighbouring columns share over all rows.
 
     Per COLUMNS columns, and over all of them, the share of `error` that is proportional to
-    `reference`. Rounding leaves some of it by chance: the amount that SIGMAS times `noise`, the
-    relative error of each value of `rounded`, explains among so many values is subtracted. All
-    three have one shape.
+    `reference`. Rounding leaves some of it by chance. What SIGMAS standard deviations explain is
+    subtracted, with `noise` as the relative error of each value of `rounded`. All three have one
+    shape.
     """
     error, reference, rounded = _rows(error), _rows(reference), _rows(rounded)
     if error.size == 0:
@@ -106,7 +106,7 @@ def scale_error(error: F64, reference: F64, rounded: F64, noise: float) -> float
 def logit_distance(
     candidate: Array, reference: Array, tie: float, kl_limit: float = np.inf
 ) -> LogitDistance:
-    """Compares logits [rows, V]. `tie` is relative to the reference row's range of logits."""
+    """Compares logits [rows, V]. `tie`: relative to the reference row's range of logits."""
     a, b = _rows(candidate), _rows(reference)
     p, q = _log_softmax(b), _log_softmax(a)
     kl = np.sum(np.exp(p) * (p - q), axis=1)
@@ -121,7 +121,7 @@ def logit_distance(
 
 
 def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray[np.bool_]:
-    """bool [rows]: the reference's logits of `chosen` and of its own choice are within `tie`."""
+    """bool [rows]: whether `chosen` has a near tie (`tie`) with the reference's own choice."""
     b = _rows(reference_logits)
     picked = b[np.arange(len(b)), np.clip(chosen.astype(np.int64), 0, b.shape[1] - 1)]
     return np.asarray(b.max(axis=1) - picked <= tie * np.ptp(b, axis=1))
@@ -133,7 +133,7 @@ def _rows(x: Array) -> F64:
 
 
 def _cosine(a: F64, b: F64, floor: float) -> F64:
-    """1 for rows that are too short to have a direction worth comparing."""
+    """The cosine of each row; 1 for rows with a norm too small to compare directions."""
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     long_enough = np.linalg.norm(b, axis=1) > floor
     with np.errstate(divide="ignore", invalid="ignore"):

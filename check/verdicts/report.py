@@ -1,4 +1,4 @@
-"""What a check found: plain values, as a table for a person or as JSON. Runs nothing."""
+"""The result of a check: plain values, printed as tables or as JSON. Runs nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIGURES = (
     "differ",
 )
 _WORST_IS_LEAST = ("cosine", "same")
-# The meaning of each figure for the worst row (a token, a slot), in the order of FIGURES.
+# The meaning of each figure of the worst row (a token, a slot), in the order of FIGURES.
 LEGEND = {
     "rel_l2": "length of the difference, as a part of the reference's length",
     "scale": "part by which neighbouring columns are too large or too small beyond rounding",
@@ -41,7 +41,7 @@ LEGEND = {
     "near_ties": "flips where the reference holds both tokens equally likely, within `tie`",
     "differ": "values that differ",
 }
-# Lower limits and upper limits.
+# The relation of each figure to its limit.
 _AT_LEAST = ("cosine",)
 LIMITS = {
     "tie": "part of a row's range of logits within which two tokens are a near tie",
@@ -59,19 +59,19 @@ class Finding:
     """One tensor or node over all launches: the worst figures, the first failure."""
 
     name: str
-    kind: str = ""  # the kind in the summary
+    kind: str = ""  # the kind that it is summarised under
     launches: int = 0
     passed: bool = True
     reason: str = ""
     where: str = ""
     figures: dict[str, float] = field(default_factory=dict)
-    module: str = ""  # of the checkpoint, if the finding is a node
+    module: str = ""  # of the checkpoint, if the finding is of a node
 
     rows: int = 0
     strays: int = 0
 
     def add(self, verdict: Verdict, where: str) -> None:
-        """Adds one launch's verdict; `settle` decides when all are in."""
+        """Adds one launch's verdict; `settle` judges after the last."""
         self.launches += 1
         self.rows += verdict.rows
         self.strays += verdict.strays
@@ -82,7 +82,7 @@ class Finding:
             self.reason, self.where = verdict.reason, where
 
     def settle(self, stray: float) -> None:
-        """Fails if more than this part of the rows strayed."""
+        """Fails if more than this share of the rows strayed."""
         if self.strays > stray * self.rows:
             self.passed = False
             self.reason += f"; {self.strays} of {self.rows} rows"
@@ -90,7 +90,7 @@ class Finding:
             self.reason = self.where = ""
 
     def merge(self, other: Finding) -> None:
-        """Takes the worst figures of another finding that passed."""
+        """Merges the worst figures of another finding that passed."""
         self._keep_worst(other.figures)
         self.rows += other.rows
         self.strays += other.strays
@@ -105,7 +105,7 @@ class Finding:
 
 @dataclass
 class Level:
-    """One level of a check. `first` is the name of the first failure, empty if there is none."""
+    """One level of a check. `first`: the name of the first failure, or ""."""
 
     name: str
     reference: str
@@ -141,9 +141,10 @@ class Report:
 
     @property
     def first(self) -> str:
-        """The first divergence, by the level that locates it best; empty if none.
+        """The name of the first divergence, from the most precise level that has one, or "".
 
-        A node that fails alone is wrong; later nodes of a run only inherit its error.
+        A node that fails alone is itself wrong; in a run, a failure may be inherited from an
+        earlier node.
         """
         found = {level.name: level.first for level in self.levels if level.first}
         names = ("op", "layer", "model", "text", "record")
@@ -151,7 +152,8 @@ class Report:
 
     @property
     def headlines(self) -> list[str]:
-        """A sentence for each module whose node differs by itself, in the network's order."""
+        """A sentence for each module with a node that differs when run alone, in the network's
+        order."""
         said: dict[str, str] = {}
         for finding in (f for level in self.levels for f in level.findings):
             if finding.module and not finding.passed:
@@ -178,7 +180,7 @@ def show(report: Report, console: Console) -> None:
         table = Table(title=title, title_justify="left", caption=_limits(level))
         table.caption_justify = "left"
         table.add_column("tensor or node", no_wrap=True)
-        # the run with exposed layers shows all that the other run shows
+        # the layer level shows everything that the model level shows
         rows = _summary(f for f in level.findings if not (f.passed and f.name in seen))
         seen |= {f.name for f in level.findings} if level.name in ("model", "layer") else set()
         columns = [key for key in FIGURES if any(key in finding.figures for _, finding in rows)]
@@ -209,7 +211,7 @@ def _limits(level: Level) -> str:
 
 
 def _show_legend(console: Console, figures: Iterable[str], limits: Iterable[str]) -> None:
-    """Explains the columns and limits of the shown tables."""
+    """Prints the meaning of the columns and limits that were shown."""
     console.print("Figures are those of the worst row:")
     for key in figures:
         console.print(f"  {key:<10} {LEGEND[key]}", highlight=False, soft_wrap=True)

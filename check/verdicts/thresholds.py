@@ -1,8 +1,8 @@
-"""How far is too far: the table in `thresholds.json`, and which row of it applies.
+"""The limits of comparisons: the table in `thresholds.json`, and the choice of its row.
 
 A row is named after the activation dtype; `quantised` is added if activations or KV pages are
 rounded to a few bits, because one different rounding then moves a value by a whole step of the
-grid: such engines are alike, not equal.
+grid: such engines are similar, not equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Thresholds:
         kl: nats, at most, from the reference's next-token distribution.
         tie: logits closer than this part of the row's range may change places.
         stray: this part of all rows may be beyond the limits. Zero unless values are rounded: then
-            a router may choose another expert for a token, which is as far off as it is harmless.
+            a router may choose another expert for a token, which is a large but harmless
+            difference.
     """
 
     name: str
@@ -45,14 +46,14 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """Limits for the outputs of one node by itself, whose operands are the reference's.
+    """Limits for the outputs of one node alone, with the reference's operands.
 
     Attributes:
         name: the row of the table.
-        exact: of the worst row's relative L2 distance, where the output is f32.
-        rel_l2: the same, where it is rounded to 16 bits.
-        coded: the same, where it is rounded to 8 or 4 and decoded again.
-        scale: part by which columns may be too large or too small (`metrics.scale_error`).
+        exact: of the worst row's relative L2 distance, for an f32 output.
+        rel_l2: the same, for an output in 16 bits.
+        coded: the same, for an output in 8 or 4 bits, decoded.
+        scale: common relative error of columns (`metrics.scale_error`).
         noise, coded_noise: relative error of a value that rounding explains.
     """
 
@@ -72,7 +73,7 @@ def node_limits(activation: DType) -> NodeLimits:
 
 
 def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
-    """The row for a comparison among these engines: the coarsest of them decides."""
+    """The row for a comparison of these engines: the coarsest of them decides."""
     all_of = tuple(manifests)
     dtype = max((m.dtypes.activation.value for m in all_of), key=_COARSENESS.index)
     rounded = any(_rounds(m) for m in all_of)

@@ -1,8 +1,9 @@
-"""The draft head as a file stores it: any scheme for any projection, or why there is none.
+"""Finds the draft head in a file, and the scheme of each projection, or the reason why it is
+unusable.
 
-Exporters leave the head as it was, quantise it, or strip it, and their configs do not always say
-so: here the tensors decide. A head that is not whole is no fault of the checkpoint, which serves
-without drafts. Knows no name of the head's tensors.
+Exporters keep the head unquantised, quantise it, or remove it, and their configs do not always
+record that, so the tensors decide. An incomplete head is no error: the checkpoint is served without
+drafts. Knows no name of the head's tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ Files = Mapping[str, Stored]
 def draft_table(
     rows: Collection[Row], tensors: Files, layout: Layout, text: QuantTable
 ) -> QuantTable:
-    """The table of the head's projections by what their tensors are; `text` is the network's.
+    """The quantisation table of the head, from its tensors; `text` is the text network's.
 
-    NVFP4 weights have rounded inputs only where the text network's have too. Raises
-    CheckpointError when the experts of the head are not stored alike.
+    NVFP4 weights have quantised inputs only if the text network's have. Raises CheckpointError when
+    the experts of the head are not stored alike.
     """
     dialect = _dialect(rows, tensors, layout, text.dialect)
     rounds_inputs = Scheme.NVFP4_A4 in text.modules.values()
     table: dict[str, Scheme] = {}
     for linear in linears(rows):
         if linear.group and layout.fused(linear.group):
-            scheme = Scheme.PLAIN  # a stack that is not plain fits no expected tensor
+            scheme = Scheme.PLAIN  # a quantised stack matches no expected tensor
         else:
             scheme = _scheme(layout.file_name(linear.module), tensors, dialect, rounds_inputs)
         if table.setdefault(linear.table_key, scheme) is not scheme:
@@ -51,8 +52,8 @@ def draft_table(
 def draft_tensors(
     rows: Collection[Row], plain: DType, tensors: Files, layout: Layout, text: QuantTable
 ) -> tuple[QuantTable, Mapping[str, Expected], str]:
-    """(`text` with the head's schemes, the head's tensors, "") of a file; where its head is not
-    whole, (`text`, nothing, a sentence that says why)."""
+    """(`text` with the head's schemes, the head's tensors, "") of a file; if its head is
+    incomplete, (`text`, nothing, the reason)."""
     there = sorted(_head_names(tensors, layout))
     if not there:
         return text, {}, "the checkpoint's files hold no tensor of the draft head (mtp.*)"
@@ -74,7 +75,7 @@ def _head_names(tensors: Files, layout: Layout) -> Iterator[str]:
 
 
 def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Dialect) -> Dialect:
-    """Whose names the head's quantised projections have; `usual` where they do not tell."""
+    """The dialect of the head's quantised projections; `usual` if their names do not show it."""
     for linear in linears(rows):
         module = layout.file_name(linear.module)
         for dialect in (Dialect.COMPRESSED, Dialect.MODELOPT):
@@ -89,7 +90,7 @@ def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Diale
 
 
 def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
-    """Whether an FP8 weight's scale has more than one column: it is of blocks."""
+    """Whether an FP8 weight's scale is of blocks: it has more than one column."""
     weight = tensors.get(f"{scale.rpartition('.')[0]}.weight")
     found = tensors.get(scale)
     if weight is None or weight.dtype is not DType.F8E4M3 or found is None:

@@ -1,7 +1,7 @@
-"""The tensors a checkpoint must hold: its network's list, in the forms that its schemes have.
+"""The tensors that a checkpoint must hold: its network's list, stored by their schemes.
 
-Knows which tensors hold a projection of each scheme in each dialect. What a network lists beside
-its text part (a vision tower, say) is counted, reported and not compiled. Knows no name of a
+Knows which tensors hold a projection of each scheme in each dialect. Parts of a network other than
+text (for instance a vision tower) are counted and reported, but not compiled. Knows no name of a
 network and no file: `check_tensors` compares names, dtypes and shapes.
 """
 
@@ -23,7 +23,7 @@ PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
 TEXT, MTP = "text", "mtp"
-FIRST = 10  # faults listed one by one; the rest are counted
+FIRST = 10  # faults that are listed; the rest are counted
 _NEED = {Kind.TIED_HEAD: "rare", Kind.CACHE_SCALE: "rare"}
 
 
@@ -69,9 +69,9 @@ class Stored(Protocol):
 def expected_tensors(
     rows: Iterable[Row], plain: DType, table: QuantTable, layout: Layout, part: str = TEXT
 ) -> Mapping[str, Expected]:
-    """Every tensor by its name in the file; `plain` is the usual dtype of what is not quantised.
+    """Every tensor by its name in the file; `plain` is the usual dtype of unquantised tensors.
 
-    `part` is that of all rows but those which name another.
+    `part`: of rows that name none.
 
     Raises CheckpointError when a quantised projection's columns do not split into groups, or
     stacked experts are declared to be quantised.
@@ -103,9 +103,9 @@ def check_tensors(
 ) -> Mapping[str, int]:
     """Compares a file's tensors with the table; returns how many are of each ignored part.
 
-    `ignored`: the prefixes of names by part; what begins so may be there or not. Raises
-    CheckpointError listing every missing, unknown, mistyped or misshapen text tensor (the first
-    ten, and how many there are), with what to do.
+    `ignored`: the prefixes of names by part; tensors with these prefixes are optional. Raises
+        CheckpointError listing every missing, unknown, mistyped or misshapen text tensor (the first
+        ten, and how many there are), with what to do.
     """
     parts = {name: _part(name, ignored) for name in tensors}
     faults = misfits(expected, tensors, TEXT)
@@ -130,7 +130,7 @@ def misfits(
 
 
 def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
-    """The part that is recognised and left alone, or ""."""
+    """The ignored part that the name belongs to, or ""."""
     return next((part for part, starts in ignored.items() if name.startswith(starts)), "")
 
 
@@ -153,7 +153,8 @@ def _report(faults: Sequence[str]) -> str:
 def _unquantised(
     row: Tensor, table: QuantTable, plain: tuple[DType, ...], layout: Layout
 ) -> Expected:
-    """A tensor that no scheme changes. Stacked experts are refused where one should."""
+    """A tensor that is never quantised. Raises CheckpointError for stacked experts that are
+    declared quantised."""
     if row.part != TEXT:
         return Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
     name = layout.file_name(row.name)

@@ -43,7 +43,8 @@ _SAMPLE = 64 << 10  # bytes of each tensor above it
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: `offset` in bytes from the start of `file` (a name in the folder)."""
+    """The place of one tensor: `offset` in bytes from the start of `file` (a name in the
+    folder)."""
 
     name: str
     dtype: DType
@@ -86,8 +87,8 @@ class Checkpoint:
         """SHA-256 over the JSON files, every header and the weights' bytes.
 
         Of a shard of 256 MiB or more only 64 KiB of each tensor are read: its first and last
-        32 KiB. An edit elsewhere in such a shard goes unseen; names, dtypes, shapes and sizes
-        do not, and neither does another training run or another quantisation.
+        32 KiB. An edit elsewhere in such a shard is not detected. Other names, dtypes, shapes and
+        sizes are, and so is another training run or another quantisation.
         """
         total = hashlib.sha256()
         for file in CONFIGS:
@@ -143,7 +144,7 @@ def _remedy(folder: Path) -> str:
 def read_json(file: Path, required: bool) -> dict[str, Any]:
     """The object in a JSON file; {} where it is absent and not required.
 
-    Raises CheckpointError when it is missing though required, or holds no object.
+    Raises CheckpointError if it is required and missing, or holds no object.
     """
     if not file.is_file():
         if required:
@@ -165,7 +166,7 @@ def _single(folder: Path) -> str:
     if SINGLE in found or len(found) == 1:
         return SINGLE if SINGLE in found else found[0]
     if found:
-        _fail(INDEX, f"missing beside {len(found)} shards such as {found[0]}", AGAIN)
+        _fail(INDEX, f"missing, with {len(found)} shards such as {found[0]}", AGAIN)
     others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")]
     what = f"only {sorted(others)[0]} is there" if others else "there are no weights"
     _fail(SINGLE, f"missing from {folder}: {what}", "give a checkpoint saved as safetensors")
@@ -180,12 +181,14 @@ def _index_files(folder: Path, index: Mapping[str, Any]) -> list[str]:
         if Path(file).name != file:
             _fail(INDEX, f"names {file!r}, which is not a plain file name", "do not trust it")
     if (folder / SINGLE).is_file() and SINGLE not in files:
-        _fail(SINGLE, f"lies beside {INDEX}, which does not name it", "remove one of the two")
+        _fail(
+            SINGLE, f"is in a folder with {INDEX}, which does not name it", "remove one of the two"
+        )
     return files
 
 
 def refuse_pointer(file: Path, start: bytes) -> None:
-    """Raises CheckpointError for a file that Git LFS has left unfetched; `start` are its bytes."""
+    """Raises CheckpointError for a file that Git LFS has not fetched; `start`: its first bytes."""
     if hints.is_lfs_pointer(start):
         what = "is a Git LFS pointer, its content was not fetched"
         _fail(file.name, what, f"run `git lfs pull` in {file.parent}")

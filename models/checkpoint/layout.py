@@ -1,4 +1,4 @@
-"""A checkpoint's naming of tensors, and which of two forms its experts have.
+"""A checkpoint's names of tensors, and whether its experts are stacked.
 
 Inside the package names have no prefix (`layers.0.mlp.gate_proj`, `embed_tokens`, `lm_head`);
 files put `model.language_model.` or `model.` before all but the head's. Knows no dtype and no
@@ -14,7 +14,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
 
 HEAD = "lm_head"
-DRAFT = "mtp."  # how our names of the draft head's tensors begin
+DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
 PREFIXES = ("model.language_model.", "model.")
 DRAFT_PREFIXES = ("", *PREFIXES, "language_model.")  # before DRAFT
 SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
@@ -22,9 +22,10 @@ SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
 
 @dataclass(frozen=True)
 class Layout:
-    """What two files of one network may differ in.
+    """The differences between files of one network.
 
-    The draft head has a prefix of its own, and experts in a form of their own.
+    The draft head has a separate prefix, and its experts may be stored in another form than the
+    network's.
     """
 
     prefix: str
@@ -38,7 +39,7 @@ class Layout:
         return self.fused_draft_experts if drafts else self.fused_experts
 
     def file_name(self, name: str) -> str:
-        """The name in the file of a module or tensor of ours."""
+        """The name in the file of a module or tensor."""
         if name.startswith(DRAFT):
             return self.draft_prefix + name
         return name if name.startswith(HEAD) else self.prefix + name
@@ -53,8 +54,8 @@ class Layout:
     def detect(
         cls, names: Iterable[str], rows: Collection[Row], drafts: Collection[Row] = ()
     ) -> Layout:
-        """Reads the layout off the names in the files of a network that lists `rows`, and `drafts`
-        of its draft head.
+        """Finds the layout from the names in the files; `rows` is the network's list of tensors,
+        `drafts` the draft head's.
 
         Raises CheckpointError when no token embedding is found under a known prefix.
         """
@@ -73,7 +74,7 @@ class Layout:
 
 
 def spellings(module: str) -> tuple[str, ...]:
-    """Every way a quantisation config may write one of our module names."""
+    """All spellings of a module's name in quantisation configs."""
     if module == HEAD:
         return (HEAD, f"language_model.{HEAD}", f"model.{HEAD}")
     bare = (module,) if module.startswith(DRAFT) else ()

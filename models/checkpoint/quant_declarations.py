@@ -1,7 +1,7 @@
 """The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8.
 
-Each reader turns one JSON object into a `Declared`, whose `scheme` answers for the spellings of
-one module's name. Knows names and patterns only; no tensor and no shape.
+Each reader converts one JSON object into a `Declared`. Its `scheme` looks up a module by all
+spellings of its name. Knows names and patterns only; no tensor and no shape.
 
 Precedence inside a file: an exclusion, then the layer's own entry (its `quant_algo` wins over
 what `config_groups` lists), then an entry for a parent such as `….mlp.experts`, then the
@@ -23,7 +23,7 @@ Match = Callable[[tuple[str, ...]], bool]
 Lookup = Callable[[tuple[str, ...]], Scheme]
 
 ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
-_LINEAR = "Linear"  # the class name that compressed-tensors targets stand for
+_LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
 def from_config(row: Json) -> Declared:
@@ -96,7 +96,7 @@ def _modelopt_kv(inner: Json, where: str) -> bool:
 
 
 def _kv_scheme(row: Json | None, where: str) -> bool:
-    """compressed-tensors' form of the same: 8-bit float, static."""
+    """The KV scheme of compressed-tensors: static 8-bit float, or none."""
     if not row:
         return False
     if row.get("num_bits") != 8 or row.get("type") != "float" or row.get("dynamic"):

@@ -22,7 +22,7 @@ class Scheme(enum.StrEnum):
 
 
 class Dialect(enum.StrEnum):
-    """Whose names and conventions the scale tensors follow."""
+    """The names and conventions of the scale tensors."""
 
     MODELOPT = "modelopt"
     COMPRESSED = "compressed-tensors"
@@ -31,7 +31,7 @@ class Dialect(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Suffixes:
-    """What a dialect calls the tensors of a projection, behind the module's name.
+    """A dialect's suffixes of a projection's tensors, after the module's name.
 
     The others are `weight`, `weight_scale` and, of FP8, `input_scale` in each dialect.
     """

@@ -27,8 +27,8 @@ class QuantTable:
     Attributes:
         modules: of the text network.
         kv_fp8: the checkpoint asks for an e4m3 KV cache.
-        drafts: of the draft head, which files store as they like.
-        draft_dialect: whose names the head's tensors have.
+        drafts: of the draft head, in any scheme.
+        draft_dialect: the dialect of the head's tensors.
     """
 
     modules: Mapping[str, Scheme]
@@ -38,25 +38,25 @@ class QuantTable:
     draft_dialect: Dialect = Dialect.MODELOPT
 
     def __getitem__(self, module: str) -> Scheme:
-        """The scheme of a module; what is not a projection is plain."""
+        """The scheme of a module; plain if it is no projection."""
         return self.modules.get(module, self.drafts.get(module, Scheme.PLAIN))
 
     def dialect_of(self, module: str) -> Dialect:
-        """Whose names a module's tensors have."""
+        """The dialect of a module's tensors."""
         return self.draft_dialect if module.startswith(DRAFT) else self.dialect
 
     def drafting(self, drafts: QuantTable) -> QuantTable:
-        """The same with the head that `drafts` is the table of."""
+        """The table with the draft head of `drafts`."""
         return replace(self, drafts=drafts.modules, draft_dialect=drafts.dialect)
 
     def quantising(self, scheme: Scheme) -> QuantTable:
-        """The same with the head's plain projections in another scheme."""
+        """The table with the head's plain projections in another scheme."""
         drafts = {m: scheme if s is Scheme.PLAIN else s for m, s in self.drafts.items()}
         return replace(self, drafts=MappingProxyType(drafts))
 
     @property
     def quantised(self) -> bool:
-        """True when any module is not plain; the draft head's do not count."""
+        """Whether any module of the text network is quantised."""
         return any(s is not Scheme.PLAIN for s in self.modules.values())
 
     def summary(self) -> Mapping[str, int]:

@@ -1,9 +1,9 @@
-"""What a network keeps in its checkpoint: the name, shape and kind of each tensor, written once.
+"""What a network stores in its checkpoint: the name, shape and kind of each tensor.
 
-A model family builds its network of blocks (`models/graph/`), whose fields are the `Tensor`s and
-`Linear`s that they read; `tensors_of` lists them. From that list follow the tensors that a file
-must hold, the table of what is quantised, random checkpoints and the count of parameters. Names
-are without the prefix that files put before them (`layout.py`). Knows no scheme and no file.
+A model family builds its network from blocks (`models/graph/`). A block's fields are the `Tensor`s
+and `Linear`s that it reads; `tensors_of` lists them. The list determines the tensors that a file
+must hold, the table of what is quantised, random checkpoints and the count of parameters. Names are
+without the prefix that files put before them (`layout.py`). Knows no scheme and no file.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ Shape = tuple[int, ...]
 
 
 class Kind(enum.Enum):
-    """What a tensor's values are: how a random one is drawn, and whether a file must have it."""
+    """The kind of a tensor's values: decides how random ones are drawn, and whether a file must
+    have it."""
 
     MATRIX = enum.auto()
     EMBEDDING = enum.auto()
     ROUTER = enum.auto()
-    NORM = enum.auto()  # multiplies as it is stored
+    NORM = enum.auto()  # a factor, as stored
     CENTRED_NORM = enum.auto()  # the deviation from one
     LOG_DECAY = enum.auto()
     DECAY_BIAS = enum.auto()
-    STACKED_EXPERTS = enum.auto()  # of one layer; a file has these, or a `Linear` for each
+    STACKED_EXPERTS = enum.auto()  # of one layer; a file has these, or a `Linear` for each expert
     TIED_HEAD = enum.auto()  # a copy of the embedding, which few exporters store
-    CACHE_SCALE = enum.auto()  # read if it is there
+    CACHE_SCALE = enum.auto()  # read if present
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Split:
     """How ranks share a tensor: each has an equal share of every part of one axis.
 
     Attributes:
-        axis: of the tensor as this list has it.
-        parts: (units, elements of one) of each stretch of that axis, in order. No unit is cut.
-        shared: where units are fewer than ranks, several ranks have the same one.
+        axis: of the tensor's shape in this list.
+        parts: (units, elements of a unit) of each part of that axis, in order. No unit is cut.
+        shared: if there are fewer units than ranks, several ranks have the same one.
     """
 
     axis: int
@@ -52,8 +53,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is never quantised. `part` is text, or one that is left out of the graph.
-    Every rank has all of it unless `split` says how they share it."""
+    """A tensor that is never quantised. `part` is text, or one that is not in the graph. Every rank
+    has all of it unless `split` divides it."""
 
     name: str
     shape: Shape
@@ -74,10 +75,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection, which may be quantised: weights [rows, columns], and scales beside them.
+    """A projection, which may be quantised: weights [rows, columns], and their scales.
 
-    `group` names the experts that are all stored alike, and that configs name as one; else it
-    is empty. Ranks share it as `split` says; without one each has all of it.
+    `group`: the name of a group of experts, which are stored alike and which configs name as one;
+        else empty. Ranks share the projection by `split`; without it each has all of it.
     """
 
     module: str
@@ -88,12 +89,12 @@ class Linear:
 
     @property
     def weight(self) -> str:
-        """The weight's name, unless a scheme has another."""
+        """The weight's name; some schemes have another."""
         return f"{self.module}.weight"
 
     @property
     def table_key(self) -> str:
-        """Where the quantisation table has its scheme."""
+        """The key of its scheme in the quantisation table."""
         return self.group or self.module
 
 
@@ -101,24 +102,24 @@ Row = Tensor | Linear
 
 
 def by_rows(*parts: tuple[int, int], shared: bool = False) -> Split:
-    """Each rank makes some of the outputs."""
+    """The outputs, divided among ranks."""
     return Split(0, parts, shared)
 
 
 def by_columns(units: int, size: int) -> Split:
-    """Each rank reads some of the inputs, and makes a part of each sum."""
+    """The inputs, divided among ranks, so that each has a part of every sum."""
     return Split(1, ((units, size),))
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of one layer, in both forms that files have.
+    """The routed experts of one layer, in both forms of files.
 
     Attributes:
-        name: the group of their projections, and what quantisation configs call them.
+        name: the group of their projections, and their name in quantisation configs.
         each: gate, up and down of each expert.
         gate_up: all of them stacked, [E, 2·I, H].
-        down: likewise, [E, H, I].
+        down: all down projections stacked, [E, H, I].
     """
 
     name: str
@@ -128,7 +129,7 @@ class Experts:
 
 
 def tensors_of(block: object) -> Iterator[Row]:
-    """Every tensor among the fields of a block, blocks within it included, in their order."""
+    """Every tensor of a block and of the blocks in it, in order of the fields."""
     if isinstance(block, Row):
         yield block
     elif isinstance(block, tuple):
@@ -140,10 +141,10 @@ def tensors_of(block: object) -> Iterator[Row]:
 
 
 def linears(rows: Iterable[Row]) -> Iterator[Linear]:
-    """The projections among them."""
+    """The projections of a block."""
     return (row for row in rows if isinstance(row, Linear))
 
 
 def of_kind(rows: Iterable[Row], kind: Kind) -> Iterator[Tensor]:
-    """The tensors of one kind among them."""
+    """The tensors of one kind of a block."""
     return (row for row in rows if isinstance(row, Tensor) and row.kind is kind)

@@ -1,7 +1,7 @@
 """Typed reads of foreign JSON: a missing or malformed value is an error that names the file.
 
-`Reader` checks what can be named; `malformed_json` catches the rest (a list where an object
-belongs, a number where a name does). Knows no key.
+`Reader` checks single values; `malformed_json` catches the other faults (a list instead of an
+object, a number instead of a name). Knows no key.
 """
 
 from __future__ import annotations

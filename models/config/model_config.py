@@ -1,8 +1,8 @@
 """`ModelConfig`: a published configuration as a frozen dataclass, the same for every family.
 
-Knows the sizes of a hybrid text network: what the graph's blocks and the options' defaults are
-made from. A family reads its own config.json into it (`models/families/`) and may add fields.
-Knows no key of a file, no tensor, no quantisation and no graph.
+Knows the sizes of a hybrid text network, which the graph's blocks and the options' defaults depend
+on. A family converts its config.json into it (`models/families/`) and may add fields. Knows no key
+of a file, no tensor, no quantisation and no graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """The mixture of experts of every layer: one shared expert beside `experts` routed ones."""
+    """The mixture of experts of every layer: `experts` routed experts and one shared expert."""
 
     experts: int
     top_k: int
@@ -27,12 +27,12 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A text network. Heads and dims are counts of elements; `layers` names each mixer.
+    """A text network. Heads and dims are counts; `layers` names the mixer of each layer.
 
     Attributes:
-        model_type: the model family's name, whatever variant of it the file names.
-        nested: the text config lay inside a multimodal one (prefix `model.language_model.`).
-        dtype: what the file says its plain tensors are (a hint: the files decide).
+        model_type: the model family's name, for every variant of it.
+        nested: the text config is inside a multimodal one (prefix `model.language_model.`).
+        dtype: the dtype of plain tensors according to the file (a hint: the tensors decide).
         state_dtype: the recurrent state's dtype that the checkpoint asks for.
         eos_token_ids: of generation_config and config together, in that order, no repeats.
     """

@@ -1,6 +1,6 @@
-"""Values that every config.json of transformers spells alike, whatever the model family.
+"""Values with the same key in the config.json of every model family of transformers.
 
-Where the text configuration lies, dtypes, tied embeddings, eos ids. Each function names the key
+The place of the text configuration, dtypes, tied embeddings, eos ids. Each function names the key
 and the value in a CheckpointError.
 """
 
@@ -16,7 +16,7 @@ DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16, "float32": DType.F32}
 
 
 def is_nested(config: Json) -> bool:
-    """Whether the text configuration lies inside a multimodal one."""
+    """Whether the text configuration is inside a multimodal one."""
     return "text_config" in config
 
 
@@ -33,7 +33,7 @@ def _mapping(config: Json, key: str) -> Json:
 
 
 def is_tied(config: Json, text: Json) -> bool:
-    """The outer config's word counts, as in transformers; absent means not tied."""
+    """The outer config decides, as in transformers; absent means not tied."""
     value = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     if not isinstance(value, bool):
         raise CheckpointError(f"config.json: tie_word_embeddings is {value!r}: expected a boolean")
@@ -41,7 +41,7 @@ def is_tied(config: Json, text: Json) -> bool:
 
 
 def dtype(config: Json, text: Json) -> DType:
-    """Of the tensors that no scheme changes: bfloat16 where nothing is said."""
+    """The dtype of unquantised tensors: bfloat16 if absent."""
     keys = ("dtype", "torch_dtype")
     named = [row.get(k) for row in (text, config) for k in keys if row.get(k) is not None]
     name = str(named[0] if named else "bfloat16").removeprefix("torch.")
@@ -51,7 +51,7 @@ def dtype(config: Json, text: Json) -> DType:
 
 
 def eos_token_ids(*rows: Json) -> tuple[int, ...]:
-    """generation_config and config disagree in published checkpoints: both are honoured."""
+    """The ids of both generation_config and config, which disagree in published checkpoints."""
     ids: list[int] = []
     for row in rows:
         value = row.get("eos_token_id")

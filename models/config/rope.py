@@ -35,8 +35,8 @@ class Yarn:
 class Rope:
     """Partial rotary embedding of the first `dims` elements of a head.
 
-    `attention_factor` multiplies cos and sin; rotation is linear, so it may as well multiply
-    the first `dims` elements of the q and k norms' weights, and that is where it goes.
+    `attention_factor` multiplies cos and sin. Rotation is linear, so the graph multiplies the first
+    `dims` elements of the q and k norms' weights instead.
     """
 
     dims: int
@@ -45,7 +45,7 @@ class Rope:
     yarn: Yarn | None = None
 
     def inv_freq(self) -> NDArray[np.float32]:
-        """f32 [dims/2], the same on every machine; rounded where transformers rounds.
+        """f32 [dims/2], equal on every machine; rounded at the same points as in transformers.
 
         The power is taken in f64: numpy's f32 power differs between processors in its last bit.
         """

@@ -1,7 +1,7 @@
-"""`ModelFamily`: all that the package must know of a model family, a row of the registry.
+"""`ModelFamily`: the package's description of a model family, a row of the registry.
 
-Everything else follows from these: the tensors that a file must hold, the table of what is
-quantised, random checkpoints and the graphs.
+The tensors that a file must hold, the table of what is quantised, random checkpoints and the graphs
+are derived from it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class ModelFamily(Generic[C]):
     """A kind of network with its configuration and the names of its tensors.
 
     Attributes:
-        name: of its folder, and `ModelConfig.model_type`.
-        model_types: what config.json calls it.
-        architectures: of config.json likewise.
-        read_config: config.json and generation_config.json to its frozen dataclass.
-        network: the blocks that compute it, each with its tensors' names and shapes.
-        draft_head: likewise its draft head, or a sentence that says why there is none.
+        name: the folder's name, and `ModelConfig.model_type`.
+        model_types: its values of `model_type` in config.json.
+        architectures: its values of `architectures` in config.json.
+        read_config: converts config.json and generation_config.json to a frozen dataclass.
+        network: its blocks, each with its tensors' names and shapes.
+        draft_head: the draft head's blocks, or the reason why there is none.
         ignored: tensors of its files that are recognised and not compiled, each with its part.
-        ignored_prefixes: how the names of each such part begin.
+        ignored_prefixes: the prefixes of names of each such part.
     """
 
     name: str

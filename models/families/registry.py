@@ -1,4 +1,4 @@
-"""The table of model families, one row each, and the way from a config.json to its row."""
+"""The table of model families, one row each, and the search for the row of a config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def family_of(config: ModelConfig) -> ModelFamily[Any]:
-    """The family that has read a configuration."""
+    """The family of a configuration."""
     return _BY_NAME[config.model_type]
 
 

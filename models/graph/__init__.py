@@ -1,1 +1,1 @@
-"""From blocks of tensors to nodes: what the families share of the network."""
+"""The blocks that model families share: their tensors, and the nodes that they write."""

@@ -1,8 +1,8 @@
 """A decoder of pre-normed layers: embedding, layers, final norm, head, sampling.
 
-Knows the order of the blocks and the names that docs/graph.md gives to what a layer makes; knows
-no tensor's name. A block is a frozen dataclass of tensors, and of how it is written in ops. Graphs
-with drafts are written in `draft_round.py`, of the same parts.
+Knows the order of the blocks and the names of a layer's results in docs/graph.md; knows no tensor's
+name. A block is a frozen dataclass of tensors with a method that writes its ops. `draft_round.py`
+writes graphs with drafts from the same blocks.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Layer:
     def around(
         self, w: Writer, x: gs.Variable, layer: str, mix: Callable[[gs.Variable], gs.Variable]
     ) -> gs.Variable:
-        """The same with `mix` of normed x in the mixer's place."""
+        """The layer with `mix` of normed x in place of the mixer."""
         u = w.add(x, w.summed(mix(self.normed(w, x))), f"{layer}.mixed")
         h = centred_norm(w, u, self.mlp_norm, f"{self.mlp_norm.module}.y")
         return w.add(u, w.summed(self.mlp.write(w, h)), f"{layer}.out")
 
     def normed(self, w: Writer, x: gs.Variable) -> gs.Variable:
-        """What the mixer reads."""
+        """The normed x, which the mixer reads."""
         return centred_norm(w, x, self.mixer_norm, f"{self.mixer_norm.module}.y")
 
 
@@ -69,9 +69,9 @@ class Decoder:
     head: Linear | Tensor
 
     def write(self, w: Writer, debug: bool) -> gs.Variable:
-        """Writes the graph without drafts; steps, tables and common states are its inputs already.
+        """Writes the graph without drafts; steps, tables and common states are inputs already.
 
-        Returns the residual stream x [tokens, H] behind the last layer.
+        Returns the residual stream x [tokens, H] after the last layer.
         """
         x = self.stream(w, w["token_ids"], debug)
         last = w.one("last_rows", [x, w["counts"]], "last", tile=w.tile)
@@ -83,7 +83,7 @@ class Decoder:
         return x
 
     def stream(self, w: Writer, ids: gs.Variable, debug: bool) -> gs.Variable:
-        """The residual stream [tokens, H] of these ids behind the last layer."""
+        """The residual stream [tokens, H] of these ids after the last layer."""
         operands = [ids, w["last_tokens"], w["slots"], self.embedded(w)]
         x = w.one("embed", operands, "embed", tile=w.tile, dtype=w.activation)
         for i, layer in enumerate(self.layers):
@@ -97,7 +97,7 @@ class Decoder:
         return w.stored_matrix(self.embedding)
 
     def normed(self, w: Writer, x: gs.Variable, output: str) -> gs.Variable:
-        """The final norm of x [tokens or rows, H]: what the head reads."""
+        """The final norm of x [tokens or rows, H], which the head reads."""
         return centred_norm(w, x, self.norm, output)
 
     def logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
@@ -107,8 +107,8 @@ class Decoder:
         return self._own_logits(w, h, output)
 
     def _own_logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
-        """f32 logits [rows or tokens, V/ranks] of h, of this rank's ids; a tied head reads the
-        embedding's own matrix, of which ranks have a copy of their share."""
+        """f32 logits [rows or tokens, V/ranks] of h, of this rank's ids. A tied head reads the
+        embedding's matrix; each of several ranks has a copy of its share."""
         if isinstance(self.head, Linear):
             return w.project(h, self.head, DType.F32.value, output)
         matrix, shards = self.embedded(w), w.model.shards
@@ -124,7 +124,7 @@ class Decoder:
 
 
 def centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:
-    """RMSNorm whose stored weight is the deviation from one."""
+    """RMSNorm with a weight that is stored as its deviation from one."""
     return w.one("rms_norm", [x, norm_scale(w, norm)], output, eps=w.config.eps)
 
 
@@ -134,20 +134,20 @@ def norm_scale(w: Writer, norm: Tensor) -> gs.Variable:
 
 
 def sampling_tables(w: Writer) -> list[gs.Variable]:
-    """What `sample` reads of a sequence's parameters, in its operands' order."""
+    """The sampling parameters of a sequence, in the order of `sample`'s operands."""
     names = ("sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until", "allow")
     return [w[name] for name in names]
 
 
 def sampling_attrs(w: Writer) -> dict[str, int]:
-    """Of `sample`."""
+    """The attributes of `sample`."""
     ranks = w.model.shards.samplers
     shared = {"ranks": ranks} if ranks > 1 else {}
     return {"vocab": w.config.vocab, "top": w.limits.top_logprobs, **shared}
 
 
 def _sample(w: Writer, logits: gs.Variable) -> None:
-    """Counts this step's tokens, then samples; writes every output that engines share."""
+    """Counts this step's tokens, then samples; writes the outputs that all engines have."""
     step = [w[n] for n in ("token_ids", "last_tokens", "slots", "starts", "counts")]
     counted = [w["token_counts"], *step, w["prompt_lens"]]
     token_counts = w.one("mark_tokens", counted, state_out("token_counts"), tile=w.tile)

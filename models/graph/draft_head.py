@@ -1,10 +1,9 @@
 """The draft (MTP) head: one layer that drafts the next tokens from the last hidden state.
 
-Its row at position t takes (hidden_t, token t+1), where `hidden` is the network's output behind the
-final norm, and guesses token t+2. It keeps keys and values of its own, so every token of the
-sequence passes through `fill`; `step` then drafts one token after another, each from the head's
-own output before. Knows the wiring (docs/graph.md); knows no tensor's name, nor how a projection is
-stored.
+Its row at position t takes (hidden_t, token t+1), where `hidden` is the network's output after the
+final norm, and predicts token t+2. It has its own keys and values, so every token of the sequence
+passes through `fill`; `step` then drafts one token after another, each from the head's previous
+output. Knows the wiring (docs/graph.md); knows no tensor's name, nor how a projection is stored.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from spark_engine.models.graph.writer import Writer
 
 @dataclass(frozen=True)
 class DraftHead:
-    """Shapes: fc [H, 2·H], embedding first; the norms [H], zero-centred. The layer attends."""
+    """Shapes: fc [H, 2·H], embedding first; the norms [H], zero-centred. The layer's mixer is
+    attention."""
 
     name: str
     embedding_norm: Tensor
@@ -60,8 +60,8 @@ class DraftHead:
     def step(
         self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
     ) -> tuple[gs.Variable, list[gs.Variable]]:
-        """y [rows, H], what a language model's head reads and the next step's hidden, and the pages
-        with the keys and values of x [rows, H]."""
+        """y [rows, H], which the language model's head and the next step read, and the pages with
+        the keys and values of x [rows, H]."""
         kept: list[gs.Variable] = []
 
         def attend(h: gs.Variable) -> gs.Variable:

@@ -1,8 +1,8 @@
 """Graphs of an engine with drafts: a round of decode or verification, and prefill.
 
-A round samples at each of its tokens, accepts drafts while the samples before them say the same,
-brings the head's keys and values up to the accepted tokens, and drafts the next round's. Knows the
-order of these (docs/graph.md) and no tensor's name.
+A round samples at each of its tokens, accepts each draft that equals the sample before it until the
+first that differs, updates the head's keys and values for the accepted tokens, and drafts the next
+round's tokens. Knows the order of these (docs/graph.md) and no tensor's name.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PAGES = ("k_pages", "v_pages")
 
 @dataclass(frozen=True)
 class DraftRound:
-    """The network with its head. `shortlist`: ids that may be drafted; None, all of them."""
+    """The network with its draft head. `shortlist`: the ids that may be drafted; None: all ids."""
 
     network: Decoder
     head: DraftHead
     shortlist: tuple[int, ...] | None
 
     def write(self, w: Writer, debug: bool) -> None:
-        """Decode, which has no drafts to verify and makes none, and `verify_k{k}`."""
+        """Writes decode, which neither verifies nor drafts, and `verify_k{k}`."""
         drafts = drafts_of(w.family)
         step = [w[n] for n in ("slots", "starts", "counts")]
         known = [w[n] for n in ("token_ids", "last_tokens", "drafts", "positions")]
@@ -56,7 +56,7 @@ class DraftRound:
             self._draft(w, x, pages, [draft_starts, certain], debug)
 
     def write_prefill(self, w: Writer, debug: bool) -> None:
-        """As without drafts, and then every token through the head."""
+        """Writes prefill as without drafts, then the draft head over every token."""
         x = self.network.write(w, debug)
         hidden = self.network.normed(w, x, "hidden")
         if debug:
@@ -100,7 +100,7 @@ class DraftRound:
     def _logits(self, w: Writer, y: gs.Variable, debug: bool) -> gs.Variable:
         """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
         if self.shortlist is None:
-            # What a debug build shows is whole.
+            # A debug output has all ids, also with ranks.
             make = self.network.all_logits if debug else self.network.logits
             return make(w, y, "logits")
         head = self.network.head
@@ -111,7 +111,7 @@ class DraftRound:
     def _token(
         self, w: Writer, logits: gs.Variable, state: gs.Variable, index: int, last: bool
     ) -> list[gs.Variable]:
-        """(the token [rows], where the next one stands, the state that holds it)."""
+        """(the token [rows], the position of the next one, the state that holds it)."""
         ids = [] if self.shortlist is None else [self._shortlist(w)]
         outputs = ["token", "next_starts", state_out("drafts") if last else "drafts"]
         attrs = {"index": index, "shortlist": len(ids), "vocab": w.config.vocab}
@@ -128,14 +128,15 @@ class DraftRound:
 
 
 def _updates(states: Sequence[gs.Variable], last: bool, suffix: str = "") -> list[str]:
-    """What the updated states are called: by their own name behind the last update."""
+    """Renames the last update of each state to the state's own output name."""
     return [state_out(s.name) if last else s.name + suffix for s in states]
 
 
 def _accept(
     w: Writer, ids: gs.Variable, certain: gs.Variable, logits: gs.Variable
 ) -> tuple[list[gs.Variable], gs.Variable, gs.Variable]:
-    """(what is sampled at each token, the tokens accepted of each row, where drafting starts)."""
+    """(the sample at each token, the accepted tokens of each row, the row where drafting
+    starts)."""
     slots, starts, counts = w.rows
     marked = [w["token_counts"], ids, w["last_tokens"], slots, starts, certain, w["prompt_lens"]]
     token_counts = w.one("mark_tokens", marked, "token_counts.marked", tile=w.tile)

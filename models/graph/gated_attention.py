@@ -31,9 +31,9 @@ from spark_engine.tensors import DType, TensorSpec
 class GatedAttention:
     """Projections, norms of q and k, rotation, attention, output gate, projection.
 
-    Shapes: q [2·heads·D, H] with each head's gate rows behind its own, k and v [kv_heads·D, H],
-    o [H, heads·D], q_norm and k_norm [D]. `k_scales` and `v_scales` are the names that an FP8
-    cache's scale may have.
+    Shapes: q [2·heads·D, H] with each head's gate rows after its query rows, k and v [kv_heads·D,
+        H], o [H, heads·D], q_norm and k_norm [D]. `k_scales` and `v_scales`: the possible names of
+        an FP8 cache's scales.
     """
 
     name: str
@@ -62,7 +62,8 @@ class GatedAttention:
     def attend(
         self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
     ) -> tuple[gs.Variable, list[gs.Variable]]:
-        """The mixer over normed x [tokens, H], and its pages with x's keys and values, so named."""
+        """The mixer over normed x [tokens, H], and its pages with x's keys and values, with these
+        names."""
         c, p = w.config, self.name
         qkv = w.concat([w.project(x, part) for part in (self.q, self.k, self.v)], f"{p}.qkv")
         q_norm = w.weight(self.q_norm.name, _head_norm(w, self.q_norm))
@@ -77,13 +78,13 @@ class GatedAttention:
     def append(
         self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
     ) -> list[gs.Variable]:
-        """The pages with the keys and values of normed x [tokens, H], which attends to nothing."""
+        """The pages with the keys and values of normed x [tokens, H], without attention."""
         kv = w.concat([w.project(x, part) for part in (self.k, self.v)], f"{self.name}.kv")
         operands = [kv, *self._append_operands(w), *pages, w["page_table"], *w.rows]
         return w.op("append_kv", operands, updates, **self._append_attrs(w))
 
     def _append_operands(self, w: Writer) -> list[gs.Variable]:
-        """What turns keys and values into those of a page: k_norm, frequencies, scales."""
+        """The operands for storing keys and values in a page: k_norm, frequencies, scales."""
         k_norm = w.weight(self.k_norm.name, _head_norm(w, self.k_norm))
         freqs = w.weight("rotary.inv_freq", constant(w.config.rope.inv_freq()))
         return [k_norm, freqs, w.weight(f"{self.name}.kv_scale", self._kv_scale(w))]
@@ -94,7 +95,7 @@ class GatedAttention:
         return {**sizes, "eps": c.eps, "kv_dtype": w.precision.kv.value}
 
     def _kv_scale(self, w: Writer) -> Recipe:
-        """f32 [2]: the FP8 cache's scales of k and v, 1 where the checkpoint has none."""
+        """f32 [2]: the FP8 cache's scales of k and v, 1 if the checkpoint has none."""
         one = constant(np.array(1.0))
         found = [one, one]
         fp8 = w.precision.kv is DType.F8E4M3

@@ -88,10 +88,10 @@ class GatedDeltaNet:
 
 
 def _elsewhere(w: Writer) -> list[gs.Variable]:
-    """Of a prefill: the rows of the states that it begins from, and those that it saves to."""
+    """In prefill: the rows of the states that it starts from, and those that it saves to."""
     return [w["sources"], w["saves"]] if w.tile == PREFILL_TILE else []
 
 
 def _drafts(w: Writer) -> dict[str, int]:
-    """The attribute of ops whose states keep what a round of drafts may take back."""
+    """The attribute of ops with states that keep data to undo a round's rejected drafts."""
     return {"drafts": w.limits.drafts} if w.limits.drafts else {}

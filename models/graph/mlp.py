@@ -1,4 +1,4 @@
-"""The MLPs of a layer: dense, or a mixture of experts beside a gated shared one.
+"""The MLPs of a layer: dense, or a mixture of experts with a gated shared expert.
 
 Knows their tensors and how they are written in ops (docs/graph.md); knows no tensor's name.
 Shapes are [tokens, columns].

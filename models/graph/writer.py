@@ -1,7 +1,7 @@
 """Writes nodes, weights and states into a graphsurgeon graph, typed by the ops' own inference.
 
-Knows the graph's grammar (docs/graph.md) and how a projection of each scheme is spelled in ops;
-knows no block. A writer is used for one graph and thrown away.
+Knows the graph's conventions (docs/graph.md) and the ops of a projection of each scheme; knows no
+block. Use one writer per graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPSET = 23
 
 
 class Writer:
-    """The growing graph of one family.
+    """The graph of one family while it is written.
 
     Attributes:
         weights: every weight by its graph input's name, in order of first use.
@@ -51,7 +51,7 @@ class Writer:
 
     @property
     def activation(self) -> str:
-        """The `dtype` attribute of ops that make activations."""
+        """The `dtype` attribute of ops that write activations."""
         return self.precision.activation.value
 
     @property
@@ -63,7 +63,7 @@ class Writer:
     def over(
         self, rows: Sequence[gs.Variable], tile: int | None = None, scope: str = ""
     ) -> Iterator[None]:
-        """Writes over other rows than the launch's; `scope` stands before what nodes are named."""
+        """A writer for other rows than the launch's; `scope` prefixes the nodes' names."""
         kept = self._rows, self.tile, self._scope
         self._rows, self.tile = rows, self.tile if tile is None else tile
         self._scope = scope
@@ -89,7 +89,7 @@ class Writer:
         return tensor
 
     def state(self, spec: TensorSpec, unit: str) -> gs.Variable:
-        """A new state: a graph input, whose `.out` some op writes if any updates it."""
+        """A new state: a graph input. If an op updates it, the last update is named `.out`."""
         self.states.append((spec, unit))
         return self.input(spec)
 
@@ -108,9 +108,9 @@ class Writer:
         return self[name]
 
     def matrix(self, name: str, recipe: Recipe) -> gs.Variable:
-        """A weight stored unquantised, which activations are multiplied with or taken from.
+        """An unquantised weight, which is multiplied with activations or gives embeddings.
 
-        Where activations are bf16 so is the matrix: kernels multiply what is alike.
+        With bf16 activations the matrix is bf16 too: kernels multiply equal dtypes.
         """
         narrow = self.precision.activation is DType.BF16
         return self.weight(name, recipes.to_bf16(recipe) if narrow else recipe)
@@ -124,7 +124,7 @@ class Writer:
     ) -> list[gs.Variable]:
         """One `spark` node. Raises GraphError when the op refuses its operands.
 
-        The scope stands before the outputs' names, but for a state's last update.
+        The scope prefixes the outputs' names, except that of a state's last update.
         """
         specs = [TensorSpec(t.name, DType.of(t.dtype), tuple(t.shape)) for t in inputs]
         found = registry.get(op)
@@ -150,15 +150,15 @@ class Writer:
         return out
 
     def summed(self, x: gs.Variable) -> gs.Variable:
-        """Over all ranks, where each has a part of the sum x [tokens, H]."""
+        """The sum over all ranks; each has a part x [tokens, H]."""
         return self._collective("all_reduce", x, f"{x.name.removeprefix(self._scope)}.sum")
 
     def gathered(self, x: gs.Variable, output: str) -> gs.Variable:
-        """The columns of x [rows, V/ranks] of all ranks side by side, so named."""
+        """The columns of x [rows, V/ranks] of all ranks, concatenated under this name."""
         return self._collective("gather_logits", x, output)
 
     def first_id(self) -> list[gs.Variable]:
-        """i32 [1], the first id whose logits this rank has; nothing where one has all."""
+        """i32 [1], the first id of this rank's logits; nothing if each rank has all."""
         ranks = self.model.shards.samplers
         if ranks == 1:
             return []
@@ -181,7 +181,7 @@ class Writer:
     def project(
         self, x: gs.Variable, linear: Linear, dtype: str | None = None, output: str = ""
     ) -> gs.Variable:
-        """y = x · Wᵀ by the projection's scheme, its input quantised first where that asks for it.
+        """y = x · Wᵀ by the projection's scheme, with x quantised first if the scheme requires it.
 
         y is named after the module unless `output` names it.
         """
@@ -191,7 +191,7 @@ class Writer:
     def multiply(
         self, x: gs.Variable, module: str, p: Projection, dtype: str | None = None, output: str = ""
     ) -> gs.Variable:
-        """`project` by recipes, which need not be those of a module of the checkpoint."""
+        """`project` with given recipes instead of those of a module of the checkpoint."""
         output, weight = output or f"{module}.y", f"{module}.weight"
         if p.scheme is Scheme.PLAIN:
             return self.matmul(x, self.matrix(weight, p.weight), output, dtype)
@@ -209,7 +209,7 @@ class Writer:
         return self.one("linear", [x, matrix], output, dtype=dtype or self.activation)
 
     def _quantise(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
-        """x as the scheme wants it: with its scales behind it, quantised once per scale value."""
+        """x in the scheme's form, followed by its scales; quantised once per scale value."""
         if p.scheme is Scheme.NVFP4:
             return [x]
         value = None if p.input_scale is None else self.model.key_of(p.input_scale)
@@ -228,7 +228,7 @@ class Writer:
         return self.op("nvfp4_quant", [x, scale], [f"{base}.q", f"{base}.s"])
 
     def _scoped(self, name: str) -> str:
-        """The name of what a node makes here; a state's last update keeps its own."""
+        """A node's output name with the scope; a state's last update keeps its own name."""
         last = any(name == state_out(spec.name) for spec, _ in self.states)
         return name if last else self._scope + name
 

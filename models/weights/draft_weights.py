@@ -1,7 +1,7 @@
-"""The draft head's weights as a build wants them: in another dtype, from fewer rows.
+"""The draft head's weights for a build's options: in another dtype, from fewer rows.
 
-What `DraftOptions` come to: a model whose plain projections of the head are quantised when they are
-read, and the rows of the language model's head that a shortlist leaves. Knows no graph.
+Applies `DraftOptions`: quantises the head's plain projections as they are read, and takes the
+shortlist's rows of the language model's head. Knows no graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMES: Mapping[str, Scheme] = {"fp8": Scheme.FP8_BLOCK, "nvfp4": Scheme.NVFP4}
 
 
 def with_draft_dtype(model: Model, dtype: str) -> Model:
-    """The model whose head's plain projections, its experts among them, are of that dtype."""
+    """The model with the head's plain projections, experts included, in that dtype."""
     if dtype not in SCHEMES:
         return model
     return replace(model, table=model.table.quantising(SCHEMES[dtype]))
@@ -28,12 +28,12 @@ def with_draft_dtype(model: Model, dtype: str) -> Model:
 def head_rows(model: Model, module: str, ids: Sequence[int]) -> Projection:
     """Rows of a projection [V, H] in its own format.
 
-    Raises OptionError where rows have no scales of their own.
+    Raises OptionError if single rows have no scales.
     """
     whole = projection(model.unsplit, module, model.table[module])
     if whole.scheme is Scheme.FP8_BLOCK:
         raise OptionError(
-            f"a draft shortlist takes rows of {module}, whose scales are those of 128 rows; draft "
+            f"a draft shortlist takes rows of {module}, but its scales cover 128 rows; draft "
             "from the whole vocabulary"
         )
     scales = {name: take(scale, ids) for name, scale in whole.scales.items()}

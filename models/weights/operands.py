@@ -1,7 +1,7 @@
 """From stored tensors to op operands: the recipes of one projection, and of stacked experts.
 
 Knows each scheme's tensors in each dialect and the operand conventions of docs/graph.md: global
-scales that multiply, repeated to one per row. Knows no graph.
+scales multiply, and are repeated to one per row. Knows no graph.
 
 modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
 """
@@ -39,8 +39,8 @@ class Projection:
 
     Attributes:
         scales: the weight's scales by suffix, in operand order.
-        input_scale: f32 [] by which the input is quantised; None where it is not, or not
-            statically.
+        input_scale: f32 [], the input's static scale; None without static quantisation of the
+            input.
     """
 
     scheme: Scheme
@@ -50,7 +50,8 @@ class Projection:
 
 
 def projection(model: Model, module: str, scheme: Scheme) -> Projection:
-    """The recipes of one module, named without prefix; what is stored plain is quantised.
+    """The recipes of one module, named without prefix; a plain matrix is quantised here if its
+    scheme requires it.
 
     fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
@@ -72,7 +73,8 @@ def quantised(weight: Recipe, scheme: Scheme) -> Projection:
 
 
 def _share(model: Model, name: str, whole: Projection) -> Projection:
-    """A rank's share of what was quantised as a whole, so that its scales are those of one rank."""
+    """A rank's share of a matrix that is quantised as a whole, so that scales do not depend on
+    ranks."""
     scales = {suffix: model.shards.cut(name, scale) for suffix, scale in whole.scales.items()}
     return replace(whole, weight=model.shards.cut(name, whole.weight), scales=scales)
 
@@ -184,7 +186,7 @@ def _expert(
     model: Model, linears: tuple[Linear, Linear, Linear], scheme: Scheme
 ) -> dict[str, Recipe]:
     """One expert's operands: gate and up rows joined as w13, down as w2."""
-    # W4A4's op wants the weight's own global scale beside the input's: read it as W4A16.
+    # The op needs the weight's global scale apart from the input's, so W4A4 is read as W4A16.
     stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
     out = {"w13": concat0([gate.weight, up.weight])}

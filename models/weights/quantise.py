@@ -4,9 +4,9 @@
     nvfp4       global = amax/2688 of a matrix, f32; scale = e4m3(amax/(6·global)) of 16 columns, in
                 [2^-9, 448]; code = e2m1(w / (scale·global))
 
-All to nearest even, decided in f32; a part of zeros has scale 1. Matrices may be stacked, and are
-walked some rows at a time, so that little memory is taken beside the result. Each part of a
-quantised matrix is a recipe of its own over the stored one. Knows no module.
+Rounds to nearest even, in f32; a part of zeros has scale 1. Matrices may be stacked, and are
+processed some rows at a time, so that little memory is needed in addition to the result. Codes and
+scales of a quantised matrix are separate recipes over the stored one. Knows no module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def quantised_parts(weight: Recipe, scheme: Scheme) -> dict[str, Recipe]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one recipe makes of a matrix; `source` names the matrix."""
+    """One recipe's function of a matrix; `source` names the matrix."""
 
     source: str
     scheme: Scheme
@@ -141,7 +141,7 @@ def _global(matrix: Array, amax: Amax) -> np.float32:
 
 
 def _or_one(scale: F32) -> F32:
-    """1 for what is zero throughout, or too small to have a scale."""
+    """The scales, with 1 for parts that are all zeros or too small to have a scale."""
     return np.where(scale == 0, np.float32(1), scale).astype(np.float32)
 
 

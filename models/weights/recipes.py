@@ -1,8 +1,8 @@
 """Lazy weight recipes: small expression trees over the tensors of a checkpoint.
 
-A recipe knows its dtype and shape without reading anything; evaluating it touches its own
-sources only, and plain sources stay views of the file's memory map. The builder's rules that
-join weights (`concat0`, `append_expert`) work on recipes. Knows no graph and no tensor name.
+A recipe knows its dtype and shape without reading files; evaluation reads only its sources, and
+plain sources stay views of the file's memory map. The builder's rules that join weights (`concat0`,
+`append_expert`) work on recipes. Knows no graph and no tensor name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUND = "to_bf16"  # the op of a recipe
 
 
 class Reads(Protocol):
-    """What a recipe is evaluated on (`checkpoint.Checkpoint`)."""
+    """The source of tensors for evaluation (`checkpoint.Checkpoint`)."""
 
     def read(self, name: str) -> Array: ...
 
@@ -37,7 +37,7 @@ class Recipe:
         args: operands.
         source: the tensor's name in the file, for the leaves "source" and "cut".
         values: the elements in order, for the leaf "constant"; the rows, for "take".
-        function: what "transform" and "cut" do; equal functions make equal recipes.
+        function: of "transform" and "cut"; equal functions make equal recipes.
     """
 
     op: str
@@ -91,12 +91,12 @@ class Weight:
 
 
 def weight(name: str, recipe: Recipe) -> Weight:
-    """A weight whose spec follows from its recipe."""
+    """A weight with its recipe's spec."""
     return Weight(TensorSpec(name, recipe.dtype, recipe.shape), recipe)
 
 
 def source(name: str, dtype: DType, shape: Sequence[int]) -> Recipe:
-    """A tensor of the file, untouched."""
+    """A tensor of the file, unchanged."""
     return Recipe("source", dtype, tuple(shape), source=name)
 
 
@@ -112,7 +112,7 @@ def take(x: Recipe, rows: Sequence[int]) -> Recipe:
 
 
 def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
-    """The same values in another dtype; nothing where it is that already."""
+    """The same values in another dtype; the recipe itself if it has that dtype."""
     return x if x.dtype is dtype else Recipe("cast", dtype, x.shape, (x,))
 
 
@@ -169,7 +169,7 @@ def maximum(a: Recipe, b: Recipe) -> Recipe:
 
 
 def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
-    """The same elements in another shape; nothing where it is that already."""
+    """The same elements in another shape; the recipe itself if it has that shape."""
     if int(np.prod(shape)) != int(np.prod(x.shape)):
         raise GraphError(f"cannot reshape {x.shape} to {tuple(shape)}")
     return x if x.shape == tuple(shape) else Recipe("reshape", x.dtype, tuple(shape), (x,))
@@ -210,7 +210,7 @@ def append_expert(experts: Recipe, one: Recipe) -> Recipe:
 
 
 def _leaf(recipe: Recipe) -> Recipe:
-    """The source below operations on a single value."""
+    """The source under operations on a single value."""
     while recipe.args:
         recipe = recipe.args[0]
     return recipe

@@ -1,9 +1,9 @@
-"""What one rank of several has of a model: a local configuration, and cuts of the stored tensors.
+"""One rank's share of a model: a local configuration, and parts of the stored tensors.
 
-The tensor list says how ranks share a tensor (`Split`). Here that becomes recipes: rank 0's when
-the graph is written, and those of the others by `of_rank`, so that one graph serves all. Shapes are
-equal on every rank. Scales of a whole tensor are every rank's; blocks of FP8 and groups of NVFP4
-are never cut. Knows no graph.
+The tensor list defines how ranks share a tensor (`Split`). This module makes recipes of it: rank
+0's when the graph is written, and those of the others by `of_rank`, so that all ranks share one
+graph. Shapes are equal on every rank. Every rank has the scales of whole tensors; blocks of FP8 and
+groups of NVFP4 are never cut. Knows no graph.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FP4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's share of an axis, as a function that compares by what it does.
+    """A rank's share of an axis, as a function that compares equal to another of the same share.
 
     Attributes:
         axis: of the array.
-        parts: (units, entries of one) along it, as of `Split`.
+        parts: (units, entries of a unit) along it, as in `Split`.
     """
 
     axis: int
@@ -42,14 +42,14 @@ class Cut:
     rank: int = 0
 
     def __call__(self, array: Array) -> Array:
-        """The share, a view where it is one stretch."""
+        """The share; a view if it is contiguous."""
         before = (slice(None),) * self.axis
         pieces = [array[(*before, slice(*ends))] for ends in self.ends]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, self.axis)
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """(first, behind the last) entry of each part."""
+        """(first, last + 1) entry of each part."""
         found, start = [], 0
         for units, size in self.parts:
             mine = share(units, self.ranks)
@@ -70,10 +70,10 @@ class Shards:
 
     Attributes:
         rows: the tensors, sizes those of the whole model.
-        splits: of them that are shared, by tensor name and module.
+        splits: how tensors are shared, by tensor name and module.
         tile: columns of NVFP4 that are never cut.
-        shares: what each rank has, and of how many, by what is counted.
-        across: the ranks are on several hosts, whose GPUs do not read each other's memory.
+        shares: units of each rank and of the whole model, by what is counted.
+        across: the ranks are on several hosts, so their GPUs do not read each other's memory.
     """
 
     ranks: int = 1
@@ -85,13 +85,13 @@ class Shards:
 
     @property
     def samplers(self) -> int:
-        """Ranks that sample together, each from the logits of its own ids: they read each other's
-        memory for it. On several hosts each has all logits, and samples for itself."""
+        """Ranks that sample together, each from the logits of its ids; they read each other's
+        memory. On several hosts each rank has all logits and samples alone, so this is 1."""
         return 1 if self.across else self.ranks
 
     @classmethod
     def of(cls, config: ModelConfig, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:
-        """From a network's list of tensors."""
+        """The shards of a network's list of tensors."""
         named = ((r.module if isinstance(r, Linear) else r.name, r.split) for r in rows)
         splits = {name: s for name, s in named if s is not None}
         return cls(ranks, rows, splits, tile, shares(config, ranks))
@@ -103,8 +103,8 @@ class Shards:
                 _check_blocks(row, row.split, table[row.table_key], self)
 
     def cut(self, name: str, x: Recipe) -> Recipe:
-        """Rank 0's share of `x`, which stores the tensor or module `name`, or some of its scales:
-        an axis that is not there, or has one entry for all, is not cut."""
+        """Rank 0's share of `x`, the stored tensor or module `name`, or some of its scales. An axis
+        that is missing or has one entry is not cut."""
         split = self.splits.get(name, self.splits.get(name.rpartition(".")[0]))
         if self.ranks == 1 or split is None or len(x.shape) <= split.axis:
             return x
@@ -125,12 +125,12 @@ class Shards:
 
 
 def share(units: int, ranks: int) -> int:
-    """Units of one rank; one where they are fewer than ranks."""
+    """Units of one rank; one if there are fewer units than ranks."""
     return max(1, units // ranks)
 
 
 def cut(x: Recipe, function: Cut, shape: tuple[int, ...]) -> Recipe:
-    """A rank's share of `x`; of a tensor of the file without reading the rest."""
+    """A rank's share of `x`; of a tensor of the file only the share is read."""
     if x.op == "source":
         return Recipe("cut", x.dtype, shape, source=x.source, function=function)
     return transform(x, TensorSpec("", x.dtype, shape), function)
@@ -148,7 +148,7 @@ def of_rank(recipe: Recipe, rank: int) -> Recipe:
 
 
 def by_rank(values: list[int]) -> Recipe:
-    """i32 [1]: each rank's own of these numbers."""
+    """i32 [1]: the number of each rank."""
     parts = ((len(values), 1),)
     return cut(constant(values, DType.I32), Cut(0, parts, len(values)), (1,))
 
@@ -183,7 +183,8 @@ def local_config(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def shares(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
-    """What each rank has, and of how many, by what is counted; of the whole model's `config`."""
+    """Units of each rank and of the whole model, by what is counted; `config` is the whole
+    model's."""
     if ranks == 1:
         return {}
     sizes = {"KV heads": config.kv_heads, **_sizes(config)}
@@ -191,7 +192,7 @@ def shares(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
 
 
 def _sizes(config: ModelConfig) -> dict[str, int]:
-    """All that is divided evenly."""
+    """The counts that ranks divide evenly."""
     moe = config.moe
     sizes = {"attention heads": config.heads, "ids of the vocabulary": config.vocab}
     sizes |= {"key heads": config.key_heads, "value heads": config.value_heads}
@@ -204,7 +205,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def _uneven(config: ModelConfig, ranks: int) -> str:
-    """What of the model does not divide by so many ranks; "" where all of it does."""
+    """The part of the model that does not divide by that many ranks; "" if all of it does."""
     kv = config.kv_heads
     for what, size in _sizes(config).items():
         if size % ranks:
@@ -218,7 +219,7 @@ def _check_blocks(row: Linear, split: Split, scheme: Scheme, shards: Shards) -> 
     columns = split.axis == 1
     whole = max(NVFP4_BLOCK, shards.tile) if scheme in FP4 and columns else 1
     if scheme is Scheme.FP8_BLOCK and (columns or split.length > FP8_BLOCK):
-        whole = FP8_BLOCK  # rows that are one block have one scale wherever they are cut
+        whole = FP8_BLOCK  # rows within one block share its scale wherever they are cut
     for first, end in Cut(split.axis, split.parts, shards.ranks).ends:
         if end - first < split.length and (first % whole or (end - first) % whole):
             raise OptionError(
@@ -229,8 +230,8 @@ def _check_blocks(row: Linear, split: Split, scheme: Scheme, shards: Shards) -> 
 
 
 def _scaled(name: str, split: Split, entries: int) -> tuple[tuple[int, int], ...]:
-    """The parts of an axis on which `entries` stand for the split's elements: packed codes, or
-    scales of blocks. A share that would cut an entry was refused before."""
+    """The parts of an axis with `entries` entries, each of several elements of the split: packed
+    codes, or scales of blocks. Shares that cut an entry are refused earlier."""
     parts = []
     for units, size in split.parts:
         whole, rest = divmod(units * size * entries, split.length)

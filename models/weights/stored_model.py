@@ -1,7 +1,7 @@
 """A model as its checkpoint stores it: config, tensors, and how each projection is quantised.
 
-What the graph is written from. `models/open_model.py` makes it, of a folder or of the JSON files
-alone, and has checked that the parts fit each other. Knows no graph.
+The source of the graph. `models/open_model.py` makes it from a folder or from the JSON files alone,
+and checks that the parts fit each other. Knows no graph.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _COPIES = (Kind.STACKED_EXPERTS, Kind.TIED_HEAD, Kind.CACHE_SCALE)
 
 @dataclass(frozen=True)
 class Model:
-    """What lowering needs to know of a checkpoint.
+    """The facts of a checkpoint that lowering needs.
 
     Attributes:
         rows: the text network's list of tensors.
-        expected: what a file may hold of them, by the name in the file.
-        tensors: dtype and shape of each tensor that this one holds, likewise.
-        ignored: how many tensors of the file are of each part that a graph without drafts leaves
-            out; the draft head is such a part.
-        draft_note: a sentence that says why there is no draft head; "" where there is one.
-        checkpoint: the open files, None where only the configs are there.
-        shards: how ranks share the tensors; then `config` has the sizes of one of them, and all
-            else here those of the whole model.
+        expected: the tensors that a file may hold for them, by the name in the file.
+        tensors: dtype and shape of each tensor that this file holds, by the name in the file.
+        ignored: the number of tensors of each part that a graph without drafts leaves out (the
+            draft head is one).
+        draft_note: the reason why there is no draft head; "" if there is one.
+        checkpoint: the open files; None if only the configs are present.
+        shards: how ranks share the tensors; then `config` has the sizes of one rank, and all other
+            fields those of the whole model.
     """
 
     config: ModelConfig
@@ -57,12 +57,12 @@ class Model:
         return not self.draft_note
 
     def has(self, name: str) -> bool:
-        """True when the file holds the tensor that we name so (without prefix)."""
+        """Whether the file holds the tensor of this name (without prefix)."""
         return self.layout.file_name(name) in self.tensors
 
     @property
     def unsplit(self) -> Model:
-        """The same, of whose tensors every rank reads all."""
+        """The same model with all tensors whole on every rank."""
         return replace(self, shards=Shards())
 
     def source(self, name: str) -> recipes.Recipe:
@@ -75,14 +75,15 @@ class Model:
         return recipes.source(spec.name, spec.dtype, spec.dims)
 
     def key_of(self, recipe: recipes.Recipe) -> object:
-        """Equal for small recipes of equal value; the recipe itself where nothing is read."""
+        """A key that is equal for small recipes of equal value; the recipe itself if no file is
+        open."""
         if self.checkpoint is None:
             return recipe
         return recipe.evaluate(self.checkpoint).tobytes()
 
     @property
     def parameters(self) -> int:
-        """Weights of the text network as mathematics counts them, scales left out."""
+        """Parameters of the text network, without scales."""
         return sum(_elements(row) for row in self.rows)
 
     def tensors_by_module(self) -> Counter[str]:
@@ -92,7 +93,7 @@ class Model:
 
 
 def _elements(row: Row) -> int:
-    """Parameters that a row adds to those of the other rows."""
+    """Parameters of a row that no other row counts."""
     if isinstance(row, Linear):
         return row.rows * row.columns
     return 0 if row.part != "text" or row.kind in _COPIES else math.prod(row.shape)

@@ -1,4 +1,4 @@
-"""Which values a stored scale or code may have. Refused when they are read, tensor by tensor.
+"""Checks the values of stored scales and codes when they are read, tensor by tensor.
 
     codes of FP8 weights    any sign, no NaN
     scale of a whole        finite and above 0: of a tensor, an input, a cache. Zero would wipe the
@@ -8,7 +8,7 @@
     matrix rounded to bf16  finite in bf16: f32 has its range but for the last 0.4 % (above
                             3.39e38), f16 far less; NaN and infinities were damage before
 
-One pass over the bytes while they are in the cache; knows arrays and names, no recipe.
+One pass over the bytes while they are in the cache. Knows arrays and names; knows no recipe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from spark_engine.tensors import Array, DType
 
 _NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
 _AT_ONCE = 1 << 18  # bytes
-_LEAST = np.finfo(np.float32).tiny  # the least whose reciprocal is finite and no kernel flushes
+_LEAST = np.finfo(
+    np.float32
+).tiny  # the least number with a finite reciprocal that kernels do not flush to zero
 U8 = NDArray[np.uint8]
 
 
@@ -56,9 +58,10 @@ def check_part(name: str, array: Array) -> None:
 
 
 def round_to_bf16(name: str, array: Array) -> Array:
-    """An f16 or f32 matrix rounded to nearest even. Raises CheckpointError for what has none."""
+    """An f16 or f32 matrix rounded to nearest even in bf16. Raises CheckpointError for values out
+    of range."""
     rounded = array.astype(DType.BF16.numpy)
-    bits, most = rounded.view(np.uint16).reshape(-1), 0x7F80  # infinity's
+    bits, most = rounded.view(np.uint16).reshape(-1), 0x7F80  # the exponent of infinity
     for begin in range(0, bits.size, _AT_ONCE):
         part = bits[begin : begin + _AT_ONCE] & np.uint16(0x7FFF)
         if part.max() >= most:
@@ -68,7 +71,7 @@ def round_to_bf16(name: str, array: Array) -> Array:
 
 
 def _first(array: Array, fails: Callable[[U8], bool], bad: Callable[[U8], Array]) -> int | None:
-    """The index of the first bad byte. `fails` tells whether a stretch has one, cheaply."""
+    """The index of the first bad byte. `fails`: a cheap test of whether a range has one."""
     flat = array.view(np.uint8).reshape(-1)
     for begin in range(0, flat.size, _AT_ONCE):
         part = flat[begin : begin + _AT_ONCE]

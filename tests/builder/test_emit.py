@@ -249,6 +249,8 @@ def test_weights_in_work_take_half_of_what_is_free() -> None:
     }
     assert found == {need: need, 3 * need: 3 * need // 2, 5 * IN_FLIGHT: IN_FLIGHT}
     assert emit.weights_in_work(layout, HostRoom(None, 0, False)) == IN_FLIGHT
-    words = r"weight large takes 3\.00 MiB .* 3\.00 MiB .* free beside the 4\.00 GiB .*: stop other"
+    words = (
+        r"weight large takes 3\.00 MiB .* 3\.00 MiB .* free in addition to 4\.00 GiB .*: stop other"
+    )
     with pytest.raises(CapacityError, match=words):
         emit.weights_in_work(layout, HostRoom(need - 1, 4 << 30, True))

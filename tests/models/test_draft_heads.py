@@ -192,7 +192,7 @@ def test_rows_of_an_fp8_head() -> None:
     assert rows.input_scale is not None
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     blocks = describe(config | {"quantization_config": block | {"modules_to_not_convert": ["mtp"]}})
-    with pytest.raises(OptionError, match="scales are those of 128 rows"):
+    with pytest.raises(OptionError, match="scales cover 128 rows"):
         head_rows(blocks, "lm_head", (1, 5, 9))
 
 

@@ -1,7 +1,7 @@
 """config.json of model types qwen3_5 and qwen3_5_moe, converted once into a frozen dataclass.
 
-Knows the keys and defaults (transformers 5.x, `configuration_qwen3_5*.py`), and refuses what the
-network does not compute. What only the mixture of experts has is read in its own folder.
+Knows the keys and defaults (transformers 5.x, `configuration_qwen3_5*.py`), and refuses values that
+the network does not support. The folder of qwen3_5_moe reads the keys of the experts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class Qwen3_5Config(ModelConfig):
-    """The text network, and what lies beside it in the files.
+    """The text network, and the other parts in its files.
 
-    `mtp_embeddings`: the draft head has an embedding of its own.
+    `mtp_embeddings`: the draft head has a separate embedding.
     """
 
     mtp_layers: int
@@ -66,7 +66,7 @@ def read_as(
     generation: Json,
     moe: Callable[[Reader], MoeConfig] | None = None,
 ) -> Qwen3_5Config:
-    """The same for a family with these keys; `moe` reads those of its experts, if it has any."""
+    """`read` for a family with these keys; `moe` reads those of its experts, if any."""
     text = text_of(config)
     _check_supported(text)
     return Qwen3_5Config(
@@ -93,7 +93,8 @@ def read_as(
 
 
 def _check_supported(text: Reader) -> None:
-    """Switches that other models of the family use and this network has no code for."""
+    """Raises CheckpointError for switches of the configuration that this network does not
+    support."""
     wanted: dict[str, tuple[object, ...]] = {
         "hidden_act": (None, "silu"),
         "attention_bias": (None, False),
@@ -113,7 +114,7 @@ def _check_supported(text: Reader) -> None:
 
 
 def _layers(text: Reader) -> tuple[str, ...]:
-    """layer_types, or the pattern that full_attention_interval stands for (default 4)."""
+    """layer_types, or the pattern that full_attention_interval defines (default 4)."""
     total = text.count("num_hidden_layers")
     kinds = text.row.get("layer_types")
     if kinds is None:

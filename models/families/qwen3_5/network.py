@@ -1,7 +1,6 @@
-"""The network of model type qwen3_5: its blocks, and under which names its checkpoints keep them.
+"""The network of model type qwen3_5: its blocks, and the names of their tensors.
 
-The one place that spells these names. The MLP is a parameter, because it is all that qwen3_5_moe
-changes.
+The only place with these names. The MLP is a parameter, since qwen3_5_moe differs in nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from spark_engine.models.graph.gated_attention import GatedAttention
 from spark_engine.models.graph.gated_delta_net import GatedDeltaNet
 from spark_engine.models.graph.mlp import Swiglu
 
-MakeMlp = Callable[[ModelConfig, str], Mlp]  # the MLP of a name
+MakeMlp = Callable[[ModelConfig, str], Mlp]  # makes the MLP of a name
 
 
 def dense_mlp(c: ModelConfig, name: str) -> Swiglu:
@@ -40,7 +39,7 @@ def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
 
 
 def draft_head(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> DraftHead | str:
-    """The multi-token-prediction head, or why there is none that we compute."""
+    """The multi-token-prediction head, or the reason why it is absent or unsupported."""
     if c.mtp_layers != 1:
         return (
             f"config.json: mtp_num_hidden_layers is {c.mtp_layers}; a draft head of 1 layer is "
@@ -63,7 +62,7 @@ def draft_head(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> DraftHead | str:
 
 
 def layer(c: ModelConfig, name: str, kind: str, mlp: MakeMlp) -> Layer:
-    """One layer, whose mixer is of the kind."""
+    """One layer with a mixer of `kind`."""
     full = kind == FULL
     return Layer(
         mixer_norm=_norm(f"{name}.input_layernorm", c.hidden),

@@ -1,4 +1,5 @@
-"""What model type qwen3_5_moe changes: every MLP is routed experts beside a gated shared one."""
+"""The differences of qwen3_5_moe from qwen3_5: every MLP has routed experts and a gated shared
+one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def decoder(c: ModelConfig) -> Decoder:
 
 
 def draft_head(c: Qwen3_5Config) -> DraftHead | str:
-    """The draft head, whose layer is one of this network."""
+    """The draft head, with a layer of this network."""
     return dense.draft_head(c, mixture)
 
 

@@ -201,13 +201,13 @@ def crowded(g: gs.Graph) -> None:
         (dangling, "wiring", "which nothing writes"),
         (twice, "wiring", "h is written 2 times"),
         (same_name, "wiring", "2 tensors are named 'x'"),
-        (disorder, "order", "stands before"),
+        (disorder, "order", "comes before"),
         (dtype, "inference", "writes h bf16"),
         (broadcast, "inference", "no broadcasting"),
         (shape, "inference", "writes h f32"),
         (too_few, "operands", "has 1 inputs"),
         (written_input, "wiring", "x is written 1 times"),
-        (self_reading, "order", "h stands before h"),
+        (self_reading, "order", "h comes before h"),
         (joined_rows, "inference", "must join last axes"),
         (state_of_another, "states", "not an in-place update of total"),
         (state_shape, "states", "total.out is total.out f32"),
@@ -340,17 +340,17 @@ def test_verify_names_family_stage_and_check() -> None:
         verify.verify(subject(toy_graph()), "rewritten")
 
 
-def prefilling(graph: gs.Graph, told: tuple[str, ...], unit: str = "sequence") -> Subject:
-    """Of prefill; `last` updates a state of `unit`, and reads `told` of the launch's steps."""
+def prefilling(graph: gs.Graph, given: tuple[str, ...], unit: str = "sequence") -> Subject:
+    """Of prefill; `last` updates a state of `unit`, and reads `given` of the launch's steps."""
     named = {name: variable(TensorSpec(name, DType.I32, ("rows",))) for name in verify.ELSEWHERE}
     graph.inputs += [*named.values()]
-    graph.nodes[2].inputs += [named[name] for name in told]
+    graph.nodes[2].inputs += [named[name] for name in given]
     state = {"total": (STATES["total"][0], unit)}
     return replace(subject(graph), family="prefill", states=state)
 
 
 @pytest.mark.parametrize(
-    ("family", "unit", "told", "legal"),
+    ("family", "unit", "given", "legal"),
     [
         ("prefill", "sequence", ("sources", "saves"), True),
         ("prefill", "sequence", (), False),
@@ -362,17 +362,17 @@ def prefilling(graph: gs.Graph, told: tuple[str, ...], unit: str = "sequence") -
         ("decode", "sequence", (), True),
     ],
 )
-def test_who_is_told_what_to_begin_from(
-    family: str, unit: str, told: tuple[str, ...], legal: bool
+def test_which_nodes_read_sources_and_saves(
+    family: str, unit: str, given: tuple[str, ...], legal: bool
 ) -> None:
-    found = [*verify.elsewhere(replace(prefilling(toy_graph(), told, unit), family=family))]
-    assert not found if legal else f"accumulate last is told {len(told)} of sources and" in found[0]
+    found = [*verify.elsewhere(replace(prefilling(toy_graph(), given, unit), family=family))]
+    assert not found if legal else f"accumulate last reads {len(given)} of sources and" in found[0]
 
 
 def test_a_prefill_whose_graph_has_no_such_steps_is_seen() -> None:
     given = replace(subject(toy_graph()), family="prefill")
     given = replace(given, states={"total": (STATES["total"][0], "sequence")})
-    assert [*verify.elsewhere(given)] == ["accumulate last is told 0 of sources and saves"]
+    assert [*verify.elsewhere(given)] == ["accumulate last reads 0 of sources and saves"]
 
 
 @pytest.mark.parametrize(("unit", "rows"), [("slot", 3), ("page", 8), ("sequence", 8)])

@@ -87,6 +87,6 @@ def test_a_build_beside_an_engine_leaves_the_host_its_part(
     build(checkpoint, tmp_path / "one", options, lambda text: None)
     assert given == [3 * GIB]
     monkeypatch.setattr(building, "available_memory", lambda: KEPT + 1000)
-    with pytest.raises(CapacityError, match=r"1000 B of memory are free beside the 10\.00 GiB"):
+    with pytest.raises(CapacityError, match=r"1000 B of memory are free in addition to 10\.00 GiB"):
         build(checkpoint, tmp_path / "two", options, lambda text: None)
     assert not (tmp_path / "two").exists() and len(given) == 1

@@ -122,5 +122,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"neither a number of ids nor a file of them \(No such"):
         parse_vocab(str(tmp_path / "none"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(OptionError, match="it is no text"):
+    with pytest.raises(OptionError, match="the file is no text"):
         parse_vocab(str(tmp_path / "binary"))

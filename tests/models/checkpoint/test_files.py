@@ -150,7 +150,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "escape": (lambda p: _index(p, lambda m: m.update(a="../x")), "'../x'"),
     "no map": (lambda p: (p / INDEX).write_text('{"metadata": 1}'), "no weight_map"),
     "not json": (lambda p: (p / INDEX).write_text("{"), "index.json: is not JSON"),
-    "two": (lambda p: write_safetensors(p / SINGLE, A), "model.safetensors: lies beside"),
+    "two": (lambda p: write_safetensors(p / SINGLE, A), "model.safetensors: is in a folder with"),
 }
 
 
@@ -179,7 +179,7 @@ def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     for i in (1, 2):
         write_safetensors(_shard(tmp_path, i), A)
-    with pytest.raises(CheckpointError, match="index.json: missing beside 2 shards"):
+    with pytest.raises(CheckpointError, match="index.json: missing, with 2 shards"):
         open_checkpoint(tmp_path)
 
 

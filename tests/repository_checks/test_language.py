@@ -1,0 +1,222 @@
+"""Prose is plain technical English: words that a reader may misread are counted, and counts fall.
+
+Prose is: docstrings, comments and string literals with a space of *.py; comments of CUDA, JS, CSS,
+HTML and TOML files, and the `why` of a mutant; Makefile and *.sh; *.md without code and quotations.
+Code in backquotes is not read. `python -m tests.repository_checks.test_language FOLDER...` prints
+every place, and the counts for `CAPS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repository import ROOT, files
+
+# (what is banned, what to write); a space matches any white space.
+BANNED = (
+    (r"mend(?:s|ed|ing)?", "fix, correct"),
+    (r"rooms?", "space, memory, capacity; folder"),
+    (r"house", "project, repository"),
+    (r"beside", "next to, with, in addition to"),
+    (r"told", "is given, receives, learns; told apart: distinguished"),
+    (r"begun", "started"),
+    (r"heirs?", "successor"),
+    (r"walkers?", "warp, thread block, or what walks"),
+    (r"made-up", "generated, emulated, fake"),
+    (r"who(?:so)?ever", "a user who, any caller that"),
+    (r"young(?:er|est)?", "recent, newer, new"),
+    (r"ways?", "method, form, direction, path; delete 'in this way'"),
+    (r"half-way", "the middle, the midpoint"),
+    (r"(?:lies?|lain)", "is, is stored, is between"),
+    (r"(?:stands?|stood)(?!-)", "is, is written, means"),
+    (r"(?:goes|go|going|went) on", "continues"),
+    (r"(?:gives?|gave|given|giving) back", "returns, releases, frees"),
+    (r"(?:holds?|held) up", "delays, blocks"),
+    (r"of (?:its|their) own", "its own X, a separate X"),
+    (r"somebody(?:'s)?", "a client, another request"),
+    (r"nobody(?:'s)?", "no client, no request, nothing"),
+    (r"no one(?:'s)?", "no client, no request, nothing"),
+    (r"reckon(?:s|ed|ing)?", "calculate, compute, estimate"),
+    (r"nought", "zero"),
+)
+# Of people only.
+_WHO = re.compile(r"\b(?:who|whose|whom)\b", re.I)
+_PERSON = re.compile(
+    r"\b(?:user|client|owner|operator|engineer|reader|author|attacker|person|developer|maintainer"
+    r"|newcomer|vendor|speaker|tester|compan(?:y|ie))s?\b|\bpeople\b|\byour?s?\b",
+    re.I,
+)
+_EACH = (rf"{words}(?!\w)".replace(" ", r"\s+") for words, _ in BANNED)
+_WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
+
+# How many places each folder has. A change that lowers a count lowers its number here.
+CAPS = {
+    ".": 43,
+    "benchmarks": 343,
+    "docs": 47,
+    "plugins": 319,
+    "runtime": 282,
+    "spark_engine": 48,
+    "tests": 509,
+    "training": 64,
+}
+
+_SPAN = re.compile(r"`+[^`]+`+")
+_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|\Z)", re.S)
+_MARKERS = re.compile(r"\n[ /#*]+")
+_SLASHES = re.compile(r"(?<![:\"'])//(.*)")
+_STARS = re.compile(r"/\*(.*?)\*/|<!--(.*?)-->", re.S)
+_HASH = re.compile(r"^(?:[^\n#]*\s)?#(.*)$|^why = \"(.*)\"$", re.M)
+_QUOTED = re.compile(r"^(```|~~~).*?^\1|^>.*?$|\]\([^)]*\)|<!--.*?-->", re.M | re.S)
+
+Block = tuple[int, str]  # its first line, its text
+
+
+def _joined(lines: Iterable[Block]) -> Iterator[Block]:
+    """Comments of consecutive lines as one text."""
+    first, texts = 0, list[str]()
+    for at, text in lines:
+        if texts and at != first + len(texts):
+            yield first, "\n".join(texts)
+            texts = []
+        first = first if texts else at
+        texts.append(text)
+    if texts:
+        yield first, "\n".join(texts)
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> Iterator[Block]:
+    for match in pattern.finditer(text):
+        found = "".join(group for group in match.groups() if group is not None)
+        yield text.count("\n", 0, match.start()) + 1, found
+
+
+def _strings(node: ast.AST) -> Iterator[Block]:
+    """String literals with a space; {} is what an f-string puts in."""
+    inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+        yield node.lineno, node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [p.value if isinstance(p, ast.Constant) else "{}" for p in node.values]
+        yield node.lineno, "".join(map(str, parts))
+        inner = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+    for child in inner:
+        yield from _strings(child)
+
+
+def _python(text: str) -> Iterator[Block]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = (token for token in tokens if token.type == tokenize.COMMENT)
+    yield from _joined((token.start[0], token.string.lstrip("#: ")) for token in comments)
+    yield from _strings(ast.parse(text))
+
+
+def _whole(text: str) -> Iterator[Block]:
+    yield 1, text
+
+
+def _page(text: str) -> Iterator[Block]:
+    yield 1, _QUOTED.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+def _slashes(text: str) -> Iterator[Block]:
+    yield from _joined(_matched(_SLASHES, text))
+    yield from _matched(_STARS, text)
+
+
+READERS: dict[str, Callable[[str], Iterator[Block]]] = {
+    ".py": _python,
+    ".cu": _slashes,
+    ".cuh": _slashes,
+    ".js": _slashes,
+    ".css": lambda text: _matched(_STARS, text),
+    ".html": lambda text: _matched(_STARS, text),
+    ".toml": lambda text: _joined(_matched(_HASH, text)),
+    ".sh": _whole,
+    ".md": _page,
+    "": _whole,  # Makefile
+}
+SOURCES = [
+    path
+    for path in files(*(f"*{suffix}" for suffix in READERS if suffix), "Makefile")
+    if path != Path("tests/repository_checks/test_language.py")
+]
+
+
+def _banned(text: str) -> Iterator[tuple[int, str]]:
+    """(line, words) of each place; lines are counted from 0."""
+    text = _SPAN.sub(lambda match: "`" + "\n" * match[0].count("\n"), text)
+    found = [(match.start(), match[0]) for match in _WORDS.finditer(text)]
+    for sentence in _SENTENCE.finditer(text):
+        if not _PERSON.search(sentence[0]):
+            start = sentence.start()
+            found += [(start + match.start(), match[0]) for match in _WHO.finditer(sentence[0])]
+    for at, words in sorted(found):
+        yield text.count("\n", 0, at), words
+
+
+def _places(path: Path) -> list[tuple[int, str]]:
+    """(line, words) of each banned place of a file."""
+    text = (ROOT / path).read_text()
+    if not _WORDS.search(_MARKERS.sub("\n", text)) and not _WHO.search(text):
+        return []  # most files; reading Python takes long
+    blocks = READERS[path.suffix](text)
+    return sorted((first + line, words) for first, text in blocks for line, words in _banned(text))
+
+
+def _folder(path: Path) -> str:
+    return path.parts[0] if len(path.parts) > 1 else "."
+
+
+@pytest.mark.parametrize("folder", sorted({_folder(path) for path in SOURCES}))
+def test_banned_words_only_become_fewer(folder: str) -> None:
+    found = sum(len(_places(path)) for path in SOURCES if _folder(path) == folder)
+    cap = CAPS.get(folder, 0)
+    assert found <= cap, (
+        f"{folder} has {found} banned words, {cap} are allowed:"
+        f" `python -m tests.repository_checks.test_language {folder}` prints them"
+    )
+    assert found == cap, f"{folder} has {found} banned words only: set CAPS[{folder!r}] to that"
+
+
+def test_the_reader_sees_prose_only(tmp_path: Path) -> None:
+    source = """
+# A page whose
+# reader is told
+told = "told", f"is told {told:told} more", f"{x('a b whose')}"  # `told` beside
+def f(who):
+    '''A user
+    whose key.'''
+"""
+    assert [words for _, text in _python(source) for _, words in _banned(text)] == [
+        "told",
+        "beside",
+        "told",
+        "whose",
+    ]
+    page = "told\n```\nwho\n```\n> who\n[x](beside/house)\nIt goes\non."
+    assert [place for _, text in _page(page) for place in _banned(text)] == [
+        (0, "told"),
+        (6, "goes\non"),
+    ]
+    code = "int told;  // who\n/* its\nhouse */ x = 'http://beside';"
+    assert [(first, text) for first, text in _slashes(code)] == [(1, " who"), (2, " its\nhouse ")]
+
+
+if __name__ == "__main__":
+    counts: Counter[str] = Counter()
+    for path in SOURCES:
+        if not sys.argv[1:] or any(path.is_relative_to(folder) for folder in sys.argv[1:]):
+            for line, words in _places(path):
+                print(f"{path}:{line}: {words!r}")
+                counts[_folder(path)] += 1
+    print(dict(sorted(counts.items())))
