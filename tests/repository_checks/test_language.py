@@ -60,13 +60,13 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
 
 # How many places each folder has. A change that lowers a count lowers its number here.
 CAPS = {
-    ".": 43,
-    "benchmarks": 343,
-    "docs": 47,
-    "plugins": 319,
-    "runtime": 282,
+    ".": 37,
+    "benchmarks": 173,
+    "docs": 46,
+    "plugins": 317,
+    "runtime": 47,
     "spark_engine": 48,
-    "tests": 509,
+    "tests": 364,
     "training": 64,
 }
 
