@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.soak.attacks import bodies, connections, faults, front, grammars, starts, stored
 from tests.soak.attacks.attack import READ_S, TEXT, Attack, Attacker
 from tests.soak.attacks.processes import FRONT, How, Server, server
-from tests.soak.attacks.trial import HEAD, KEPT_MB, Row, trial
+from tests.soak.attacks.trial import HEAD, KEPT_MB, Row, kept, trial
 
 READ = ("--read-timeout", str(READ_S))
 Opened = Callable[[ExitStack, Path], Server]
@@ -134,7 +134,7 @@ def run(opened: Opened, attacks: Sequence[Attack], folder: Path) -> Iterator[Row
         if last:
             return
         total = Row(f"= {opened.__name__}: from start to end", {}, 0, [], [], [])
-        total.kept, now_roles = found.held_mb() - begin, found.memory_by_role()
+        total.kept, now_roles = kept(found, begin), found.memory_by_role()
         total.statuses = {name: f"{roles[name]}-{mb}" for name, mb in now_roles.items()}
         now, code = found.descriptors(), found.stop()
         total.wrong += [f"{total.kept:.0f} MiB kept"] if total.kept >= KEPT_MB else []

@@ -143,7 +143,7 @@ def trial(server: Server, attack: Attack, last: bool = False) -> Row:
     if last:
         row.lost = []  # who asks a server that ends
         return row
-    row.kept = _kept(server, before)
+    row.kept = kept(server, before)
     _judge(row, attack)
     grown = server.log.stat().st_size - log
     row.wrong += [f"{grown} bytes of log"] if grown > LOG_BYTES else []
@@ -156,13 +156,13 @@ def _times(rows: Sequence[dict[str, Any]]) -> list[float]:
     return [row["ttft"] for row in rows if row["ttft"] is not None]
 
 
-def _kept(server: Server, before: float) -> float:
+def kept(server: Server, before: float) -> float:
     """What stays in memory once only ordinary requests go on."""
     end = time.monotonic() + SETTLE_S
-    while (kept := server.held_mb() - before) >= KEPT_MB and time.monotonic() < end:
+    while (found := server.held_mb() - before) >= KEPT_MB and time.monotonic() < end:
         server.is_healthy()
         time.sleep(0.5)
-    return kept
+    return found
 
 
 def _judge(row: Row, attack: Attack) -> None:
