@@ -7,16 +7,18 @@ Honest requests may end in a clear error meanwhile, and must be answered afterwa
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+from tests.repository import ROOT
 from tests.soak.attacks.attack import CHAT, TEXT, Attack, Attacker
 from tests.soak.attacks.grammars import slow_schema, tools, walks
 from tests.soak.attacks.processes import Server, children, family, left_over
 
+CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
 STOPPED_S = 10.0
 WATCHDOG_S = 5  # --watchdog-s of the server
 DEATHS = 20
@@ -137,12 +139,12 @@ def full_disk(at: Attacker) -> None:
 
 
 def replaced(at: Attacker) -> None:
-    """The engine folder becomes another while it is served; its next process is not served."""
+    """An engine with other limits is built over the folder that is served."""
     folder = at.server.folder / "engine"
     other = folder.with_name("other")
-    shutil.copytree(folder, other)
-    manifest = other / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"all": "', '"all": "f00d', 1))
+    command = [sys.executable, "-P", "-m", "spark_engine.builder.cli", str(CHECKPOINT)]
+    command += ["-o", str(other), "--decode", "1", "--prefill", "64", "--max-context", "128"]
+    subprocess.run([*command, "--no-record"], check=True, capture_output=True)
     folder.rename(folder.with_name("old"))
     other.rename(folder)
     for _ in range(5):
