@@ -59,7 +59,7 @@ types: $(VENV)/.test
 	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
 
-# Hand-made bugs, one at a time, against the tests that must fail with them: about half an hour.
+# Hand-made bugs, one at a time, against the tests that must fail with them.
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
 
@@ -80,7 +80,7 @@ mutation: $(VENV)/.test
 
 # Attacks on real servers, a row for each: bodies, grammars, stored responses, connections, the front,
 # processes that are stopped and killed, full disks, hostile engine folders. Next to each an honest client's
-# time to first token, lost requests, memory and the longest callback of the event loop. Ten minutes.
+# time to first token, lost requests, memory and the longest callback of the event loop. Some twenty minutes.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 

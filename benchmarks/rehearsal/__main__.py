@@ -4,7 +4,7 @@
 (so that all it opens is a part of 48 multiprocessors, with that GPU's kernels): `ops`, every tactic
 over its op's cases; `tests`, the other tests that need a GPU; `check`, the embedded model's engine
 by spark-check and the trial of batches; `layers`, both published models' shapes with drawn weights,
-launch by launch; `steps`, 100,000 steps beside another process; `memcheck` and `racecheck`, the
+launch by launch; `steps`, 100,000 steps next to another process; `memcheck` and `racecheck`, the
 cases of `ops` again under compute-sanitizer. `--part ops,check` runs some, `--ops linear,sample`
 these three for some ops. Two calls with other parts and another `--work` may run side by side.
 What is found is printed and written as it comes, to `PART.json.xz` under `--out`; the pages of
@@ -63,7 +63,7 @@ class Found:
     stamp: Row = field(default_factory=dict)
     head: Row = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    begun: str = ""
+    started: str = ""
     _kept: float = 0.0
 
     def hear(self, said: Mapping[str, Any]) -> str:
@@ -73,7 +73,7 @@ class Found:
             self.keep()
             return json.dumps(said["head"])
         if "begin" in said:
-            self.begun = said["begin"]
+            self.started = said["begin"]
             return ""
         if "stale" in said:
             for label in said["stale"]:
@@ -83,7 +83,7 @@ class Found:
             return f"{count} rows are of other sources, {first} the first: measured anew"
         if "row" in said:
             row = said["row"] | self.stamp
-            self.rows[row["label"]], self.begun = row, ""
+            self.rows[row["label"]], self.started = row, ""
             if time.monotonic() - self._kept >= KEEP:
                 self.keep()
             more = {
@@ -97,7 +97,7 @@ class Found:
 
     def fail(self, why: str) -> str:
         """The process ended in the middle of something, which is not right."""
-        label = self.begun or "the part itself"
+        label = self.started or "the part itself"
         return self.hear({"row": {"label": label, "right": False, "note": why}})
 
     def keep(self) -> None:
@@ -131,8 +131,8 @@ def run_part(
             why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
         if not why:
             break
-        if found.begun or len(found.rows) == before:
-            named = bool(found.begun)
+        if found.started or len(found.rows) == before:
+            named = bool(found.started)
             print(found.fail(why), flush=True)
             if not named:
                 break  # it died of no row: it would again

@@ -5,7 +5,7 @@ every node of the engine runs alone over what the float64 reference of the node 
 the layers one behind the other (spark-check's levels `op` and `layer`). Whole, each bucket's
 launches are timed one by one and as a graph (`benchmarks.time_step --per-launch`), into
 `launches.json.xz`, from which `benchmarks.rehearsal.gb10.predict` learns, and a prefill's kinds of
-nodes beside their floors (`benchmarks.rehearsal.prefill_floor`).
+nodes next to their floors (`benchmarks.rehearsal.prefill_floor`).
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def tell_shares(
-    reporter: Reporter, asked: Sequence[str], built: Callable[[], Path], beside: Callable[[], bool]
+    reporter: Reporter, asked: Sequence[str], built: Callable[[], Path], runs: Callable[[], bool]
 ) -> None:
-    """A row for each share that is asked, of one engine; `beside` says whether the other process
+    """A row for each share that is asked, of one engine; `runs` says whether the other process
     computed meanwhile. A share that fails is the one that is wrong, and takes the engine with it:
     those behind it are not run."""
     with ExitStack() as last:
@@ -67,7 +67,7 @@ def tell_shares(
                 if label == asked[0]:
                     reporter.note(f"building {label.partition('/')[0]}")
                     rows = last.enter_context(closing(run(built(), len(asked))))
-                row, still = next(rows), beside()
+                row, still = next(rows), runs()
                 reporter.row(label, right=row.pop("same") and still, beside=still, **row)
                 continue
             break
@@ -127,7 +127,7 @@ def run(folder: Path, shares: int, size: int = SHARE) -> Generator[dict[str, Any
 
 
 def alone(engine: Engine, asked: Request) -> list[int]:
-    """The tokens of one request that nothing runs beside."""
+    """The tokens of one request while nothing else runs."""
     engine.submit(asked)
     tokens = []
     while not engine.idle:

@@ -96,12 +96,12 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Rece
         with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
             receiver.answer(encode(Opening(text)))
 
-    told = ReportedProgress(tell)
-    comm.at_wait(told.wait)
+    reported = ReportedProgress(tell)
+    comm.at_wait(reported.wait)
     loaded = load(
         Path(spec.engine),
-        mark=told.mark,
-        shown=told,
+        mark=reported.mark,
+        shown=reported,
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
         graphs=begin.graphs,

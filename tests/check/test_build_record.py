@@ -98,8 +98,8 @@ def test_another_token_in_one_bucket_is_another_sum() -> None:
     sound, key = greedy(loaded).md5, ("decode", 4)
     wrong = Wrong(LIMITS, *key, loaded.executors[key]._device)  # type: ignore[attr-defined]
     other = greedy(replace(loaded, executors={**loaded.executors, key: wrong})).md5
-    told = {name for name in sound if sound[name] != other[name]}
-    assert told == {"decode_b4"}
+    found = {name for name in sound if sound[name] != other[name]}
+    assert found == {"decode_b4"}
 
 
 @pytest.mark.parametrize("pages", [1, 3])

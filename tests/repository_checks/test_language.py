@@ -61,7 +61,7 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
 # How many places each folder has. A change that lowers a count lowers its number here.
 CAPS = {
     ".": 37,
-    "benchmarks": 173,
+    "benchmarks": 169,
     "docs": 46,
     "plugins": 317,
     "runtime": 47,

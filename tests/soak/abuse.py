@@ -1,4 +1,4 @@
-"""Attacks on real servers of the embedded model, over the loopback: some ten minutes.
+"""Attacks on real servers of the embedded model, over the loopback: some twenty minutes.
 
     python -m tests.soak.abuse [WORD…]      all rows, or those whose names have one of the words
 

@@ -17,7 +17,7 @@ LOAD_S = 300.0
 MORE_MEMORY = 1 << 30  # bytes of address space beyond what the process has after loading
 GRAMMAR_STACK = 512 << 20  # bytes more: a compilation's stack
 LOAD_MEMORY = 4 << 30  # bytes of address space for loading
-GROWN = 64 << 20  # bytes; a worker that grew by more ends after its answer and is replaced
+GROWN = 16 << 20  # bytes; a worker that grew by more ends after its answer and is replaced
 # Workers of each kind; `nice` of the operating system for those that may run long.
 QUICK_WORKERS, LONG_WORKERS, GRAMMAR_QUICK_WORKERS, GRAMMAR_WORKERS = 2, 2, 1, 2
 LONG_NICE = 10
