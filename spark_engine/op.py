@@ -20,7 +20,6 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 DOMAIN = "spark"
 
-Infer = Callable[[Attrs, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]
 Reference = Callable[[Attrs, tuple[Array, ...]], tuple[Array, ...]]
 Body = Callable[[Attrs, tuple[TensorSpec, ...]], str]
 Inputs = Callable[[np.random.Generator], tuple[Array, ...]]
@@ -112,7 +111,6 @@ class Op:
             rows·tile where rows have tiles.
         legal: values that an attribute may have.
         check: what else is illegal of a node's attributes and shapes, in a sentence.
-        infer_by: `infer` of an op whose declaration does not say what its results are.
         fuses: attrs -> the chain it is the fusion of, whose bits it gives; None: it is no fusion.
         quantises: the format of a stand-alone quantise node, which fusion must remove; or "".
         format: the weights' format of a linear op, as `grouped_moe` names it; or "".
@@ -130,7 +128,6 @@ class Op:
     dims: Rules = field(default_factory=dict)
     legal: Mapping[str, tuple[Attr, ...]] = field(default_factory=dict)
     check: Callable[[Named], str | None] | None = None
-    infer_by: Infer | None = None
     fuses: Callable[[Attrs], Chain] | None = None
     quantises: str = ""
     format: str = ""
@@ -149,8 +146,6 @@ class Op:
 
         Shapes may hold named dimensions ("rows", "tokens").
         """
-        if self.infer_by is not None:
-            return self.infer_by(attrs, specs)
         for name, legal in self.legal.items():
             if attrs.get(name, self.attrs[name]) not in legal:
                 listed = " or ".join(map(str, legal))
@@ -164,11 +159,11 @@ class Op:
         if self.check is not None and (reason := self.check(node)):
             raise GraphError(f"{self.name}: {reason}")
         node.verify_shapes()
-        fixed = [r for r in self.made(attrs) if r.each is None]
+        fixed = sum(r.each is None for r in self.made(attrs))
         made = tuple(node.result(r) for r in self.single(attrs))
         stem = self.results[-1].name.rstrip("*")
-        numbered = (replace(s, name=f"{stem}{i}") for i, s in enumerate(made[len(fixed) :]))
-        return (*made[: len(fixed)], *numbered)
+        numbered = (replace(s, name=f"{stem}{i}") for i, s in enumerate(made[fixed:]))
+        return (*made[:fixed], *numbered)
 
     def single(self, attrs: Attrs) -> tuple[Result, ...]:
         """The results of a node with these attributes, each of those that are several."""

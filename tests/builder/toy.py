@@ -1,4 +1,4 @@
-"""A tiny graph over two made-up ops, for tests that need a graph and no network."""
+"""A tiny graph over two small ops, for tests that need a graph and no network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.tensors import Array, DType, TensorSpec
+from tests.inferring_op import InferringOp
 
 
 def _first(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -27,7 +28,7 @@ def _op(name: str, inputs: tuple[str, ...], text: str, **rest: Any) -> Op:
     state = "state" if "state" in inputs else ""
     operands = tuple(Operand(n, Role.STATE if n == state else Role.ACTIVATION, "A") for n in inputs)
     results = (Result("y", updates=state),)
-    return Op(name, operands, results, {}, reference, body, (), infer_by=_first, **rest)
+    return InferringOp(name, operands, results, {}, reference, body, (), results_of=_first, **rest)
 
 
 OPS = {

@@ -9,6 +9,7 @@ from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array, TensorSpec
+from tests.inferring_op import InferringOp
 from tests.plugins import one_node
 
 
@@ -49,5 +50,5 @@ def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Arr
 
     given = tuple(Operand(n, Role.ACTIVATION, "A") for n in inputs)
     made = tuple(Result(n) for n in outputs)
-    op = Op("probe", given, made, {}, reference, body, (), infer_by=infer)
+    op = InferringOp("probe", given, made, {}, reference, body, (), results_of=infer)
     return run(op, {}, inputs)

@@ -65,7 +65,7 @@ CAPS = {
     "docs": 46,
     "plugins": 317,
     "runtime": 47,
-    "spark_engine": 48,
+    "spark_engine": 47,
     "tests": 364,
     "training": 64,
 }
