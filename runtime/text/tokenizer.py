@@ -19,7 +19,7 @@ from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.reply_formats import marks
 
 MOST_BYTES = 128 << 20  # of a file: ten times the longest of a supported model
-MOST_TOKENS = 1 << 22
+MOST_TOKENS = 1 << 20  # four times the largest vocabulary of a supported model
 
 
 class Tokenizer:
@@ -45,14 +45,19 @@ class Tokenizer:
         settings = _json(path, text)
         if not _is_byte_level(settings.get("decoder")):
             raise EngineError(f"{path}: the decoder is not byte-level; only that kind is supported")
+        model = settings.get("model")
+        words = model.get("vocab") if isinstance(model, dict) else None
+        _check_count(path, words, settings.get("added_tokens"))
         backend = _backend(path, text)
         # Settings of a training run would truncate or pad every prompt without a warning.
         backend.no_truncation()
         backend.no_padding()
         config = folder / "tokenizer_config.json"
         added = _json(config, _read(config)) if config.exists() else {}
+        rows = added.get("added_tokens_decoder", {})
+        _check_count(config, rows)
         try:
-            _add_missing(backend, added.get("added_tokens_decoder", {}), config)
+            _add_missing(backend, rows, config)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             words = f"{config}: added_tokens_decoder is malformed ({error!r})"
             raise EngineError(f"{words}; build the engine again") from None
@@ -149,9 +154,14 @@ def _backend(path: Path, text: str) -> Backend:
     except BaseException as error:  # the library raises bare Exception, and panics
         words = f"{path} cannot be read ({str(error)[:500]})"
         raise EngineError(f"{words}; build the engine again") from None
-    if (size := found.get_vocab_size(with_added_tokens=True)) > MOST_TOKENS:
-        raise EngineError(f"{path} has {size} tokens; at most {MOST_TOKENS} are read")
     return found
+
+
+def _check_count(path: Path, *lists: Any) -> None:
+    """Before the library reads them: it takes some 500 bytes a token."""
+    size = sum(len(one) for one in lists if isinstance(one, dict | list))
+    if size > MOST_TOKENS:
+        raise EngineError(f"{path} has {size} tokens; at most {MOST_TOKENS} are read")
 
 
 def _add_missing(backend: Backend, rows: dict[str, Any], path: Path) -> None:
