@@ -85,7 +85,7 @@ class Judged:
         if not self.cases:
             return f"drop {name}: it takes no case of its op"
         if not self.gains:
-            return f"drop {name}: right in {self.cases} cases, and timed beside no other tactic"
+            return f"drop {name}: right in {self.cases} cases, and never timed with another tactic"
         word, best = "keep" if self.keeps else "drop", max(self.gains, key=self.gains.__getitem__)
         told = ", ".join(f"{gain:+.0%} at {shape}" for shape, gain in self.gains.items())
         return f"{word} {name}: right in {self.cases} cases; best at {best}; saves {told}"

@@ -358,7 +358,7 @@ def _manifest(row: Mapping[str, Json]) -> Manifest:
         raise ValueError("the ranks' weights are not of one size")
     strangers = [b.file for b in manifest.buckets if b.file not in manifest.files]
     if strangers:
-        raise ValueError(f"buckets lie in {strangers}, which files does not have")
+        raise ValueError(f"buckets name {strangers}, which `files` does not have")
     parts = (manifest.states, manifest.tables, manifest.buckets)
     planned = Memory.of(manifest.files[manifest.weights_files[0]].bytes, *parts)
     if (manifest.memory, total) != (planned, planned.total):

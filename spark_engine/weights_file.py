@@ -214,7 +214,7 @@ def _entry(name: str, row: Mapping[str, object], base: int, size: int) -> Weight
     start, end = (int(v) for v in offsets)
     spec = TensorSpec(name, _FROM_NAME[str(row["dtype"])], tuple(int(d) for d in shape))
     if start < 0 or end - start != spec.nbytes or base + end > size:
-        raise ValueError(f"tensor {name} lies at {start}:{end} of {size - base} bytes")
+        raise ValueError(f"tensor {name} is at {start}:{end} of {size - base} bytes")
     return WeightEntry(spec, base + start)
 
 

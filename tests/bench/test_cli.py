@@ -36,7 +36,7 @@ SHORT = ("--input", "3-5", "--output", 4)
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests beside each other do not wait for one another."""
+    """Tests that run in parallel do not wait for one another's lock."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 

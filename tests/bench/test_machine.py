@@ -95,13 +95,13 @@ def test_two_benches_do_not_run_at_once(tmp_path: Path) -> None:
             assert told.is_set(), "the other had it still"
         other.stdin = None  # it is closed
     assert len(said) == 1 and f"process {other.pid}" in said[0]
-    for _ in range(2):  # and it is given back
+    for _ in range(2):  # and it is released
         with alone(path, False, said.append):
             assert path.read_text() == str(os.getpid())
 
 
 def test_another_users_lock_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder for all, nobody may write or make a file that another made."""
+    """In a sticky folder the kernel refuses to open another user's file for writing."""
     real, path = os.open, tmp_path / "lock"
     path.write_text("4711")
 

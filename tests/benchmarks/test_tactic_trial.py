@@ -1,4 +1,4 @@
-"""Old tactics beside new ones: who is new, and what is worth keeping."""
+"""Old and new tactics compared: which are new, and which are worth keeping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_tactic_is_kept_where_it_is_surely_faster() -> None:
     pair = {"a": {"x": [9.0], "y": [8.0], "old": [10.0]}}
     assert Judged("op", "x", 1, at=pair, new=frozenset("xy")).keeps, "y is as new as x"
     assert not Judged("op", "x", 1, at=pair).keeps
-    assert "beside no other" in Judged("op", "x", 2, at={"a": {"x": [1.0]}}).line()
+    assert "never timed with another" in Judged("op", "x", 2, at={"a": {"x": [1.0]}}).line()
     assert "takes no case" in Judged("op", "x").line()
 
 

@@ -69,7 +69,7 @@ def test_a_swap_that_fails_leaves_the_old_engine_in_place(
 def test_the_old_engine_is_whole_until_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A death at the second rename: nothing of ours runs any more, and the next build mends it."""
+    """The process dies at the second rename; the next build restores the old engine."""
     dest = old_engine(tmp_path / "toy")
     emit.seal(dest, example(dest))
     rename, left = os.rename, []
@@ -221,14 +221,14 @@ def test_the_lock_waits_and_is_freed_by_death(tmp_path: Path) -> None:
 def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holder removes the file: a lock on what is no longer there would keep nobody out."""
+    """The holder removes the file: a lock on a removed file would exclude no other process."""
     dest, lock, flock, waits = tmp_path / "toy", tmp_path / ".toy.lock", fcntl.flock, []
 
     def waited(file: IO[str], how: int) -> None:
         flock(file, how)
         waits.append(1)
         if len(waits) == 1:
-            lock.unlink()  # as who held it does before we get it
+            lock.unlink()  # as its holder does before we get it
         if len(waits) == 2:
             lock.unlink()
             lock.touch()  # and a third has made another

@@ -37,7 +37,7 @@ def _check(engine: Path, *words: str) -> Result:
 
 
 def _with(engine: Path, folder: Path, record: Greedy) -> Path:
-    """A copy whose manifest keeps another record."""
+    """A copy with another record in its manifest."""
     shutil.copytree(engine, folder)
     manifest = replace(read_manifest(folder), greedy=record)
     (folder / MANIFEST).write_bytes(manifest.encode())

@@ -86,7 +86,7 @@ class Ring:
         self.known[p % self.length] = np.concatenate(parts)
 
     def prefill(self, end: int) -> None:
-        """A prefill whose last token is before position `end`."""
+        """A prefill of the tokens before position `end`."""
         self.base, self.stored = end, self.history.states[end].copy()
 
     def lags_as_told(self, p: int) -> bool:

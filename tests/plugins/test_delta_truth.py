@@ -75,7 +75,7 @@ ONE = delta_truth.Sizes(hk=1, hv=1, dk=4, dv=2)
 def one_head(
     tokens: list[tuple[float, float, tuple[float, float]]], b: float, a: float
 ) -> dict[str, Array]:
-    """Tokens (q, k, v) whose queries and keys point along the first axis."""
+    """Tokens (q, k, v); queries and keys point along the first axis."""
     c = [[q, 0, 0, 0, k, 0, 0, 0, *v] for q, k, v in tokens]
     arrays = {
         "c": c,
@@ -90,7 +90,7 @@ def one_head(
 @pytest.mark.parametrize("chunk", [False, True], ids=["step", "chunk"])
 @pytest.mark.parametrize(("q", "k"), [(1e3, 1e-3), (1e-3, 1e3)])
 def test_literal_norms_of_short_vectors(q: float, k: float, chunk: bool, how: str) -> None:
-    """Σx² = 1e-6 beside eps 1e-6: the unit vector is 1/√2 long. β = 1/2 at b = 0.
+    """Σx² = 1e-6 and eps = 1e-6: the unit vector is 1/√2 long. β = 1/2 at b = 0.
 
     v (2, −4): δ = (1, −2), k·q = 0.70710678 · 1 / √4, so o = (0.35355339, −0.70710678).
     """

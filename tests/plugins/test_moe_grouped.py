@@ -1,5 +1,5 @@
 """How `grouped` cuts a node into chunks of tokens: what is launched, over which rows, in how much
-memory. Kernels are stood in for by their index arithmetic, in numpy.
+memory. The index arithmetic of the kernels, in numpy, replaces them.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_a_prefill_takes_up_what_the_ring_holds() -> None:
 
 
 def test_a_sequence_may_move_to_another_slot() -> None:
-    """Copied out and in as swapping does, it goes on with the same bits."""
+    """Copied out and in as swapping does, it continues with the same bits."""
     stayed, moved = Sequence(8), Sequence(8)
     for t in range(21):
         if t == 13:

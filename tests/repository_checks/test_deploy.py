@@ -211,7 +211,7 @@ def test_the_images_health_check_asks_by_http_and_https(
     server.shutdown()
     server.server_close()
     assert words == "" if status == 200 else "status 503" in words
-    assert check(server.server_port) != "", "nobody is there"
+    assert check(server.server_port) != "", "no server listens"
 
 
 def test_what_the_image_leaves_out_is_not_installed() -> None:

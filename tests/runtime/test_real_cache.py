@@ -161,7 +161,7 @@ class Agent:
         return Request(tuple(self.ids), params, marks=self.turns.marks(self.ids))
 
     def answered(self, tokens: list[int], turn: int) -> int:
-        """Takes the answer and the tool's result; how many tokens that is beside the answer."""
+        """Takes the answer and the tool's result; how many tokens that is without the answer."""
         more = "<|im_end|>\n" + RESULT.format(10 + turn, turn) + ASK
         new = self.tokenizer.encode(more)
         self.ids += [*tokens, *new]

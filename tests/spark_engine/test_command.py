@@ -147,7 +147,7 @@ def test_progress_elsewhere_is_lines_with_time_between(monkeypatch: pytest.Monke
             now[0] = float(second)
             shown.advance(second, 12)
     assert stream.getvalue().splitlines() == ["reading", "reading: 41 %", "reading: 83 %"]
-    Progress(None).say("nobody hears this")
+    Progress(None).say("this is not shown")
 
 
 def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def untimed(rows: Sequence[Row]) -> str:
     cells.sort(key=lambda cell: -float(str(cell[-1]).rstrip("%")))
     columns = ["kernel", "predicted by", "buckets", "largest in", "share of launches"]
     columns += ["share of bytes", "share of predicted time"]
-    said = f"Kernels without a time of their own, of {len(buckets)} buckets:"
+    said = f"Kernels without a measured time, of {len(buckets)} buckets:"
     return f"{said}\n\n{table(columns, cells)}"
 
 

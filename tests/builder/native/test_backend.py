@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "ma
 
 @pytest.fixture
 def folder(tmp_path: Path, cache: Path) -> Path:
-    """A folder whose builds find the kernels that any test compiled."""
+    """A folder in which builds find the kernels that any test compiled."""
     (tmp_path / CUBINS).symlink_to(cache)
     return tmp_path
 
@@ -270,8 +270,8 @@ def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
 
 
 class ByRows:
-    """Stands for a GPU on which a launch takes a second and one for each of its first operand's
-    rows beyond `free`, which count by the `grain`."""
+    """A fake timer: a launch takes a second, and one more for each row of its first operand
+    beyond `free`; rows are rounded up to a multiple of `grain`."""
 
     free, grain, notes = 0, 1, ()
 

@@ -101,7 +101,7 @@ def test_a_launch_emits_from_the_prompts_last_token_on() -> None:
 
 
 def test_texts_go_on_until_their_room_is_used() -> None:
-    text = Text(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # room for two tokens
+    text = Text(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # space for two tokens
     session = Session("s", (text,), {}, ())
     steps = [list(next_launches(session, {3: said}, 2)) for said in ([7], [7, 8], [7, 8, 9])]
     assert [len(launches) for launches in steps] == [1, 1, 0]

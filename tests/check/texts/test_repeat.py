@@ -1,4 +1,4 @@
-"""The same requests again and again: an engine whose texts differ is reported, text by text."""
+"""The same requests again and again: texts that differ are reported one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = Progress(None)
 
 
 class Rounding(FakeExecutor):
-    """Says another token at one position, as a bucket does that rounds a near tie the other way."""
+    """Gives another token at one position, as a bucket does that rounds a near tie differently."""
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         wait = super().launch(buffers)

@@ -203,7 +203,7 @@ def test_columns_that_do_not_split_into_groups() -> None:
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(PLAIN)))
 def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -> None:
-    """The config says plain, the file is quantised; and the other way round."""
+    """The config says plain and the file is quantised; and vice versa."""
     write_checkpoint(tmp_path / "a", format=format)
     write_checkpoint(tmp_path / "b", format="bf16")
     for name in ("config.json", "hf_quant_config.json"):

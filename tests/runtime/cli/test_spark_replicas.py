@@ -134,7 +134,7 @@ def test_an_update_takes_the_gpus_that_the_new_engine_needs(placing: Placing) ->
     assert CliRunner().invoke(module.main, words).exit_code == 0
     assert (placing.plan.gpus, placing.plan.follows) == (0.5, ("target",))
     assert CliRunner().invoke(module.main, ["update", "/newer"]).exit_code == 0
-    assert placing.plan.gpus == 0.5, "who named a number keeps it"
+    assert placing.plan.gpus == 0.5, "a number that was named stays"
     assert CliRunner().invoke(module.main, ["scale", "2-5"]).exit_code == 0
     assert (placing.plan.least, placing.plan.most, placing.plan.folder) == (2, 5, "/newer")
 

@@ -28,7 +28,7 @@ def make(depth: int = 0, limits: Limits = LIMITS, **options: object) -> Engine:
 
 
 def make_drafting(depth: int, most: int = 3, poison_rate: int = 0, **options: object) -> Engine:
-    """An engine to which a draft costs little, and whose head is right three times in four."""
+    """An engine to which a draft costs little, with a head that is right three times in four."""
     limits = replace(LIMITS, max_context=340, pages=99, drafts=most)
     loaded = build_fake(limits, (1, 2, 4), (1, 2), poison_rate=poison_rate)
     costs = {key: 10.0 + drafts_of(key[0]) / 10 for key in loaded.executors}
@@ -52,7 +52,7 @@ def ask(engine: Engine, length: int = 5, **params: object) -> int:
 
 
 def test_nothing_runs_ahead_on_the_host_unless_told() -> None:
-    """An engine whose states are a device's runs one step ahead: test_native_engine.py."""
+    """With states on a device the engine runs one step ahead: test_native_engine.py."""
     loaded = replace(build_fake(LIMITS, (1,), (1,)), device_states=None)
     assert Engine(loaded).depth == 0 and Engine(loaded, EngineOptions(depth=1)).depth == 1
 
@@ -230,7 +230,7 @@ def test_who_got_a_slot_is_said_once_and_when() -> None:
 
 
 def test_while_memory_is_short_nothing_of_the_host_is_kept() -> None:
-    """Snapshots of swapped requests and the cache are given back, and no token changes."""
+    """Snapshots of swapped requests and the cache are freed, and no token changes."""
     limits = Limits(1, 340, 30, VOCAB, page_size=16, bias_slots=8, top_logprobs=5, snapshots=5)
     plain, found = Engine(build_fake(limits, (1,), (1,))), []
     for engine in (plain, Engine(build_fake(limits, (1,), (1,)))):

@@ -219,7 +219,7 @@ def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) ->
 
 
 def test_a_units_limit_counts_as_a_containers_does(tmp_path: Path) -> None:
-    """systemd's MemoryMax lies in the unit's control group or a slice above it, not at the root."""
+    """systemd's MemoryMax is in the unit's control group or a slice above it, not at the root."""
     meminfo, mine = tmp_path / "meminfo", tmp_path / "mine"
     meminfo.write_text("MemAvailable: 3000 kB\n")
     mine.write_text("0::/system.slice/spark.service\n")

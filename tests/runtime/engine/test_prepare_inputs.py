@@ -1,4 +1,4 @@
-"""What stands in the arrays that an executor reads, number by number, and where a copy comes back.
+"""The arrays that an executor reads, number by number, and where a copy comes back.
 
 Columns are docs/graph.md's. Every value is another, so that no two can change places unseen.
 """
@@ -91,7 +91,7 @@ def test_biases_are_written_and_the_rest_is_unused() -> None:
 
 
 def test_ends_are_impossible_before_min_tokens_and_as_asked_from_there_on() -> None:
-    """The first two tokens after a prompt of 5 stand at positions 5 and 6; id 9 keeps its bias."""
+    """The first two tokens after a prompt of 5 are at positions 5 and 6; id 9 keeps its bias."""
     bias = MappingProxyType({4: 1.5, 9: -2.0})
     row = written(sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias))
     assert row["bias_ids"].tolist() == [4, 9, 3, 9, -1]

@@ -125,7 +125,7 @@ def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
 
 
 def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
-    """Whoever's tiles fill a launch."""
+    """A launch is filled with tiles of any sequences."""
     costs = {("prefill", 1): 10.0, ("prefill", 4): 40.0}
     clients = Clients(make(costs=costs))
     clients.add(65), clients.add(3)

@@ -233,10 +233,10 @@ def test_a_rank_that_stands_still_is_ended_and_started_again(
             signal.signal(number, handler)
         os.close(ends[0])
     assert done == [
-        "rank 1 of 2 stands by for a",
-        "rank 1 has stood still for 0.6 s, and is ended",
+        "rank 1 of 2 waits for a",
+        "rank 1 made no progress for 0.6 s and is killed",
         "kill",
-        "rank 1 ended with code 1, and stands by again",
+        "rank 1 ended with code 1 and waits again",
     ]
 
 

@@ -84,7 +84,7 @@ WRONG = [
     ("policy = 'fast'", "line 1: policy: 'fast' is not one of"),
     ("stop = 'x'", 'stop is \'x\'; give a list, stop = ["one", "two"]'),
     ("seed = 1\nstop = ['x', 3]", "line 2: stop is 3; it must be a text"),
-    ("seed = 1\n[server]\nport = 3", "line 2: [server] is a table; options stand at the top"),
+    ("seed = 1\n[server]\nport = 3", "line 2: [server] is a table; write options at the top level"),
     ("port = \nseed = 1", "at line 1, column"),
 ]
 

@@ -149,7 +149,7 @@ def test_ctrl_c_stops_the_answer_alone(session: Session, monkeypatch: pytest.Mon
     assert 3 <= tokens < 20 and chat.totals.tokens == tokens
     assert chat.messages[1]["reasoning_content"] == "".join(seen), "what came stays"
     _type(session, chat, "/set max-tokens 3", "and?")
-    assert len(chat.messages) == 4 and chat.totals.tokens == tokens + 3, "and the chat goes on"
+    assert len(chat.messages) == 4 and chat.totals.tokens == tokens + 3, "and the chat continues"
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -1,4 +1,4 @@
-"""How much prefill a step takes, by what launches take, and whose comes first."""
+"""How much prefill a step takes, by what launches take, and which prompt comes first."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ LIVE = decode()
     ("policy", "tiles"),
     [
         (THROUGHPUT, 64),
-        (BALANCED, 4),  # 90 % of the rate would be 16, whose step is longer than 55 ms
+        (BALANCED, 4),  # 90 % of the rate would be 16, in a step longer than 55 ms
         (LATENCY, 1),
         (PrefillPolicy(Pace.BALANCED, 20.0), 1),
         (PrefillPolicy(Pace.BALANCED, 12.5 + 26.0), 4),
@@ -204,7 +204,7 @@ def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
         assert [pacing.tiles([waiting(1)], LIVE) for _ in range(9)] == [0] * 8 + [1]
     crowd = [waiting(1, number=n) for n in range(4)]  # 26 ms for 20.4, at 0.8 a step
     assert [pacing.tiles(crowd, LIVE) for _ in range(9)] == [0] * 7 + [4] + [0]
-    assert pacing.tiles([waiting(1)], None) == 1  # nobody else has anything of it
+    assert pacing.tiles([waiting(1)], None) == 1  # no other sequence gains from a wait
     assert pacing.tiles([waiting(10_000)], LIVE) == 64
 
 

@@ -153,8 +153,8 @@ def test_marks_say_where_states_are_kept() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_conversation_goes_on_from_its_last_token(depth: int) -> None:
-    """The token that ended it was fed where a step was under way by then."""
+def test_a_conversation_resumes_from_its_last_token(depth: int) -> None:
+    """All tokens of an answer are fed but for the last one."""
     engine = make(depth=depth)
     prompt = STEM[:100]
     for turn in range(4):
@@ -305,7 +305,7 @@ def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> None:
-    """Ends in the middle of a round, one after another, and what goes on from each."""
+    """Ends in the middle of a round, one after another, and what resumes from each."""
     limits = replace(LIMITS, drafts=5)
     engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
     most = len(engine.scheduler.sizes.verify)

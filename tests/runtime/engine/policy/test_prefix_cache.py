@@ -35,7 +35,7 @@ class Running:
 
 
 class World:
-    """A cache, what its pages and rows hold, and who runs."""
+    """A cache, what its pages and rows hold, and what runs."""
 
     def __init__(self, pages: int, rows: int, budget: int) -> None:
         self.pages, self.rows = Pool("page", pages), Pool("snapshot", rows)
@@ -209,7 +209,7 @@ def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, bud
     while world.running:
         world.end(world.running[0])
         world.check()
-    assert world.pages.free + world.pages.spare == pages, "whoever needs a page can have it"
+    assert world.pages.free + world.pages.spare == pages, "every page can be taken"
     assert world.cache.reclaim(pages) and world.cache.snapshots == len(
         world.cache.root_of(b"").suffix_states
     )
@@ -368,7 +368,7 @@ def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() ->
     world = World(20, 9, 20)
     seq = story(world, [*range(9)])
     world.end(seq)
-    world.pages.share([seq.pages[1]])  # somebody reads it while another needs room
+    world.pages.share([seq.pages[1]])  # a reader holds it while memory is needed
     assert not world.cache._make_room(10, 1e9)
     world.pages.give([seq.pages[1]])
     assert world.cache._make_room(20, 1e9) and not world.cache._nodes
@@ -378,7 +378,7 @@ def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() ->
 def test_a_page_that_a_state_keeps_too_is_not_replaced_beyond_the_budget() -> None:
     world = World(20, 9, 55)
     first, other = world.begin([*range(9)]), world.begin([9] * 5)
-    again = Running(99, [*range(9)], world.pages.take(3), None)  # begun before there was a state
+    again = Running(99, [*range(9)], world.pages.take(3), None)  # started before there was a state
     world.held |= {page: [*range(4 * i, min(4 * i + 4, 9))] for i, page in enumerate(again.pages)}
     assert first and other
     world.extend(first, 4)
@@ -402,8 +402,8 @@ def test_what_one_that_went_wrong_computed_is_dropped() -> None:
     world.cache.forget(bad.node, bad.number)
     world.check()
     hit = world.match([*range(14)])
-    assert (hit.position, hit.kv_position) == (4, 4), "it brought pages of its own behind that"
-    assert world.match([*mine, 1, 2, 3]).kv_position == 4, "and what stands on its pages"
+    assert (hit.position, hit.kv_position) == (4, 4), "behind that its pages are dropped"
+    assert world.match([*mine, 1, 2, 3]).kv_position == 4, "and so is what continues from its pages"
     for seq in (wrong, bad, after):
         world.end(seq)
     world.check()
@@ -416,7 +416,7 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     world.extend(seq, 12)
     assert world.save(seq, 12) and world.cache.used_bytes == world.cache.budget
     world.extend(seq, 30)
-    assert seq.node and seq.node.end == 12, "what nobody can give up is not taken"
+    assert seq.node and seq.node.end == 12, "what cannot be evicted is not taken"
     world.end(seq)
     world.now += 100 * TAU
     world.end(story(world, [*range(50, 60)], 8))

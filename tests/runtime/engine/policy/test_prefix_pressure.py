@@ -1,4 +1,4 @@
-"""A prefix cache that is too small for those who use it: what they find falls by degrees.
+"""A prefix cache that is too small for its load: the share that is found falls by degrees.
 
 Agents ask in turns, each of a conversation that grows; a state of the recurrent layers is as large
 as 32 pages, as those of the served models are.
@@ -33,7 +33,7 @@ class Agent:
 
 
 class Pressed:
-    """An engine whose cache holds `share` of what the agents' conversations come to."""
+    """An engine with a cache for `share` of the agents' conversations."""
 
     def __init__(self, share: float) -> None:
         self.engine = Engine(build_fake(LIMITS, (1, 4), (1, 8), lazy=False), EngineOptions())
@@ -79,7 +79,7 @@ def test_what_agents_find_falls_with_the_room_and_not_at_once(shuffled: bool) ->
     conversation in a cache for half of them: the system message is all, 16 % of the tokens."""
     shares = {share: Pressed(share).found(shuffled) for share in (4.0, 1.0, 0.5, 0.2)}
     assert shares[4.0] > 0.8
-    assert shares[1.0] > 0.9 * shares[4.0], "there is room for all"
+    assert shares[1.0] > 0.9 * shares[4.0], "all of them fit"
     assert shares[0.5] > 0.6 * shares[4.0]
     assert shares[0.2] > 0.3 * shares[4.0]
 

@@ -88,7 +88,7 @@ class Running:
         """Waits until the engine reports that nothing is held."""
         await self.until(lambda: self.client.in_flight == 0)
         end = time.monotonic() + 90
-        while wrong := await self._held():  # a cancellation may be on its way
+        while wrong := await self._held():  # a cancellation may not have arrived yet
             assert time.monotonic() < end, wrong
             await asyncio.sleep(0.02)
 

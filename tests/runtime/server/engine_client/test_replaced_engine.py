@@ -1,5 +1,5 @@
 """An engine folder that is built again while it is served, or while it is being loaded: what runs
-goes on, and what starts anew never mixes the two."""
+continues, and what starts anew never mixes the two."""
 
 from __future__ import annotations
 

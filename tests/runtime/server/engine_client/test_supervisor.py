@@ -239,7 +239,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
         for _ in range(5):
             trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
             other.get_nowait()
-        assert trial.client.in_flight == 1, "both choices of it ended, and nobody else"
+        assert trial.client.in_flight == 1, "both choices of it ended, and no other request"
         cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
         assert [c.id for c in cancels] == ids
         found = [box.get_nowait() for _ in range(box.qsize())]

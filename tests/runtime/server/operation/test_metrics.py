@@ -97,7 +97,7 @@ def test_a_scrape_is_small() -> None:
         for status in (200, 401):
             metrics.http(route.method, route.path, status, 0.2)
     text = metrics.render().decode()
-    assert len(text) < 40_000, "when every route was used, and refused somebody"
+    assert len(text) < 40_000, "when every route was used, and refused a request"
     assert "_created" not in text
 
 

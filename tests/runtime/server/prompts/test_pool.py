@@ -212,7 +212,7 @@ def test_who_leaves_takes_a_job_back(run: Run, pool: Pool) -> None:
             job.cancel()
         begin = time.process_time(), time.monotonic()
         await asyncio.gather(*jobs, return_exceptions=True)
-        assert len(lane.queue) == 0, "what waited is not begun"
+        assert len(lane.queue) == 0, "what waited is not started"
         await _until(lambda: not lane.walls)  # what ran is ended
         assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
 
@@ -275,10 +275,10 @@ def test_health_says_that_prompts_are_stuck(
         lane = _lane(pool, "prompts")
         await _until(lambda: not lane.walls)  # the answer comes before its worker is free again
         assert lane.stuck_s() == 0.0
-        lane.queue.put("", "a task that nobody takes")
+        lane.queue.put("", "a task that no worker takes")
         lane.since -= limits.STUCK_S + 1.0
         assert "none ended for" in str(pool.unhealthy_reason())
-        lane.queue.remove("", "a task that nobody takes")
+        lane.queue.remove("", "a task that no worker takes")
 
     run(ask())
 

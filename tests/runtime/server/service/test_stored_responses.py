@@ -118,7 +118,7 @@ def test_those_that_run_are_bounded_and_nobody_takes_all(monkeypatch: pytest.Mon
                 run(kept, f"{owner}{i}", size, owner)
             except Busy:
                 return i
-        raise AssertionError("nobody refused")
+        raise AssertionError("none was refused")
 
     assert fill("bob", 10 * KIB) == 5, "half of it: a second one may come"
     assert fill("alice", 10 * KIB) == 3
