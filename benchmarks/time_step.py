@@ -57,7 +57,7 @@ ROOM = 320  # positions after the prompt where launches are timed one by one
 
 
 def build(config: Path, engine: Path, more: str, run: Callable[..., Any] = subprocess.run) -> float:
-    """Builds the engine with these options in a process of its own; the seconds taken.
+    """Builds the engine with these options in a separate process; the seconds taken.
 
     Raises CalledProcessError when the build fails.
     """

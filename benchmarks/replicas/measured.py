@@ -1,7 +1,7 @@
 """Replicas on this machine's CPU, measured: tokens a second of 1, 2, 4 behind one front.
 
 `python -m benchmarks.replicas.measured [--replicas 1,2,4] [--cores-each 2] [--out FILE]` serves the
-embedded model (or `--engine`) by so many servers, each bound to cores of its own, and the front
+embedded model (or `--engine`) by so many servers, each bound to separate cores, and the front
 before them; `--clients` conversations for each replica ask for streams, as fast as they are
 answered, for `--seconds`. Ray places replicas and carries no request, so it is left out. Front and
 clients get the cores that are left; a number of replicas for which there are not enough cores is
@@ -53,7 +53,7 @@ def bound(cores: Sequence[int]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cores:
-    """Who gets which cores."""
+    """The cores of each replica, of the front and of the clients."""
 
     replicas: tuple[tuple[int, ...], ...]
     front: tuple[int, ...]  # and the clients; none where nothing is left

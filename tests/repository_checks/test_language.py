@@ -60,12 +60,7 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
 
 # How many places each folder has. A change that lowers a count lowers its number here.
 CAPS = {
-    ".": 37,
-    "benchmarks": 167,
-    "docs": 44,
     "plugins": 317,
-    "runtime": 38,
-    "spark_engine": 45,
     "training": 64,
 }
 
