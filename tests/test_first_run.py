@@ -264,7 +264,7 @@ GPU 0000000F:01:00.0
 """
 
 
-def test_the_archive_does_not_say_whose_machine_it_was(tmp_path: Path) -> None:
+def test_the_archive_does_not_identify_the_machine(tmp_path: Path) -> None:
     bin_, home = tmp_path / "bin", tmp_path / "ann"
     bin_.mkdir()
     home.mkdir()
@@ -295,7 +295,7 @@ def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:
     assert (tmp_path / "x.tar.gz").exists()
 
 
-def test_where_the_archive_has_no_room_it_lies_elsewhere(tmp_path: Path) -> None:
+def test_an_archive_that_does_not_fit_is_written_elsewhere(tmp_path: Path) -> None:
     """tar fails in OUT's folder, as on a full disk."""
     other, bin_ = tmp_path / "other", tmp_path / "bin"
     other.mkdir()

@@ -44,7 +44,7 @@ _BY = click.option(
     type=click.Choice(POLICIES),
     default="prefix",
     show_default=True,
-    help="Who gets a request: the replica that holds its beginning, the freest, or the next.",
+    help="Routing: to the replica that holds a request's beginning, to the freest, or to the next.",
 )
 _TARGET = click.option(
     "--target",
@@ -170,7 +170,7 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
         from spark_engine.runtime.replicas.fleet import listed
 
         if bool(urls) == (ray is not None):
-            raise OptionError("say who stands behind: the servers' addresses, or --ray ADDRESS")
+            raise OptionError("name the replicas: the servers' addresses, or --ray ADDRESS")
         options = ServerOptions(
             host=values["host"],
             port=values["port"],
@@ -224,7 +224,7 @@ def scale(replicas: str, ray: str) -> None:
 @main.command()
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
 def remove(ray: str) -> None:
-    """Ends the replicas whose `run` has ended, after their requests."""
+    """Ends replicas that outlived their `run`, after their requests."""
     with command(NAME):
         placing = _ray()
         with placing.cluster(ray):

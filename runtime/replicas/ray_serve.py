@@ -148,12 +148,12 @@ def check_free() -> None:
 
 def place(plan: Plan) -> None:
     """Starts the replicas; returns when they accept requests. Raises CapacityError."""
-    _check_room(plan)
+    _check_capacity(plan)
     _put(plan)
     _note(plan)
 
 
-def _check_room(plan: Plan) -> None:
+def _check_capacity(plan: Plan) -> None:
     """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
     a machine.
     """
@@ -216,7 +216,7 @@ def change(edit: Callable[[Plan], Plan]) -> None:
     """
     old = placed()
     new = edit(old)
-    _check_room(new)
+    _check_capacity(new)
     _note(new)
     try:
         _put(new)

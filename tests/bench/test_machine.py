@@ -35,7 +35,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SMI", str(path))
 
 
-def test_a_card_is_told_and_watched(smi: None) -> None:
+def test_a_card_is_named_and_watched(smi: None) -> None:
     assert machine.card() == {"name": "NVIDIA H200", "driver": "580.1", "power_limit_w": 700.0}
     assert machine.processes("0") == ["4711, /usr/bin/other, 1024"]
     other = machine.card("3")
@@ -55,7 +55,7 @@ def test_a_card_is_told_and_watched(smi: None) -> None:
     }
 
 
-def test_without_a_card_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_card_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing in ("/nowhere/nvidia-smi", "/bin/false"):
         monkeypatch.setattr(machine, "SMI", missing)
         assert machine.card() is None and machine.processes("0") == []

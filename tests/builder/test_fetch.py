@@ -248,7 +248,7 @@ def test_only_a_hub_that_is_not_reached_is_done_without(
         assert "as it was fetched before" in fetching.told
 
 
-def test_what_cannot_be_built_is_told_before_the_weights_come(
+def test_what_cannot_be_built_is_reported_before_the_weights_come(
     hub: Hub, files: Path, tmp_path: Path, fetching: Fetching
 ) -> None:
     hub.folder = tmp_path / "other"
@@ -280,7 +280,7 @@ def test_only_what_a_build_reads_is_fetched(
     assert "all.safetensors" not in hub.sent and "pytorch_model.bin" not in hub.sent
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_weights_come(
+def test_a_disk_that_is_too_small_is_reported_before_the_weights_come(
     hub: Hub, files: Path, tmp_path: Path, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too small for the weights: refused. Too small for weights and engine: a warning."""

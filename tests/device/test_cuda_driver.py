@@ -76,7 +76,7 @@ def test_out_of_memory_names_what_empties_it(monkeypatch: pytest.MonkeyPatch, ca
         gpu.allocate(1) if call == "cuMemAlloc" else gpu.pinned(1)
 
 
-def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
+def test_an_engine_opens_on_an_integrated_gpu_with_memory_in_page_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Card(FakeGpu):

@@ -209,7 +209,7 @@ def test_where_no_green_context_is_made_the_others_are_occupied(
     assert not driver.held["cuDevicePrimaryCtxRetain"] and not driver.held["cuModuleLoadData"]
 
 
-def test_blocks_that_find_no_room_are_an_error(
+def test_blocks_that_do_not_fit_are_an_error(
     driver: Divided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sm_partition, "ARRIVAL", 0.01)

@@ -89,7 +89,7 @@ class Ring:
         """A prefill of the tokens before position `end`."""
         self.base, self.stored = end, self.history.states[end].copy()
 
-    def lags_as_told(self, p: int) -> bool:
+    def lags_as_stored(self, p: int) -> bool:
         """Before position p group m lags by min(p − base, (p + m) mod L) tokens."""
         for head in range(self.s.hv):
             for row in range(self.s.dv):

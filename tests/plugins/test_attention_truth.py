@@ -138,7 +138,7 @@ def test_pages_hold_and_give_what_the_truth_says(page: int, fp8: bool, how: str)
             np.testing.assert_allclose(found, held, rtol=2e-6, atol=2e-6)
 
 
-def test_the_two_scales_are_told_apart() -> None:
+def test_the_two_scales_are_distinguished() -> None:
     """With the scales exchanged the truth is far away: the test above can fail."""
     h = heads(SIZES, 3, True)
     x = packed(h, 0)

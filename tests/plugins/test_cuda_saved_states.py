@@ -32,7 +32,7 @@ class OnGpu:
 
 @GPU
 @pytest.mark.parametrize(("op", "case"), EXACT)
-def test_a_saved_state_goes_on_with_the_same_bits(
+def test_a_saved_state_resumes_with_the_same_bits(
     op: Op, case: Case, bench: cuda_node.Bench
 ) -> None:
     check_resuming(op, cuda_node.as_bf16(op, case) or case, OnGpu(bench))

@@ -143,7 +143,7 @@ def test_the_ops_follow_the_recurrence(length: int, plan: str, how: str) -> None
     near = {"rtol": 2e-5, "atol": 2e-6}
     for count in PLANS[plan]:
         if length and at:
-            assert ring.lags_as_told(at)
+            assert ring.lags_as_stored(at)
         o = sequence.go(at, abs(count), chunk=count < 0)
         np.testing.assert_allclose(o, history.o[at : at + abs(count)], **near)
         for p in range(at, at + abs(count) if count > 0 else at):
@@ -164,7 +164,7 @@ def test_the_ops_follow_the_recurrence(length: int, plan: str, how: str) -> None
 @HOW
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("length", [0, 3, 8])
-def test_a_prompt_goes_on_from_a_saved_row_and_from_a_copy(
+def test_a_prompt_resumes_from_a_saved_row_and_from_a_copy(
     length: int, steps: int, how: str
 ) -> None:
     """In slot 0 from row 2, which was saved behind 9 tokens or is a copy of the slot after more."""

@@ -110,7 +110,7 @@ def test_chunks_are_as_few_as_the_ids_allow(
         assert [n.symbol for n in plan.launches].count("moe_up") == count, tokens
 
 
-def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
+def test_the_ring_is_deep_where_the_ids_leave_memory() -> None:
     def depth(tokens: int) -> str:
         plan = GROUPED.plan(*specs("nvfp4", tokens, SIZES), GB10)
         return dict(plan.launches[0].defines)["DEPTH"]

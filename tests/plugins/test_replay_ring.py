@@ -132,7 +132,7 @@ def test_an_eighth_of_the_rows_folds_each_step() -> None:
         assert shares == [1 / 8] * 8
 
 
-def test_the_layout_is_told_by_the_shapes() -> None:
+def test_the_layout_follows_from_the_shapes() -> None:
     for heads in (HEADS, Heads(1, 16, 48, 128, 128), Heads(1, 16, 32, 128, 128)):
         ring = Ring(8, heads)
         state = (heads.values, heads.value_dim, heads.key_dim)

@@ -72,7 +72,7 @@ def is_cut(launch: Launch) -> bool:
     return any(line * block // blocks % of_tile for block in range(blocks))
 
 
-def test_the_reader_sees_who_waits() -> None:
+def test_the_reader_sees_what_waits() -> None:
     for text in ("ld.acquire.gpu.global.u32 a, [b];", "while (atomicAdd(p, 0) != n) { }",
                  "while (__ldcg(flag) == 0);", "volatile int* flag", "atomicCAS(p, 0, 1)",
                  "ld.volatile.global.u32", "__nanosleep(20)", "atom.global.cas.b32"):  # fmt: skip

@@ -152,7 +152,7 @@ def test_literal_columns_of_the_table(sampler: Sampler) -> None:
     assert 1 / 1.14 - 0.06 < found.count(0) / 400 < 1 / 1.14 + 0.06
 
 
-def test_literal_draw_is_the_first_id_whose_sum_exceeds(sampler: Sampler) -> None:
+def test_literal_draw_is_the_first_id_with_a_sum_that_exceeds(sampler: Sampler) -> None:
     cases = {
         (0.3, 0.2, 0.5): 1,  # in ascending ids: 0.3, 0.5; in descending weight it were 2
         (0.399, 0.101, 0.5): 1,

@@ -133,7 +133,7 @@ def check_anywhere(op: Op, case: Case, compute: Compute) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), EXACT)
-def test_a_saved_state_goes_on_with_the_same_bits(op: Op, case: Case) -> None:
+def test_a_saved_state_resumes_with_the_same_bits(op: Op, case: Case) -> None:
     check_resuming(op, case, by_body)
 
 

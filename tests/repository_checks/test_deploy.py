@@ -311,7 +311,7 @@ def _trouble() -> tuple[Scrape, Scrape]:
     metrics.refused()
     for start in (1000.0, 5000.0):
         watch = Stopwatch(metrics)
-        watch.start, watch.begun = 0.0, start
+        watch.start, watch.started = 0.0, start
         watch.end("length")
     metrics.tokens(1, 100.0, first=True)
     state[:] = [Stats(restarts=1, errors=1, preemptions=100), 60.0]

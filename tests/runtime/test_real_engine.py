@@ -327,7 +327,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
 
 
-def test_bound_requests_equal_their_solo_runs_beside_rounds_of_drafts(drafting: Loaded) -> None:
+def test_bound_requests_equal_their_solo_runs_with_rounds_of_drafts(drafting: Loaded) -> None:
     check_bound(drafting, depth=1, seed=3)
 
 

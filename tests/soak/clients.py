@@ -64,7 +64,7 @@ class Clients:
         """No new sessions."""
         self._open.clear()
 
-    def go_on(self) -> None:
+    def reopen(self) -> None:
         """Starts again."""
         self._open.set()
 

@@ -118,7 +118,7 @@ class Life(Soak):
         self.step("one more, one less")
 
     async def interrupted(self, engine: Path) -> None:
-        """The command of an update is killed: in the middle, and before it asks Ray for anything."""
+        """The command of an update is killed: in the middle, and before it asks Ray."""
         before = self.names()
         copy = str(shutil.copytree(engine, self.folder / "first"))
         words = (*COMMAND, "update", copy, "--ray", self.address)

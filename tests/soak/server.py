@@ -139,7 +139,7 @@ class Soak:
             self.note(["no dump came at SIGUSR1"])
         self.note(self.books.enter(self.server, self.engine, cached_mb))
         self.say(self.books.line())
-        self.clients.go_on()
+        self.clients.reopen()
 
     def note(self, wrong: list[str]) -> None:
         for words in wrong:

@@ -165,7 +165,7 @@ def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue().splitlines()[3:] == ["it"]
 
 
-def test_hub_names_and_wrong_folders_are_told_apart(
+def test_hub_names_and_wrong_folders_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ ENGINE = (
     Option(
         "--policy",
         Group.ENGINE,
-        "Chunked prefill beside decode: short inter-token latency (ITL), or throughput.",
+        "Chunked prefill during decode: short inter-token latency (ITL), or throughput.",
         click.Choice([pace.value for pace in Pace]),
         fills=(PrefillPolicy, "pace"),
         turn=Pace,

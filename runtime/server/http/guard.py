@@ -138,7 +138,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
     """Whether a page of this origin is from the server that a request's Host names. A proxy may
-    have another scheme, whose default port applies where Host has no port."""
+    have another scheme; where Host has no port, that scheme's default port applies."""
     try:
         parts = urlsplit(origin.decode("ascii"))
         known = parts.scheme in _PORTS and not (parts.path or parts.query or parts.fragment)

@@ -279,7 +279,7 @@ def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> u
 
 def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     if not keys.locked and not is_loopback(listener):
-        words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
+        words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 
 

@@ -129,7 +129,7 @@ class Inline:
         header, found = self.handler.handle(encode(Job(kind, 0.0)), whole)
         return decode_result(header), found
 
-    def make_way(self, owner: str) -> bool:
+    def refuse_one(self, owner: str) -> bool:
         """Nothing waits."""
         return False
 

@@ -186,7 +186,7 @@ class Service:
         """
         self._reading += 1
         try:
-            self._check_room()
+            self._check_capacity()
             async with deadline.enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
                 if isinstance(result, Missing):
@@ -210,7 +210,7 @@ class Service:
         """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
         self._computing += 1
         try:
-            if self._computing > self.client.max_queue and not self._pool.make_way(owner()):
+            if self._computing > self.client.max_queue and not self._pool.refuse_one(owner()):
                 raise Busy(f"{self._computing - 1} requests are being computed already; retry")
             async with self.deadline().enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
@@ -239,10 +239,10 @@ class Service:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
         return self.tokenizer
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         """Raises Busy where another prompt would be too many and no waiting one can be refused."""
         room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
-        if self._reading > room and (room <= 0 or not self._pool.make_way(owner())):
+        if self._reading > room and (room <= 0 or not self._pool.refuse_one(owner())):
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
             raise Busy(words)
 

@@ -100,7 +100,7 @@ def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
         ("time.sleep(60) if label == 'b' else None", 8.0, "hung: it said nothing for 8 s"),
     ],
 )
-def test_a_part_that_dies_or_hangs_goes_on_behind_it(
+def test_a_part_that_dies_or_hangs_is_resumed_behind_it(
     tmp_path: Path, fault: str, silence: float, says: str
 ) -> None:
     right, kept = run(tmp_path, fault, silence)
@@ -366,7 +366,7 @@ def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> No
     assert not row["right"] and row["note"] == "y: far"
 
 
-def test_tests_that_were_told_are_left_out_and_skips_are_counted(
+def test_named_tests_are_left_out_and_skips_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "done").write_text('["a::x"]')

@@ -318,7 +318,7 @@ class TestRuns:
             nodes = sum(n.launches * n.count for _, p in one.points for n in p.nodes)
             assert nodes == one.launches, "as many launches as were timed"
 
-    def test_runs_are_kept_beside_each_other(self, tmp_path: Path) -> None:
+    def test_runs_are_kept_next_to_each_other(self, tmp_path: Path) -> None:
         when = {"commit": "c", "date": "d"}
         path, run = tmp_path / "r.json", self.run(["a"], 1.0) | when
         whole = {**run, "machine": {"sms": 132}}
@@ -352,7 +352,7 @@ class TestPredicted:
         assert [s["node"] for s in row["slowest"]] == ["b", "a"]
         assert row["bounds_ms"] == {"bytes": 1.001, "tensor": 4.002}
 
-    def test_kernels_that_nobody_timed_are_named_with_their_shares(self) -> None:
+    def test_kernels_without_a_time_are_named_with_their_shares(self) -> None:
         """One by its op, one by nothing at all; the one that was timed is not among them."""
         timed, other = node("a", "t", count=6e6), node("b", "u", count=3e6)
         strange = replace(node("c", "v", count=1e6), op="new_op", symbols=("new", "newer"))

@@ -60,7 +60,7 @@ def early_of(bucket: BucketTactics) -> dict[str, str]:
     return found
 
 
-def test_a_launch_lets_only_what_reads_nothing_young() -> None:
+def test_a_launch_triggers_only_what_reads_nothing_recent() -> None:
     assert early_of(decided(("norm", LETS), ("gemm", BEGINS), ("norm2", LETS))) == {"norm": "EARLY"}
     assert early_of(decided(("norm", LETS), ("experts", Early()))) == {}
     assert early_of(decided(("gemm", BEGINS), ("gemm2", BEGINS))) == {}

@@ -157,7 +157,7 @@ def test_a_lazy_kernel_does_not_pass_on_what_lay_there(
     assert report.headlines[0].startswith("layers.0.linear_attn.out_proj: fp8_linear NaN")
 
 
-def test_a_write_beside_the_states_of_the_launch_is_found(
+def test_a_write_outside_the_states_of_the_launch_is_found(
     built: tuple[Path, Path, Fake], engine: Fake
 ) -> None:
     def wild(name: str, results: list[Any]) -> None:
@@ -169,7 +169,7 @@ def test_a_write_beside_the_states_of_the_launch_is_found(
     assert "layers.0.linear_attn" in _op(built[1], built[0]).first
 
 
-def test_payloads_say_where_every_result_lies(built: tuple[Path, Path, Fake]) -> None:
+def test_payloads_say_where_every_result_is(built: tuple[Path, Path, Fake]) -> None:
     """The twin's tensor names lead to the places that the builder gave to each node."""
     for payload, nodes in built[2].nodes.items():
         places = places_of(payload)

@@ -117,9 +117,7 @@ def _call(*words: object) -> Result:
 
 
 @pytest.mark.parametrize("option", [("--against", "x"), ("--level", "op"), ("--level", "all")])
-def test_what_means_nothing_beside_repeat_is_refused(
-    option: tuple[str, str], tmp_path: Path
-) -> None:
+def test_what_means_nothing_with_repeat_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
     done = _call(tmp_path, "--repeat", 2, *option)
     assert done.exit_code == 2
     assert f"{option[0]} does nothing with --repeat" in done.stderr

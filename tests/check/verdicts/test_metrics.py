@@ -89,7 +89,7 @@ def test_a_candidates_own_near_tie_excuses_nothing() -> None:
     assert logit_distance(x, truth, tie=0.01).wrong_flips == 1
 
 
-def test_a_common_factor_stands_out_of_rounding() -> None:
+def test_a_common_factor_is_distinguished_from_rounding() -> None:
     """In one block of columns, larger or smaller; rounding by itself gives nothing."""
     rng = np.random.default_rng(3)
     truth = rng.standard_normal((20, 96))

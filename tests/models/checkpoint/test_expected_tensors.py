@@ -168,7 +168,7 @@ def test_many_faults_are_counted(tmp_path: Path) -> None:
     assert str(caught.value).count("\n  ") == 11
 
 
-def test_ten_faults_are_all_told(tmp_path: Path) -> None:
+def test_ten_faults_are_all_reported(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     names = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj")
     lost = [f"model.layers.{i}.{n}.weight" for i in range(4) for n in names][:10]

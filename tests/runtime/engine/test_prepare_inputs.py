@@ -48,7 +48,7 @@ def written(seq: Sequence) -> dict[str, Array]:
     return {name: table[1] for name, table in made.items()}
 
 
-def test_every_parameter_stands_in_its_column() -> None:
+def test_every_parameter_is_in_its_column() -> None:
     row = written(sequence(seed=3 + (8 << 32)))
     assert row["sampling_f"].tolist() == [0.5, 0.25, 0.125, 1.5, -0.75, 0.0625, 0, 0]
     assert row["sampling_i"].tolist() == [7, 3, 8, 0]
@@ -168,7 +168,7 @@ def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
     assert "emit" not in made
 
 
-def test_decode_beside_rounds_has_no_emit() -> None:
+def test_decode_in_an_engine_with_rounds_has_no_emit() -> None:
     seq, made = sequence(), round_buffers(2, 2)
     write_step_inputs(made, Batch("decode", 2, [seq], [-1], [1], [True]))
     assert made["starts"].tolist() == [-1, 0] and made["counts"].tolist() == [1, 0]

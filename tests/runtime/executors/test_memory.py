@@ -95,7 +95,7 @@ def test_nan_in_what_is_saved_survives_bit_for_bit() -> None:
     )
 
 
-def test_a_bucket_whose_state_differs_from_the_manifest_is_refused() -> None:
+def test_a_bucket_with_a_state_unlike_the_manifests_is_refused() -> None:
     other = TensorSpec("token_counts", DType.I32, (4, 12))
     bad = Specs(specs(1).inputs, (other, *specs(1).states[1:]), specs(1).outputs)
     with pytest.raises(EngineError, match="token_counts is i32"):

@@ -51,7 +51,7 @@ def test_a_secret_is_in_no_error(tmp_path: Path, value: str) -> None:
     assert "31415926" not in str(error.value)
 
 
-def test_what_nobody_said_is_a_comment(tmp_path: Path) -> None:
+def test_an_option_that_is_not_given_is_a_comment(tmp_path: Path) -> None:
     done = _run("--print-config")
     assert done.exit_code == 0 and tomllib.loads(done.stdout) == {}
     for row in OF_FILE:

@@ -88,7 +88,7 @@ def owner(kind: str, number: int | None) -> str:
 @pytest.mark.parametrize("kind", OWNERS)
 @pytest.mark.parametrize("tiles", [1, 4, 64])
 @pytest.mark.parametrize("count", [24, 40, 100])
-def test_a_short_prompt_waits_for_a_few_steps_beside_any_number_of_long_ones(
+def test_a_short_prompt_waits_for_a_few_steps_among_any_number_of_long_ones(
     kind: str, tiles: int, count: int
 ) -> None:
     world = World(tiles)
@@ -258,7 +258,7 @@ def test_owners_and_lines_are_forgotten() -> None:
     assert len(waiting.shares) == len(waiting) == 0 and len(waiting._lines) <= 1
 
 
-def test_one_whose_grammar_is_being_made_lets_others_pass_and_is_not_asked_in_every_step() -> None:
+def test_one_that_waits_for_its_grammar_lets_others_pass_and_is_not_asked_in_every_step() -> None:
     world = World(1)
     job: Future[None] = Future()
     asked: list[int] = []

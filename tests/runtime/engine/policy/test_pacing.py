@@ -87,7 +87,7 @@ LIVE = decode()
         (PrefillPolicy(Pace.LATENCY, 0.001), 1),
     ],
 )
-def test_a_step_holds_what_the_policy_allows_beside_decode(
+def test_a_step_holds_the_prefill_that_the_policy_allows_with_decode(
     policy: PrefillPolicy, tiles: int
 ) -> None:
     assert make(policy).tiles([waiting(10_000)], LIVE) == tiles
@@ -146,7 +146,7 @@ def test_a_prompt_of_several_launches_came_once() -> None:
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
 
-def test_nobody_holds_on_to_a_prompt_that_was_prefilled() -> None:
+def test_no_reference_to_a_prefilled_prompt_is_kept() -> None:
     pacing, gone = make(), waiting(1_900)
     before = sys.getrefcount(gone)
     pacing.tiles([gone], LIVE)
@@ -171,7 +171,7 @@ def test_what_the_cache_had_was_not_prefilled() -> None:
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
 
-def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
+def test_after_a_second_without_prefill_latency_yields() -> None:
     pacing, order = make(LATENCY), [waiting(10_000, number=n) for n in range(3)]
     for _ in range(40):
         assert pacing.tiles(order, LIVE) == 1
@@ -208,7 +208,7 @@ def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
     assert pacing.tiles([waiting(10_000)], LIVE) == 64
 
 
-def test_while_nobody_decodes_a_launch_is_short_where_that_costs_no_rate() -> None:
+def test_without_decode_a_launch_is_short_where_that_costs_no_rate() -> None:
     assert make().tiles([waiting(10_000)], None) == 16
     assert make(THROUGHPUT).tiles([waiting(10_000)], None) == 64
     quick = {key: cost / 10 for key, cost in COSTS.items()}

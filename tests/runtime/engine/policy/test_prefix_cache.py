@@ -341,7 +341,7 @@ def test_giving_up_many_states_looks_at_each_a_few_times(monkeypatch: pytest.Mon
     world.check()
 
 
-def test_a_conversation_that_nobody_asks_for_goes_whole_before_one_that_is() -> None:
+def test_an_unused_conversation_is_evicted_whole_before_a_used_one() -> None:
     world = World(12, 9, 1 << 20)
     world.end(story(world, [*range(24)], 8, 16, 24))
     world.now += 2 * TAU
@@ -351,7 +351,7 @@ def test_a_conversation_that_nobody_asks_for_goes_whole_before_one_that_is() -> 
     world.check()
 
 
-def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
+def test_a_page_that_is_used_is_not_evicted_for_one_that_is_not() -> None:
     world = World(12, 4, 1 << 20)
     world.end(story(world, [*range(9)], 8))
     hit = world.match([*range(10)])
@@ -364,7 +364,7 @@ def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
     assert world.match([*range(10)]).kv_position == 8 and world.match([7] * 9).kv_position == 0
 
 
-def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() -> None:
+def test_a_leaf_that_was_being_copied_is_evicted_when_its_turn_comes() -> None:
     world = World(20, 9, 20)
     seq = story(world, [*range(9)])
     world.end(seq)
@@ -423,7 +423,7 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
 
 
-def test_names_are_of_full_pages_and_go_on_from_those_that_are_known() -> None:
+def test_names_are_of_full_pages_and_continue_those_that_are_known() -> None:
     tokens = array("i", range(14))
     names = page_names(tokens, PAGE)
     assert [*map(len, names)] == [4 * PAGE] * 3 and len({*names}) == 3

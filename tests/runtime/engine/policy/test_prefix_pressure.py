@@ -107,7 +107,7 @@ def test_several_answers_to_a_prompt_leave_none_of_them_behind() -> None:
     assert len(cache._states) == 4 and not any(state.superseded for state in cache._states)
 
 
-def test_who_wait_for_a_beginning_find_it_in_a_cache_full_of_what_was_just_used() -> None:
+def test_a_shared_beginning_is_found_in_a_cache_full_of_recent_pages() -> None:
     world = Pressed(0.1)
     for agent in world.agents[:3]:
         world.ask(agent)

@@ -30,10 +30,10 @@ from pathlib import Path
 from spark_engine.runtime.server.engine_client.dumps import BlackBox
 box = BlackBox(Path(sys.argv[1]))
 box.open()
-def stands_here():
+def stack_of_this_test():
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGSEGV)
-stands_here()
+stack_of_this_test()
 """
 
 
@@ -74,7 +74,7 @@ def test_a_process_that_falls_leaves_its_stacks(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-P", "-c", FALLS, str(tmp_path)])
     assert done.returncode == -11
     (text,) = read(tmp_path).values()
-    assert text.count("in stands_here") == 2, "once when asked, once as it fell"
+    assert text.count("in stack_of_this_test") == 2, "once when asked, once as it fell"
     assert "Segmentation fault" in text
     assert read(tmp_path) == {}, "it was taken out"
 

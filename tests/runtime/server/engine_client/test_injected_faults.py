@@ -196,7 +196,7 @@ def test_an_engine_that_falls_at_any_stage_comes_again(
     _run(tmp_path, use)
 
 
-def test_a_dump_of_a_hung_engine_says_where_it_hangs_and_with_whom(tmp_path: Path) -> None:
+def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: Path) -> None:
     async def use(server: Running) -> None:
         order(server.folder, "_launch", "hang")
         asked = server.ask_later({**SHORT, "max_tokens": 2})

@@ -65,7 +65,7 @@ async def answer(client: EngineClient) -> list[int]:
     return tokens
 
 
-def test_what_runs_goes_on_and_its_next_life_is_not_the_other_engine(
+def test_what_runs_continues_and_its_restart_is_not_the_other_engine(
     built: tuple[Path, Path],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +146,7 @@ def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.Mo
     assert not isinstance(found.value, worker.Replaced)
 
 
-def test_a_server_whose_texts_are_of_another_engine_does_not_start(
+def test_a_server_with_texts_of_another_engine_does_not_start(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer is read before the engine process starts."""

@@ -115,7 +115,7 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     assert asyncio.run(ask()) == [400, 400, 503, 400]
 
 
-def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> None:
+def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> None:
     """The body of a stream that was never started does not close its reply."""
     client = FakeClient([Event(0, 40)])
     served = service(client, None)

@@ -215,7 +215,7 @@ def test_a_file_for_all_to_read_is_warned_of(
 
 
 @pytest.mark.parametrize("single", ["", " ", " k", "k\n"])
-def test_an_empty_key_lets_nobody_in(single: str) -> None:
+def test_an_empty_key_admits_no_request(single: str) -> None:
     """A request without a key brings an empty one."""
     with pytest.raises(OptionError, match="--api-key is empty"):
         Keyring(single=single)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.engine_client.client import Begun
+from spark_engine.runtime.server.engine_client.client import Started
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.http.routes import ROUTES, page_routes
 from spark_engine.runtime.server.operation import metrics as module
@@ -129,7 +129,7 @@ def test_the_phases_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     metrics = _metrics()
     watch = Stopwatch(metrics, prompt=40)
-    watch.begun = 102.0
+    watch.started = 102.0
     for at, count in ((105.0, 1), (109.0, 3), (113.0, 1)):
         now[0] = at
         watch.tokens(count)
@@ -167,8 +167,8 @@ def test_a_choice_that_never_began_has_no_phases() -> None:
         assert found[f"vllm:request_{phase}_time_seconds_count{{}}"] == 0
 
 
-def _end(number: int, tokens: int) -> list[Event | Begun]:
-    rows: list[Event | Begun] = [Begun(number, 0.0), Begun(number, 1e9)]
+def _end(number: int, tokens: int) -> list[Event | Started]:
+    rows: list[Event | Started] = [Started(number, 0.0), Started(number, 1e9)]
     return rows + [
         Event(number, 40, finish=FinishReason.LENGTH if i == tokens - 1 else None)
         for i in range(tokens)
@@ -190,7 +190,7 @@ def test_what_is_counted_by_prompt() -> None:
         generation = Generation(client, metrics, choices, 4, Deadline(None))  # type: ignore[arg-type]
         for number, tokens in enumerate((2, 6, 3, 1)):
             for one in _end(number, tokens):
-                generation._box.put_nowait(one if isinstance(one, Begun) else [one])
+                generation._box.put_nowait(one if isinstance(one, Started) else [one])
         async for _ in generation.pieces():
             pass
         return metrics

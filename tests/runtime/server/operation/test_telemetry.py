@@ -124,7 +124,7 @@ def test_a_request_is_a_span_with_the_fields_names(monkeypatch: pytest.MonkeyPat
     assert (chat.status.code, text.status.code) == (0, 2)
 
 
-def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_collector_delays_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.5)
     with _collector() as (url, _):
         pass

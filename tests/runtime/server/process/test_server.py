@@ -645,7 +645,7 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
         assert "RuntimeError: the step went wrong" in dump.read_text()
 
 
-def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
+def test_an_engine_that_stalls_twice_fails_the_cause_and_continues(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     with _server(tokenizer_folder, watchdog_s=4.0, dumps=str(tmp_path)) as server:

@@ -202,7 +202,7 @@ def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: Pool) -> None:
     run(ask())
 
 
-def test_who_leaves_takes_a_job_back(run: Run, pool: Pool) -> None:
+def test_a_client_that_leaves_cancels_its_job(run: Run, pool: Pool) -> None:
     async def ask() -> None:
         lane = _lane(pool, "long prompts")
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
@@ -238,13 +238,13 @@ def test_owners_take_turns(run: Run, pool: Pool) -> None:
     run(ask())
 
 
-def test_who_has_most_waiting_makes_way(run: Run, pool: Pool) -> None:
+def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: Pool) -> None:
     async def ask() -> None:
         size = limits.SMALL_BODY
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
         await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
-        assert not pool.make_way("bad")
-        assert pool.make_way("good")
+        assert not pool.refuse_one("bad")
+        assert pool.refuse_one("good")
         await asyncio.sleep(0.01)
         assert [job.done() for job in jobs] == [False] * 7 + [True]
         with pytest.raises(Busy, match="6 requests of yours wait"):

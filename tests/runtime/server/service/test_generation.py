@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.engine_client.client import Begun, EngineClient, Mailbox
+from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.service import deadline as deadline_module
 from spark_engine.runtime.server.service.deadline import Deadline, QueuedTooLong, TimedOut
@@ -101,7 +101,7 @@ class Queued(FakeClient):
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         later = asyncio.get_running_loop().call_later
-        later(0.1, box.put_nowait, Begun(0, 0.0))
+        later(0.1, box.put_nowait, Started(0, 0.0))
         later(0.4, box.put_nowait, [Event(0, 40, finish=FinishReason.LENGTH)])
         return [0]
 

@@ -24,7 +24,7 @@ from spark_engine.runtime.server.service.generation import Choice
 
 
 @pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
+def _no_request() -> Iterator[None]:
     token = http_request._CURRENT.set(None)
     yield
     http_request._CURRENT.reset(token)
