@@ -67,7 +67,7 @@ class Rules(FakeDriver):
             assert what == cuda_driver.MAX_SHARED and size <= H200.shared_bytes
             self.allowed[args[0]] = max(ALWAYS, size) if self.leave else ALWAYS
         elif name == "cuStreamSynchronize":
-            self._everybody_is_there()
+            self._every_rank_launched()
         elif name == "cuLaunchKernelEx":
             self._launch(*args[:3])
         return answer
