@@ -138,7 +138,7 @@ def against(path: Path | None) -> Mapping[str, Mapping[str, Times]]:
     return found
 
 
-def beside(times: Times, before: Times, tactic: str) -> dict[str, list[float]]:
+def with_rival(times: Times, before: Times, tactic: str) -> dict[str, list[float]]:
     """A shape's times, and those that the tactic had in the other tree as a rival."""
     found = {name: [*us] for name, us in times.items()}
     if tactic in before:
@@ -204,7 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
                   flush=True)  # fmt: skip
             for judged in (j for j in mine if j.tactic in times):
                 rivals = before.get(judged.op, {}).get(shape, {})
-                judged.at[shape] = beside(times, rivals, judged.tactic)
+                judged.at[shape] = with_rival(times, rivals, judged.tactic)
             keep(args.out, found)
     keep(args.out, found)
     print("\n".join(judged.line() for judged in found))

@@ -293,7 +293,7 @@ class Body(nn.Module):
 
 
 class Network(nn.Module):
-    """The language model: `forward` gives the final hidden states; `logits` and `loss` read them."""
+    """The language model: `forward` gives the last hidden states; `logits` and `loss` read them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
-from spark_engine.runtime.replicas.routing import Choice, Ticket
-from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstream
+from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
+from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream, UpstreamAnswer
 from spark_engine.runtime.server.api.answers import anthropic_error, error
 from spark_engine.runtime.server.http.bodies import Body
 
@@ -117,7 +117,7 @@ class Forwarder:
                 break
             asked.tried.add(replica.name)
             if choice is None or choice.name != replica.name:
-                choice = Choice(replica.name)
+                choice = RouteChoice(replica.name)
             if again:
                 self._metrics.again(again)
             last = not left or owner or all(r.name in asked.tried for r in self._fleet.up)
@@ -144,7 +144,7 @@ class Forwarder:
         replica: Replica,
         asked: ClientRequest,
         prompt: Sequence[Place],
-        choice: Choice,
+        choice: RouteChoice,
         last: bool,
     ) -> Refusal | None:
         router = self._fleet.router
@@ -162,7 +162,7 @@ class Forwarder:
             router.end(ticket)
 
     async def _pass_on(
-        self, replica: Replica, asked: ClientRequest, answer: Answer, ticket: Ticket
+        self, replica: Replica, asked: ClientRequest, answer: UpstreamAnswer, ticket: Ticket
     ) -> Refusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
         if answer.status not in (401, 403):  # the replica's name may be its address

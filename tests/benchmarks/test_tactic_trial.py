@@ -33,7 +33,7 @@ def test_a_tactic_is_kept_where_it_is_surely_faster() -> None:
 
 
 def test_a_kernel_changed_in_place_has_its_own_past_for_a_rival() -> None:
-    times = tactic_trial.beside({"t": [80.0]}, {"t": [100.0], "u": [1.0]}, "t")
+    times = tactic_trial.with_rival({"t": [80.0]}, {"t": [100.0], "u": [1.0]}, "t")
     assert times == {"t": [80.0], "t, before": [100.0]}
     assert Judged("op", "t", 1, at={"a": times}).keeps
 

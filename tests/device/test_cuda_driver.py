@@ -185,7 +185,7 @@ class Occupied(FakeDriver):
         return super()._answer(name, args)
 
 
-def test_room_for_blocks_is_the_drivers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_blocks_that_fit_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Occupied(MULTIPROCESSOR_COUNT=50))
     gpu = device.Gpu()
     single = Shape((400, 1, 1), (32, 8, 1), (), 5000)

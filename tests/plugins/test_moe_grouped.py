@@ -134,7 +134,7 @@ def test_a_chunk_costs_what_it_costs_alone() -> None:
     assert cost(1309) > cost(1308)
 
 
-def test_a_target_without_room_for_a_token_is_refused() -> None:
+def test_a_target_that_cannot_hold_a_token_is_refused() -> None:
     attrs, packed = specs("nvfp4", 4, SIZES)
     small = with_shared(GB10, 40_000)
     assert "40000 bytes of shared memory" in (GROUPED.refuse(attrs, packed, small) or "")

@@ -112,7 +112,7 @@ def test_onnxruntime_leaves_no_trace_in_the_cache(module: str, tmp_path: Path) -
         pytest.skip("this onnxruntime writes nothing by itself")
 
 
-def test_every_way_to_onnxruntime_passes_the_switch() -> None:
+def test_the_package_switches_off_onnxruntimes_telemetry() -> None:
     script = "import os, sys; import spark_engine; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     script += "; assert 'onnxruntime' not in sys.modules"
     env = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}

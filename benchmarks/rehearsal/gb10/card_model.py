@@ -242,19 +242,19 @@ class _Fit:
         errors = self.errors(laws)
         for step in STEPS:
             for _ in range(MOST_STEPS):
-                beside = self._beside(laws, step)
-                tried = self.errors(beside)
+                neighbours = self._neighbours(laws, step)
+                tried = self.errors(neighbours)
                 best = tried.argmin(1)
                 lowest = np.take_along_axis(tried, best[:, None], 1)[:, 0]
                 better = lowest < errors * (1 - 1e-9)
                 if not better.any():
                     break
-                chosen = np.take_along_axis(beside, best[:, None, None], 1)[:, 0]
+                chosen = np.take_along_axis(neighbours, best[:, None, None], 1)[:, 0]
                 laws = np.where(better[:, None], chosen, laws)
                 errors = np.where(better, lowest, errors)
         return laws
 
-    def _beside(self, laws: Column, step: float) -> Column:
+    def _neighbours(self, laws: Column, step: float) -> Column:
         """Of each law nine others: a coefficient more, less, and none."""
         found = np.repeat(laws[:, None], 9, axis=1)
         for i, unit in enumerate(self._units):

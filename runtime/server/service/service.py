@@ -44,7 +44,7 @@ from spark_engine.runtime.server.prompts.contract import (
 )
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import Choice, Generation
+from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
 from spark_engine.runtime.server.service.sharing import salt_of
 from spark_engine.runtime.server.service.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
@@ -65,7 +65,7 @@ class Conversation:
     its worker (`more`)."""
 
     asked: Asked
-    choices: tuple[Choice, ...]
+    choices: tuple[CompletionChoice, ...]
     parsers: tuple[ReplyParser, ...]
     echoes: tuple[str, ...]
     prompt_tokens: int
@@ -87,7 +87,7 @@ class Running:
     """One request in flight."""
 
     generation: Generation
-    choices: tuple[Choice, ...]
+    choices: tuple[CompletionChoice, ...]
     body: Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
@@ -285,7 +285,7 @@ class Service:
 
     def _choices(
         self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
-    ) -> list[Choice]:
+    ) -> list[CompletionChoice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
         the constraint."""
         asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
@@ -300,7 +300,7 @@ class Service:
             own = _own(found.params, prompt, fold_seed(prompt.seed + i))
             stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
             request = Request(ids, own, found.priority, prompt.marks, bound)
-            choices.append(Choice(request, stream))
+            choices.append(CompletionChoice(request, stream))
         return choices
 
     def _parser(self, asked: Asked) -> ReplyParser:

@@ -33,7 +33,7 @@ def make(sets: int = 1) -> EngineMemory:
     return EngineMemory(STATES, tables(LIMITS), buckets, sets)
 
 
-def test_buckets_share_states_tables_and_the_first_rows_of_their_own() -> None:
+def test_buckets_share_states_tables_and_first_rows() -> None:
     memory = make()
     small, large = memory.buffers("decode", 2, 0), memory.buffers("decode", 4, 0)
     assert small["top_ids"].shape == (2, 20) and large["top_ids"].shape == (4, 20)

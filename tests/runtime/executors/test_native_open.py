@@ -162,7 +162,7 @@ def test_mps_is_refused(gpus: list[FakeGpu], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("sms", "each"), [(130, 1), (65, 2), (0, 1)])
-def test_a_gpu_without_room_for_all_blocks_of_a_launch_is_refused(
+def test_a_gpu_that_cannot_hold_all_blocks_of_a_launch_is_refused(
     gpus: list[FakeGpu], folder: Path, sms: int, each: int
 ) -> None:
     gpus.append(FakeGpu(toy.KERNELS))

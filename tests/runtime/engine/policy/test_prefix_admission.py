@@ -537,7 +537,7 @@ def test_one_that_passes_preempts_no_other_and_leaves_pages() -> None:
         assert (late.status is Status.RUNNING) == passes, (slots, pages)
 
 
-def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
+def test_one_that_waits_for_pages_is_looked_up_when_something_changed() -> None:
     made, calls = scheduler(pages=12), []
     inner = made.prefix.cache.match
     made.prefix.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore

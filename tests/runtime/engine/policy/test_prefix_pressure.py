@@ -74,7 +74,7 @@ class Pressed:
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_what_agents_find_falls_with_the_room_and_not_at_once(shuffled: bool) -> None:
+def test_what_agents_find_falls_gradually_with_the_budget(shuffled: bool) -> None:
     """With the order in which they were used alone, of agents in turns none would find its own
     conversation in a cache for half of them: the system message is all, 16 % of the tokens."""
     shares = {share: Pressed(share).found(shuffled) for share in (4.0, 1.0, 0.5, 0.2)}

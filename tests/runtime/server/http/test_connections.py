@@ -310,7 +310,7 @@ def test_the_longest_silent_connection_is_replaced() -> None:
     Server(4).run(use)
 
 
-def test_a_client_between_two_requests_gives_way_last() -> None:
+def test_a_client_between_two_requests_is_replaced_last() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(GET)
         await answer(reader)

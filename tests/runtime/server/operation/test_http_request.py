@@ -148,7 +148,7 @@ def test_tokens_are_charged_as_they_come(server: Server) -> None:
 
 
 @pytest.mark.parametrize("script", [SCRIPT, FAILS])
-def test_a_request_under_way_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
+def test_a_running_request_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
     server = Server(tmp_path, script)
     for body in (BODY, {**BODY, "stream": True}, {"prompt": 3.5}):
         server.ask(**body)

@@ -79,7 +79,7 @@ def test_how_many_tokens_come() -> None:
         _params(Body(min_tokens=101))
 
 
-def test_the_room_after_a_prompt() -> None:
+def test_the_positions_after_a_prompt() -> None:
     assert room_after([1] * 255, INFO.limits) == 1
     with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
         room_after([1] * 256, INFO.limits)
