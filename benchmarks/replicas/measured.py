@@ -33,7 +33,7 @@ import aiohttp
 from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.spark_run import cache_folder
 from spark_engine.runtime.replicas.server_process import ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 HOST, MODEL = "127.0.0.1", "tiny"
 START_S, WARM_S = 600.0, 5.0

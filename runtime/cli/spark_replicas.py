@@ -27,10 +27,10 @@ from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import config_file
 from spark_engine.runtime.cli.options.option import Group, Grouped
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
-from spark_engine.runtime.server.http.guard import allowed_hosts
+from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAME = "spark-replicas"
 LOCAL = "127.0.0.1"

@@ -15,7 +15,7 @@ import msgspec
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 START_S = 1800.0  # time limit of a replica's engine load
 

@@ -24,7 +24,7 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Heartbeat, Noted, Rows
 from spark_engine.runtime.replicas.plan import START_S, ReplicaPlan, check_resources, wanted
 from spark_engine.runtime.replicas.server_process import ANSWER_S, ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spark", "engine"
 HEALTH_S = 2.0  # between two health checks by Ray

@@ -22,8 +22,8 @@ from spark_engine.runtime.cli.options.option import MANY, SERVING, Group, Option
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.http.guard import allowed_hosts
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.http.host_names import allowed_hosts
+from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20

@@ -16,7 +16,7 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE
 from spark_engine.runtime.cli import spark_replicas as module
 from spark_engine.runtime.replicas.plan import ReplicaPlan, moved, sizes
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 
 def _manifest(ranks: int = 1, seqs: int = 32, executor: str = NATIVE) -> Any:

@@ -21,7 +21,7 @@ from spark_engine.runtime.cli.spark_replicas import main
 from spark_engine.runtime.replicas.plan import ReplicaPlan, check_resources, counts, wanted
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.operation.logs import LogFormat
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package

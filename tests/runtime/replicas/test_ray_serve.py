@@ -18,7 +18,7 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime import replicas
 from spark_engine.runtime.replicas.directory import NOTHING, Directory
 from spark_engine.runtime.replicas.plan import ReplicaPlan
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAME = "spark_engine.runtime.replicas.ray_serve"
 PLAN = ReplicaPlan("/e", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"), "stamp", True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.server.http.guard import Guard, Guarded, allowed_hosts, guard_of
+from spark_engine.runtime.server.http.guard import Guard, Guarded, guard_of
+from spark_engine.runtime.server.http.host_names import allowed_hosts
 
 MINE = "localhost:8000"
 Headers = list[tuple[str, str]]
