@@ -55,7 +55,7 @@ ENGINE = (
     Option(
         "--hosts",
         Group.ENGINE,
-        "Where each rank is, e.g. a,b: the same command on all of them, of which the first serves.",
+        "Host of each rank, e.g. a,b. Run the same command on every host; the first serves.",
         metavar="HOSTS",
         fills=(EngineOptions, "hosts"),
         modes=SERVING,
