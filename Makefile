@@ -103,7 +103,7 @@ soak: $(VENV)/.test
 # them with forms of answers, drafts and swap, and what spark-check says of them: some minutes.
 ranks: $(VENV)/.test
 	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/oracles/test_parity_ranks.py tests/runtime/ranks \
-		tests/check/engines/test_ranks.py tests/plugins/test_emulated_sampling.py
+		tests/check/engines/test_ranks.py tests/plugins/sampling/test_emulated_sampling.py
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from spark_engine.models.config.model_config import FULL
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.plugins.gdn.replay_ring import ring_bytes
+from spark_engine.plugins.state.replay_ring import ring_bytes
 from spark_engine.tensors import DType, TensorSpec
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card

@@ -127,7 +127,7 @@ class Kernel:
         symbol: its name.
         args: names of what it is given, in order; one that ends in `?` is null where the node has
             nothing of that name.
-        source: its file in `plugins/`, where it is not the candidate's.
+        source: its file in `plugins/kernels/`, where it is not the candidate's.
         pdl, early: `Launch`'s.
     """
 

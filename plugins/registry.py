@@ -9,51 +9,44 @@ from types import MappingProxyType
 from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
 from spark_engine.op import Op
-from spark_engine.plugins.attention import append_kv, attention_decode, paged_attention
-from spark_engine.plugins.drafts import (
-    accept_drafts,
-    draft_best,
-    draft_token,
-    round_rows,
-    shift_ids,
-)
-from spark_engine.plugins.gdn import (
+from spark_engine.plugins.kernels.rowwise import concat_kernels, rows_kernels
+from spark_engine.plugins.ops.attention import append_kv, attention_decode, paged_attention
+from spark_engine.plugins.ops.delta_rule import (
     causal_conv,
     gated_delta,
     gated_norm,
     gated_norm_quant,
     gdn_decode,
 )
-from spark_engine.plugins.linear import (
+from spark_engine.plugins.ops.drafts import (
+    accept_drafts,
+    draft_best,
+    draft_token,
+    mtp_input,
+    round_rows,
+    shift_ids,
+)
+from spark_engine.plugins.ops.linear import (
     fp8_block_linear,
     fp8_linear,
     linear,
     nvfp4_linear,
     nvfp4_linear_a4,
 )
-from spark_engine.plugins.moe import (
-    grouped_moe,
-    moe_norm_quant,
-    moe_router,
-    shared_gate,
-)
-from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant
-from spark_engine.plugins.rowwise import (
+from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant, moe_router, shared_gate
+from spark_engine.plugins.ops.norm import norm_quant, rms_norm
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
+from spark_engine.plugins.ops.rowwise import (
     act_quant,
-    concat_cuda,
     embed,
     fp8_block_quant,
     fp8_quant,
     last_rows,
-    mtp_input,
-    norm_quant,
     nvfp4_quant,
-    rms_norm,
-    rows_cuda,
     sigmoid_gate,
     silu_mul,
 )
-from spark_engine.plugins.sampling import mark_tokens, sample, sample_join, sample_part
+from spark_engine.plugins.ops.sampling import mark_tokens, sample, sample_join, sample_part
 
 OPS: tuple[Op, ...] = (
     embed.OP,
@@ -101,7 +94,7 @@ OPS: tuple[Op, ...] = (
 
 # Standard ONNX operators by op_type: all that a graph may hold beside our ops.
 STANDARD: Mapping[str, Cuda] = MappingProxyType(
-    {"Add": rows_cuda.ADD, "Concat": concat_cuda.CONCAT}
+    {"Add": rows_kernels.ADD, "Concat": concat_kernels.CONCAT}
 )
 
 

@@ -143,9 +143,9 @@ def rehearsal(of: Target, on: Target) -> Target:
     """What would run on `of`, compiled for and run on a part of `on`.
 
     Kernels have `of`'s shared memory and instructions, so that its tactics are chosen and its
-    sources compiled; those that `on` lacks are emulated (common/fp4_mma.cuh). Grids and costs are
-    for `of`'s card, budgets for the memory of the nearest of `on`'s cards. Raises OptionError where
-    `on` has less than `of`, or is of the same architecture.
+    sources compiled; those that `on` lacks are emulated (common/fp4_mma_sm120.cuh). Grids and costs
+    are for `of`'s card, budgets for the memory of the nearest of `on`'s cards. Raises OptionError
+    where `on` has less than `of`, or is of the same architecture.
     """
     if of.name == on.name:
         raise OptionError(f"{of.name} is not rehearsed on itself: build for --target {of.name}")
@@ -267,8 +267,8 @@ class Launch:
             writes what it reads, and lets the next begin (griddepcontrol.launch_dependents) only
             after its own wait: so what is older than one launch may be read before the wait.
             Coherent loads only: no `const … __restrict__`.
-        source: file name of the CUDA source in `plugins/`, where it is not the tactic's; or NCCL:
-            then its call `symbol` is made over (input, output, bytes that this rank gives).
+        source: file name of the CUDA source in `plugins/kernels/`, where it is not the tactic's; or
+            NCCL: then its call `symbol` is made over (input, output, bytes that this rank gives).
         resident: blocks wait for other blocks of the launch outside their cluster, so all of
             them must run at once: a GPU that cannot hold so many is refused. (Blocks that only
             count arrivals, and leave the rest to the last one, do not wait.)
@@ -325,7 +325,7 @@ class Tactic:
 
     Attributes:
         name: unique within the op.
-        source: file name of the CUDA source in `plugins/` of those launches that name none.
+        source: file name of the CUDA source in `plugins/kernels/` of those launches that name none.
         refuse: (attrs, bound input specs, target) -> a sentence why not, or None. Input specs
             are those after packing.
         plan: (attrs, bound input specs, target) -> Plan.

@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime as ort
 
 from spark_engine.engine_file import EngineHeader, open_folder
-from spark_engine.plugins.ranks.all_reduce import summed
-from spark_engine.plugins.ranks.gather_logits import gathered
+from spark_engine.plugins.ops.ranks.all_reduce import summed
+from spark_engine.plugins.ops.ranks.gather_logits import gathered
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.memory import allocate

@@ -68,7 +68,7 @@ def mma_rate(gpu: Gpu) -> float:
     defines = (("WARPS", str(WARPS)), ("CHAINS", str(CHAINS)))
     with tempfile.TemporaryDirectory() as folder, closing(DeviceResources(gpu)) as held:
         source = Path(folder) / "products.cu"
-        header = ROOT / "plugins" / "common" / "ptx.cuh"
+        header = ROOT / "plugins/kernels/common/ptx.cuh"
         source.write_text(SOURCE.replace('#include "common/ptx.cuh"', header.read_text()))
         job = nvrtc.Job(source.name, defines, ("products",))
         code = nvrtc.compile(job, target_here(), None, Path(folder)).code

@@ -2,8 +2,9 @@
 
 The parts `memcheck` and `racecheck` of `benchmarks.rehearsal`. The cases are shared out, a tactic
 or a piece of one to a process, some processes at a time; kernels are compiled before, outside the
-sanitizer, with FOLLOWED (plugins/common/ptx.cuh): the same barriers in a form that racecheck can
-follow. Whether results are right is asked by the part `ops`; here counts what the tool says.
+sanitizer, with FOLLOWED (plugins/kernels/common/ptx.cuh): the same barriers in a form that
+racecheck can follow. Whether results are right is asked by the part `ops`; here counts what the
+tool says.
 """
 
 from __future__ import annotations

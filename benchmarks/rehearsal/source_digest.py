@@ -107,5 +107,6 @@ def _texts(source: str) -> dict[str, str]:
 
 @cache
 def _bench() -> str:
-    common = sorted((ROOT / "plugins" / "common").glob("*.py"))
-    return digest(p.read_text() for p in (*common, *(ROOT / name for name in BENCH)))
+    folders = (ROOT / "plugins" / name for name in ("common", "formats"))
+    shared = (path for folder in folders for path in sorted(folder.glob("*.py")))
+    return digest(p.read_text() for p in (*shared, *(ROOT / name for name in BENCH)))

@@ -20,7 +20,7 @@ from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
-from spark_engine.plugins.gdn.replay_ring import ring_width
+from spark_engine.plugins.state.replay_ring import ring_width
 from spark_engine.tensors import DType
 
 NAMED = 3  # rounded matrices that a note lists

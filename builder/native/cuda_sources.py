@@ -12,7 +12,7 @@ from pathlib import Path
 from spark_engine import plugins
 from spark_engine.errors import InternalError
 
-SOURCES = Path(next(iter(plugins.__path__)))
+SOURCES = Path(next(iter(plugins.__path__))) / "kernels"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _LOG = re.compile(r"\b(log/(?:\w+/)?\w+\.md)")
 _ENTRY = r'^extern "C" __global__[^;{]*?\b%s\('

@@ -40,7 +40,7 @@ class Launched:
 
     @property
     def kernel(self) -> str:
-        """`plugins/linear/linear.cu:25`, or the library that runs it."""
+        """`plugins/kernels/gemm/linear_bf16_mma.cu:25`, or the library that runs it."""
         if self.source == NCCL:
             return "NCCL"
         return _at(*entry(self.symbol, self.source))
@@ -142,7 +142,7 @@ def _timed(row: Json) -> str:
 
 def _at(path: Path, line: int) -> str:
     """From the folder that holds `plugins/`: in a clone, the repository's root."""
-    return f"{path.resolve().relative_to(SOURCES.resolve().parent)}:{line}"
+    return f"{path.resolve().relative_to(SOURCES.resolve().parents[1])}:{line}"
 
 
 def _times(dims: tuple[int, int, int]) -> str:

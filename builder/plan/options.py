@@ -27,7 +27,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
-from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
+from spark_engine.plugins.state.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"

@@ -15,8 +15,8 @@ from spark_engine.manifest import SEQUENCE
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import cast, reshape
-from spark_engine.plugins.gdn.causal_conv import conv_rows
-from spark_engine.plugins.gdn.replay_ring import ring_records, ring_width
+from spark_engine.plugins.ops.delta_rule.causal_conv import conv_rows
+from spark_engine.plugins.state.replay_ring import ring_records, ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from spark_engine.errors import CheckpointError, GraphError
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.weights.recipes import Recipe, transform
-from spark_engine.plugins.common import formats
-from spark_engine.plugins.common.formats import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
+from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
 from spark_engine.tensors import Array, DType, TensorSpec
 
 AT_ONCE = 1 << 20  # elements in f32
@@ -90,8 +90,8 @@ def _rows(matrix: Array) -> Iterator[tuple[int, F32]]:
 def _block_codes(matrix: Array, out: Array, amax: Amax) -> None:
     for first, part in _rows(matrix):
         amax(part)
-        wide = formats.fp8_block_expand(_block_scale(part), part.shape)
-        out[first : first + len(part)] = formats.e4m3(np.divide(part, wide, out=part))
+        wide = numeric.fp8_block_expand(_block_scale(part), part.shape)
+        out[first : first + len(part)] = numeric.e4m3(np.divide(part, wide, out=part))
 
 
 def _block_scales(matrix: Array, out: Array, amax: Amax) -> None:
@@ -115,7 +115,7 @@ def _fp4_codes(matrix: Array, out: Array, amax: Amax) -> None:
         groups = part.reshape(len(part), -1, NVFP4_BLOCK)
         unit = _group_scale(groups, whole).astype(np.float32)[..., None] * whole
         codes = np.divide(groups, unit, out=groups).astype(E2M1).view(np.uint8).reshape(part.shape)
-        out[first : first + len(part)] = formats.pack(codes)
+        out[first : first + len(part)] = numeric.pack(codes)
 
 
 def _fp4_scales(matrix: Array, out: Array, amax: Amax) -> None:
@@ -128,7 +128,7 @@ def _fp4_scales(matrix: Array, out: Array, amax: Amax) -> None:
 def _group_scale(groups: F32, whole: np.float32) -> Array:
     """e4m3 [rows, K/16] of [rows, K/16, 16]."""
     raw = _or_one(np.abs(groups).max(axis=-1) / (np.float32(E2M1_MAX) * whole))
-    return formats.e4m3(np.maximum(raw, np.float32(2.0**-9)))
+    return numeric.e4m3(np.maximum(raw, np.float32(2.0**-9)))
 
 
 def _fp4_globals(matrix: Array, out: Array, amax: Amax) -> None:

@@ -36,7 +36,7 @@ SPILLING = frozenset((("fp8_linear", "sm_90a", "f32"),))
 Choice = Callable[[Op, Target], list[cuda_node.Planned]]
 APART = "sample"  # takes 25 s: test_cuda_sample.py compiles the served width and holds it to this
 # Header that holds an instruction -> what the instruction is called in SASS.
-FP4 = {"common/fp4_mma.cuh": "OMMA"}
+FP4 = {"common/fp4_mma_sm120.cuh": "OMMA"}
 
 
 def chosen(op: Op, target: Target) -> list[cuda_node.Planned]:
@@ -213,7 +213,7 @@ def test_a_kernel_that_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -
     a plain arrival behind the copying thread's fence, never by an arrival of the copies themselves.
     """
     seen = 0
-    for job in jobs_with("common/wgmma.cuh", H200):
+    for job in jobs_with("common/wgmma_sm90.cuh", H200):
         for kernel in disassembled(job, H200, compiled, tmp_path).split(".section\t.text.")[1:]:
             if "GMMA" in kernel and "LDGSTS.E" in kernel:
                 label = job, kernel.split(",")[0]

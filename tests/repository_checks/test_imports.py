@@ -27,31 +27,42 @@ ALLOWED = {
 }
 # Folders of a package or of a folder, bottom up: each may use those named, and "" is the files next
 # to them.
-_OPS = {
-    "launch",
-    "common",
-    "linear",
-    "rowwise",
-    "gdn",
-    "attention",
-    "moe",
-    "sampling",
-    "drafts",
-    "ranks",
-}
 FOLDERS = {
     "plugins": {
         "launch": set(),  # a file
-        "common": {"launch"},
-        "rowwise": {"launch", "common"},
-        "ranks": {"launch", "common", "rowwise"},
-        "linear": {"launch", "common", "ranks"},
-        "gdn": {"launch", "common"},
-        "attention": {"launch", "common", "rowwise"},
-        "moe": {"launch", "common", "linear", "rowwise", "ranks"},
-        "sampling": {"launch", "common", "rowwise", "ranks"},
-        "drafts": {"launch", "common"},
-        "": _OPS,
+        "common": set(),
+        "formats": {"common"},
+        "state": {"common", "formats"},
+        "kernels": {"launch", "common", "formats", "state"},
+        "ops": {"launch", "common", "formats", "state", "kernels"},
+        "": {"launch", "common", "formats", "state", "kernels", "ops"},
+    },
+    "plugins/kernels": {
+        "common": set(),
+        "rowwise": {"common"},
+        "ranks": {"common", "rowwise"},
+        "gemm": {"common"},
+        "delta_rule": {"common"},
+        "attention": {"common"},
+        "moe": {"common", "gemm", "rowwise"},
+        "sampling": {"common", "ranks"},
+        "drafts": {"common"},
+        "": set(),
+    },
+    "plugins/kernels/delta_rule": {"": set(), "prefill": {""}},
+    "plugins/kernels/gemm": {"stream_k": set(), "": {"stream_k"}},
+    "plugins/kernels/moe": {"experts": set(), "router": set(), "": {"experts"}},
+    "plugins/ops": {
+        "norm": set(),
+        "rowwise": set(),
+        "ranks": {"norm"},
+        "linear": set(),
+        "delta_rule": set(),
+        "attention": {"rowwise"},
+        "moe": {"linear", "norm", "rowwise"},
+        "sampling": {"rowwise"},
+        "drafts": {"norm"},
+        "": set(),
     },
     "models": {
         "config": set(),
@@ -151,6 +162,7 @@ ONE_FILE = {
     "matplotlib": {"bench/plot.py"},
     "safetensors": {"models/checkpoint/files.py"},
 }
+KERNELS = ("plugins", "kernels")  # where includes begin
 SOURCES = files(*(f"{package}/*.py" for package in PACKAGES))
 
 
@@ -194,6 +206,16 @@ def _up(here: str, there: str, inside: str) -> bool:
     return here != there and there not in FOLDERS[inside][here]
 
 
+def _upward(here: tuple[str, ...], there: tuple[str, ...], name: str) -> list[str]:
+    """What is wrong with a file that imports or includes `name`, for each folder they share."""
+    wrong = []
+    for inside in _shared(here, there):
+        own, other = _folder(here, inside), _folder(there, inside)
+        if _up(own, other, inside):
+            wrong.append(f"{inside}/{own} may not import {inside}/{other}: {name}")
+    return wrong
+
+
 def _wrong(path: Path) -> list[str]:
     here, text = path.parts[0], path.as_posix()
     wrong = []
@@ -204,11 +226,7 @@ def _wrong(path: Path) -> list[str]:
         elif top == "spark_engine":
             if (package := _package(name)) != here and package not in ALLOWED[here]:
                 wrong.append(f"{here} may not import {package}: {name}")
-            there = tuple(name.split(".")[1:])
-            for inside in _shared(path.parts, there):
-                own, other = _folder(path.parts, inside), _folder(there, inside)
-                if _up(own, other, inside):
-                    wrong.append(f"{inside}/{own} may not import {inside}/{other}: {name}")
+            wrong += _upward(path.parts, tuple(name.split(".")[1:]), name)
         elif top in PACKAGES or top == "tests":
             wrong.append(f"bare import of {name}: say spark_engine.{name}")
         elif top not in sys.stdlib_module_names:
@@ -234,10 +252,12 @@ def test_imports_are_allowed(path: Path) -> None:
 @pytest.mark.parametrize("path", files("plugins/*.cu", "plugins/*.cuh"), ids=str)
 def test_includes_are_allowed(path: Path) -> None:
     included = re.findall(r'#include "([^"]+)"', (ROOT / path).read_text())
-    there = {_folder(("plugins", *Path(name).parts), "plugins") for name in included}
-    own = _folder(path.parts, "plugins")
-    up = {folder for folder in there if _up(own, folder, "plugins")}
-    assert not up and "" not in there, f"{path} may not include what is in {up or 'no folder'}"
+    wrong = [
+        line
+        for name in included
+        for line in _upward(path.parts, (*KERNELS, *Path(name).parts), name)
+    ]
+    assert not wrong and all((ROOT.joinpath(*KERNELS) / name).is_file() for name in included)
 
 
 def test_every_package_is_listed() -> None:
@@ -269,10 +289,13 @@ def test_folders_are_listed_bottom_up(inside: str) -> None:
         ("plugins/x.py", "from spark_engine.models import y", "may not import models"),
         ("plugins/x.py", "import onnx", "may not import onnx"),
         (
-            "plugins/gdn/x.py",
-            "from spark_engine.plugins.moe import y",
-            "may not import plugins/moe",
+            "plugins/ops/linear/x.py",
+            "from spark_engine.plugins.ops.moe import y",
+            "plugins/ops/linear may not import plugins/ops/moe",
         ),
+        ("plugins/kernels/gemm/x.py", "from spark_engine.plugins.ops import y", "plugins/ops: "),
+        ("plugins/formats/x.py", "from spark_engine.plugins.ops.norm import y", "plugins/ops: "),
+        ("plugins/state/x.py", "import spark_engine.plugins.kernels.gemm.y", "plugins/kernels: "),
         ("runtime/text/x.py", "from spark_engine.runtime.server import y", "runtime/server"),
         ("runtime/text/x.py", "from spark_engine.runtime import cli", "runtime/cli: "),
         (

@@ -29,7 +29,7 @@ def test_every_mutant_fits_the_sources_and_names_tests() -> None:
 
 def test_some_are_killed() -> None:
     """Two that are quick; `make mutants` tries all."""
-    pattern = "sampling/philox.py|engine/pool.py"
+    pattern = "ops/sampling/philox.py|engine/pool.py"
     command = [sys.executable, "-m", "tests.mutants.run", "--workers", "1", "--only", pattern]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -235,7 +235,10 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
 
 def test_the_tests_for_a_gpu_are_found_and_each_is_of_its_own_sources() -> None:
     files = gpu_tests.files()
-    assert {"tests/benchmarks/test_launch_times.py", "tests/plugins/test_cuda_gdn.py"} <= {*files}
+    assert {
+        "tests/benchmarks/test_launch_times.py",
+        "tests/plugins/delta_rule/test_cuda_gdn.py",
+    } <= {*files}
     assert not {*gpu_tests.ALONE, *gpu_tests.LEFT_OUT} & {*files}
     of = {gpu_tests.of_test(f"{file}::test_x") for file in (*files, *gpu_tests.ALONE)}
     assert len(of) == len(files) + len(gpu_tests.ALONE) and "" not in of

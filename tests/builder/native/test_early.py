@@ -156,8 +156,14 @@ def test_launches_begin_early_where_ranks_read_each_other(
 
 def test_every_early_kernel_has_the_macro() -> None:
     """A launch that says it lets the next begin has a source that heeds EARLY."""
-    sources = ("ranks/reduce_norm", "linear/linear_small_n", "gdn/gdn_decode", "rowwise/act_quant")
-    for name in (*sources, "attention/paged_decode"):
-        text = (ROOT / "plugins" / f"{name}.cu").read_text()
+    sources = (
+        "ranks/reduce_norm_peer",
+        "gemm/linear_small_n_cluster_sm90",
+        "delta_rule/delta_decode_fma",
+        "rowwise/act_quant_fma",
+        "attention/attention_decode_mma",
+    )
+    for name in sources:
+        text = (ROOT / "plugins/kernels" / f"{name}.cu").read_text()
         assert '"common/early.cuh"' in text and text.count("wait_and_let_next_begin();") == 1
         assert text.count("wait_for_previous();") == ("small_n" in name)

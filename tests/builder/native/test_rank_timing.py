@@ -15,7 +15,7 @@ from spark_engine.builder.native.tactics import Work, choose  # noqa: E402
 from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.kernel import H200  # noqa: E402
 from spark_engine.op import Attrs  # noqa: E402
-from spark_engine.plugins.ranks import reduce_norm_quant  # noqa: E402
+from spark_engine.plugins.ops.ranks import reduce_norm_quant  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 

@@ -30,7 +30,7 @@ def tactic(name: str, cost: Cost, most: int = 99, bits: Callable[[int], str | No
 
     return Tactic(
         name,
-        "rowwise/rows.cu",
+        "rowwise/rows_copy.cu",
         lambda a, s, t: f"{rows(s)} rows" if rows(s) > most else None,
         lambda a, s, t: Plan((Launch(name, (rows(s), 1, 1), (32, 1, 1), ()),)),
         lambda a, s, t: cost(rows(s)),
@@ -273,7 +273,7 @@ def test_rivals_are_those_that_compete() -> None:
     made = chooser(*few_and_many())
     found = made.candidates([(graph(), SIZES)])
     assert [(s, p.launches[0].symbol) for s, p in found] == [
-        ("rowwise/rows.cu", n) for n in ("few", "many")
+        ("rowwise/rows_copy.cu", n) for n in ("few", "many")
     ]
 
 

@@ -23,7 +23,7 @@ from spark_engine.kernel import Launch, Plan, Pointer, Rank, Tactic
 from spark_engine.tensors import TensorSpec
 from tests.repository import ROOT
 
-HERE, SOURCES = Path(__file__).parent, ROOT / "plugins"
+HERE, SOURCES = Path(__file__).parent, ROOT / "plugins/kernels"
 COMPILER = shutil.which("g++")
 OPTIONS = (
     "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique -fno-exceptions".split()
@@ -47,9 +47,9 @@ def _texts() -> tuple[Texts, Texts]:
     """By path, as the host's compiler takes them: instructions, and the sources that use them."""
     host = {f"common/{path.name}": path.read_text() for path in HERE.glob("*.cuh")}
     host["ranks/peer_ptx.cuh"] = host.pop("common/peer_ptx.cuh")
-    host["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
-    host["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
-    host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma.cuh"\n'
+    host["common/wgmma16_sm90.cuh"] = '#include "common/wgmma_sm90.cuh"\n'
+    host["common/fp4_mma_sm120.cuh"] = '#include "common/ptx.cuh"\n'
+    host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma_sm90.cuh"\n'
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
     for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])

@@ -17,7 +17,8 @@ from spark_engine.builder.native.tactics import Choice, Work, choose  # noqa: E4
 from spark_engine.device.gpu import Gpu, architecture, present  # noqa: E402
 from spark_engine.kernel import GB10, H200, NCCL, TARGETS, Pointer, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
-from spark_engine.plugins.ranks import all_reduce, gather_logits, nccl_cuda  # noqa: E402
+from spark_engine.plugins.kernels.ranks import nccl_kernels  # noqa: E402
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits  # noqa: E402
 from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
 
 BF16, F32 = DType.BF16, DType.F32
@@ -72,9 +73,9 @@ def test_the_kernels_compile(target: Target, cache: Path) -> None:
         plan = chosen(op, dims, target, ranks=ranks, across=1).plan
         assert plan is not None
         _, launch = plan.launches
-        job = nvrtc.Job(nccl_cuda.SOURCE, launch.defines, (launch.symbol,))
+        job = nvrtc.Job(nccl_kernels.SOURCE, launch.defines, (launch.symbol,))
         assert nvrtc.compile(job, target, cache).usage[launch.symbol].spills == 0
-        assert nvrtc.jobs_of([(nccl_cuda.SOURCE, plan)]) == (job,), "NCCL's own is not compiled"
+        assert nvrtc.jobs_of([(nccl_kernels.SOURCE, plan)]) == (job,), "NCCL's own is not compiled"
 
 
 def gathered_by_hand(op: Op, parts: list[Array], cache: Path) -> bytes:
@@ -89,7 +90,7 @@ def gathered_by_hand(op: Op, parts: list[Array], cache: Path) -> bytes:
         ("output", 0),
     ]
     code = nvrtc.compile(
-        nvrtc.Job(nccl_cuda.SOURCE, launch.defines, (launch.symbol,)), target, cache
+        nvrtc.Job(nccl_kernels.SOURCE, launch.defines, (launch.symbol,)), target, cache
     ).code
     (out,) = op.infer(
         {"ranks": len(parts)}, (TensorSpec("x", DType.of(parts[0].dtype), parts[0].shape),)

@@ -19,8 +19,8 @@ sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from spark_engine.device.gpu import present  # noqa: E402
 from spark_engine.op import Attrs  # noqa: E402
-from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
-from spark_engine.plugins.ranks.collectives_cuda import symmetric_bytes  # noqa: E402
+from spark_engine.plugins.kernels.ranks.collectives_kernels import symmetric_bytes  # noqa: E402
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
 from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
 from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 

@@ -20,8 +20,8 @@ sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.device.gpu import present  # noqa: E402
 from spark_engine.kernel import Target  # noqa: E402
-from spark_engine.plugins.sampling import sample  # noqa: E402
-from spark_engine.plugins.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
+from spark_engine.plugins.ops.sampling import sample  # noqa: E402
+from spark_engine.plugins.ops.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 

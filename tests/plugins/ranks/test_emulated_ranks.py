@@ -17,8 +17,8 @@ import pytest
 
 from spark_engine.kernel import H200, Plan, Specs, Tactic
 from spark_engine.op import Attrs, Op
-from spark_engine.plugins.ranks import all_reduce, reduce_norm_quant
-from spark_engine.plugins.ranks.collectives_cuda import symmetric_bytes
+from spark_engine.plugins.kernels.ranks.collectives_kernels import symmetric_bytes
+from spark_engine.plugins.ops.ranks import all_reduce, reduce_norm_quant
 from spark_engine.tensors import Array
 from tests.plugins import cuda_node, emulated
 from tests.plugins.emulated import Buffer

@@ -26,9 +26,9 @@ from spark_engine.builder.native import rank_gpus  # noqa: E402
 from spark_engine.device import cuda_driver  # noqa: E402
 from spark_engine.kernel import H200, Tactic  # noqa: E402
 from spark_engine.op import Attrs, Op  # noqa: E402
-from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
-from spark_engine.plugins.sampling import sample  # noqa: E402
-from spark_engine.plugins.sampling.sample_cases import Launch  # noqa: E402
+from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant  # noqa: E402
+from spark_engine.plugins.ops.sampling import sample  # noqa: E402
+from spark_engine.plugins.ops.sampling.sample_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402

@@ -16,7 +16,7 @@ import pytest
 from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo
-from spark_engine.plugins.sampling import mark_tokens
+from spark_engine.plugins.ops.sampling import mark_tokens
 from spark_engine.runtime.executors.cache_size import SPARE, GpuMemory, budget, device_rows
 from spark_engine.runtime.executors.device_memory import MARKED, DeviceStates
 from spark_engine.runtime.executors.memory import HostStates, States

@@ -1,1 +1,0 @@
-"""Full attention over paged KV, with RoPE."""

@@ -1,0 +1,86 @@
+"""What the layouts of packed weights share: padding, and the bits of NVFP4 codes and block scales.
+
+A word holds eight codes as four pairs. A rotation and a mask bring a pair's bits to where bf16 has
+sign, exponent and mantissa, so that a kernel dequantises with two instructions a pair
+(nvfp4_decode.cuh, linear_nvfp4_mma.cu). Knows arrays only: no layout, no op and no GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import GraphError
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+
+# Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
+_TARGETS = (15, 8, 7, 6)
+# Left rotations that bring the bits of each of a word's four pairs there. A search over all
+# rotations found none with one rotation a pair; with one pair taking two there are 16.
+_ROTATIONS = ((0,) * 4, (6,) * 4, (10,) * 4, (12, 4, 12, 12))
+
+
+def padded(count: int, multiple: int) -> int:
+    """`count` rounded up."""
+    return -(-count // multiple) * multiple
+
+
+def pad_columns(rows: U8, multiple: int) -> U8:
+    """The rows with zeros up to a multiple of `multiple` bytes."""
+    extra = -rows.shape[1] % multiple
+    return np.pad(rows, ((0, 0), (0, extra))) if extra else np.ascontiguousarray(rows)
+
+
+def unpack_pair(words: U32, j: int) -> U8:
+    """The byte (two codes) that is pair j of each word."""
+    byte = np.zeros(words.shape, np.uint8)
+    for nibble, places in enumerate(_places(j)):
+        for i, place in enumerate(places):
+            bit = (words >> np.uint32(place) & np.uint32(1)).astype(np.uint8)
+            byte |= bit << np.uint8(4 * nibble + 3 - i)
+    return byte
+
+
+def check_scales(scales: U8) -> None:
+    """Raises GraphError for a negative e4m3 block scale or NaN, which have no packed form."""
+    if scales.max(initial=0) >= 0x7F:
+        raise GraphError("an NVFP4 block scale is negative or NaN: refuse it where it is read")
+
+
+def _places(j: int) -> list[list[int]]:
+    """The bits in a word of pair j's codes: [first or second][sign, 2, 1, 0]."""
+    return [
+        [(bit + half - turn) % 32 for bit, turn in zip(_TARGETS, _ROTATIONS[j], strict=True)]
+        for half in (0, 16)
+    ]
+
+
+def _word_table(j: int) -> U32:
+    """The bits in a word of each byte (two codes) as its pair j."""
+    byte = np.arange(256, dtype=np.uint32)
+    word = np.zeros(256, np.uint32)
+    for nibble, places in enumerate(_places(j)):
+        for i, place in enumerate(places):
+            word |= (byte >> np.uint32(4 * nibble + 3 - i) & np.uint32(1)) << np.uint32(place)
+    return word
+
+
+def _both(low: U32, high: U32) -> U32:
+    """One table for two bytes, the first in the low half of the index."""
+    return (high[:, None] | low[None, :]).reshape(-1)
+
+
+def _wide_table() -> U8:
+    """e4m3 byte -> exponent + 15 in 5 bits, mantissa in 3; subnormals normalised."""
+    table = np.arange(256, dtype=np.uint8) + np.uint8(120)
+    table[:8] = (0, 104, 112, 116, 120, 122, 124, 126)
+    return table
+
+
+# The bits of two pairs at a time, by their two bytes: half the lookups of a table a pair.
+WORDS = tuple(_both(_word_table(j), _word_table(j + 1)) for j in (0, 2))
+WIDE = _wide_table()
+NARROW = np.zeros(256, np.uint8)  # the inverse of WIDE
+NARROW[WIDE[:128]] = np.arange(128, dtype=np.uint8)

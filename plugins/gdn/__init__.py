@@ -1,1 +1,0 @@
-"""Gated delta net: causal convolution, the recurrence and its replay ring, the gated norm."""

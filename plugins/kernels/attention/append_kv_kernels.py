@@ -1,0 +1,40 @@
+"""The CUDA side of `append_kv`: one launch, a block for each token."""
+
+from __future__ import annotations
+
+from spark_engine.kernel import Plan
+from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
+    PAGES,
+    pages_macros,
+    refuse_pages,
+    sizes,
+    token_bytes,
+)
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+
+WARPS = 8  # of a block, at most: a head of keys or values each at a time
+KERNEL = Kernel("append_kv", f"kv k_norm inv_freq kv_scale {PAGES} longest")
+
+
+def refuse(node: Node) -> str | None:
+    """What the pages' layout forbids."""
+    return refuse_pages(node, "kv")
+
+
+def plan(node: Node) -> Plan:
+    """Its warps take a token's heads of keys and of values in turn."""
+    s = sizes(node)
+    warps = min(WARPS, 2 * s.kv_heads)
+    macros = {**pages_macros(node, 0), "TOKENS": s.tile, "WARPS": warps}
+    grid = node.dim("rows") * s.tile
+    return node.plan(KERNEL.launch(node, grid, 32 * warps, macros, longest=node.dim("MP")))
+
+
+def cost(node: Node) -> float:
+    """A short launch; in a prefill, what it reads and writes."""
+    s = sizes(node)
+    token = 2 * s.kv_heads * (2 * s.dim + token_bytes(s))
+    return 4e-6 + node.dim("rows") * s.tile * token / (0.5 * node.target.bandwidth)
+
+
+CANDIDATES = (Candidate("tokens", "attention/append_kv_fma.cu", plan, cost, refuse),)

@@ -1,0 +1,214 @@
+"""The CUDA side of decode attention: `paged_attention` and `attention_decode` of one token a row.
+
+One launch for either. How it cuts a row into chunks depends on the tactic and on the row's length
+alone: with one tactic in every bucket, a row's bits do not depend on its company or its bucket.
+Sizes here mirror `struct Block` of paged_merge.cuh. Also what rounds of drafts and prefill
+share: sizes, macros and refusals.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from spark_engine.kernel import Early, Plan, Scratch, Target
+from spark_engine.plugins.formats.quantised import QUANTS
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
+from spark_engine.tensors import DType
+
+DIMS = (32, 64, 128, 256)
+COLUMNS = 8  # heads of a group, padded
+FAN = 8  # parts that are merged at once
+# (tokens that a chunk has about, warps of a block over e4m3 pages, chunks of a row at most), a
+# tactic each: where rows times kv heads times chunks are as many as blocks are resident, nothing
+# waits for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones; three
+# warps are as many as a round's teams of four.
+ALONE = FAN * FAN
+SHAPES = (
+    (128, 8, ALONE),
+    (256, 8, ALONE),
+    (256, 3, ALONE),
+    (128, 8, FAN),
+    (256, 8, FAN),
+    (512, 12, FAN),
+    (1024, 12, FAN),
+    (1024, 6, FAN),
+    (1024, 3, FAN),
+)
+# For less shared memory than Hopper has.
+SMALL = ((128, 4, ALONE), (256, 4, ALONE), (512, 4, FAN), (1024, 4, FAN))
+RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
+TYPICAL = 1024  # tokens of a row that costs are predicted for
+COPIES = 2  # quantised copies that one launch writes at most
+ROW = 16  # bytes of `struct Row`
+# Of the kernels of one token and of a round; y is the result in the activations' dtype.
+PAGES = "k_pages_out v_pages_out page_table slots starts counts"
+ARGS = (
+    f"qkv q_norm k_norm inv_freq kv_scale {PAGES} y? scales? q0? s0? q1? s1?"
+    " sums stats counters rows longest"
+)
+DECODED = Kernel("paged_decode", ARGS, early=Early(lets=True))
+
+
+def sizes(node: Node) -> Sizes:
+    """The attributes and the pages' size."""
+    return sizes_of(node.attrs, node.dim("page"))
+
+
+def token_bytes(s: Sizes) -> int:
+    """Bytes of one token of one kv head's keys."""
+    return s.dim * s.storage.itemsize
+
+
+def pages_macros(node: Node, heads: int) -> dict[str, int | float]:
+    """The macros of paged_kv.cuh, of an op whose rows have so many heads of queries."""
+    s = sizes(node)
+    return {
+        "HEADS": heads,
+        "KV_HEADS": s.kv_heads,
+        "HEAD_DIM": s.dim,
+        "HALF": node.dim("R/2"),
+        "PAGE": s.page,
+        "KV_FP8": s.storage is DType.U8,
+        "EPS": node.real("eps"),
+    }
+
+
+def refuse_pages(node: Node, x: str = "qkv") -> str | None:
+    """Refuses what no kernel over these pages does; `x`: the activations."""
+    s, half = sizes(node), node.dim("R/2")
+    if node[x].dtype is not DType.BF16:
+        return f"activations are {node[x].dtype}, not bf16"
+    if s.storage not in (DType.BF16, DType.U8):
+        return f"pages hold {s.storage}, not bf16 or fp8 codes"
+    if s.dim not in DIMS:
+        return f"heads of {s.dim} are none of {', '.join(map(str, DIMS))}"
+    if s.page < 16 or s.page & (s.page - 1):
+        return f"pages of {s.page} tokens are no power of two from 16"
+    if half % (s.dim // 32) or 2 * half > s.dim:
+        return f"{half} rotary pairs do not fall on lanes of {s.dim // 32} dimensions"
+    return None
+
+
+def refuse_decode(node: Node, most: int) -> str | None:
+    """Refuses tiles, and what `refuse_group` does, too many warps."""
+    s, target = sizes(node), node.target
+    if s.tile != 1:
+        return f"rows are of {s.tile} tokens, not one"
+    reason = refuse_group(node, most)
+    shared = _shape(s, most)[2] + ROW * node.dim("rows")
+    if reason is None and shared > target.shared_bytes:
+        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
+    return reason
+
+
+def refuse_group(node: Node, most: int) -> str | None:
+    """Refuses groups that the matrix unit's eight columns do not hold, copies that are not written,
+    another target's numbers of warps."""
+    s = sizes(node)
+    if s.group > COLUMNS:
+        return f"{s.group} heads share a kv head, more than {COLUMNS}"
+    if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
+        return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
+    if node.number("n") > COPIES:
+        return f"{node.number('n')} quantised copies; at most {COPIES} are written"
+    if (most == SMALL[0][1]) == node.target.large_shared:
+        return f"blocks of {most} warps are not for the shared memory of {node.target.name}"
+    return refuse_pages(node)
+
+
+def walkers_of(s: Sizes, most: int) -> int:
+    """Rings of a block: half as many where a token's row is twice as long."""
+    return most // 2 if token_bytes(s) > 256 else most
+
+
+def most_warps(s: Sizes, target: Target) -> int:
+    """Of a block whose rings are shared."""
+    return RESIDENT if target.large_shared else 16
+
+
+def stages_alone(s: Sizes) -> int:
+    """Tiles of a ring that one warp fills."""
+    return 2 if token_bytes(s) >= 256 else 4
+
+
+def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
+    """(warps, stages, bytes of `struct Block` without its list of rows)."""
+    token, warps, stages = token_bytes(s), walkers_of(s, most), stages_alone(s)
+    arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
+    rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
+    return warps, stages, warps * arena + rest + 80
+
+
+def plan_decode(node: Node, chunk: int, most: int, parts: int) -> Plan:
+    """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
+    s, rows, target = sizes(node), node.dim("rows"), node.target
+    warps, stages, shared = _shape(s, most)
+    each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
+    blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
+    longest = node.dim("MP") * s.page
+    items = rows * s.kv_heads * min(parts, -(-longest // chunk))
+    macros = {
+        **pages_macros(node, s.heads),
+        "WARPS": warps,
+        "STAGES": stages,
+        "CHUNK": chunk,
+        "MOST_CHUNKS": parts,
+        "BLOCKS": blocks,
+        "SHARED": shared,
+        **epilogue(node),
+    }
+    node = with_sums(node, items * s.group, rows * s.kv_heads)
+    launch = DECODED.launch(
+        node, min(items, target.sms * blocks), 32 * warps, macros, shared + ROW * rows,
+        rows=rows, longest=node.dim("MP"),
+    )  # fmt: skip
+    return node.plan(launch)
+
+
+def with_sums(node: Node, sums: int, groups: int) -> Node:
+    """With memory for so many partial sums of heads, which meet in so many groups."""
+    counters = Scratch(groups * (FAN + 1) * 4, zeroed=True)
+    return node.with_scratch(sums=sums * sizes(node).dim * 4, stats=sums * 16, counters=counters)
+
+
+def epilogue(node: Node) -> dict[str, int]:
+    """The macros of paged_merge.cuh that say what becomes of the result."""
+    fused = "quant" in node.attrs
+    return {
+        "FUSED": fused,
+        "KEEP": node.number("keep") if fused else 1,
+        "QUANT": QUANTS.index(node.text("quant")) if fused else 0,
+        "COPIES": node.number("n") if fused else 1,
+    }
+
+
+def cost_decode(node: Node, chunk: int, most: int) -> float:
+    """Rows of a typical length: a warp's own way, or all bytes and the cost of each round of work
+    items; merges. Fitted to measurements behind a launch that fills the GPU."""
+    s, rows, target = sizes(node), node.dim("rows"), node.target
+    length = min(node.dim("MP") * s.page, TYPICAL)
+    chunks = max(1, (length + chunk // 2) // chunk)
+    merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
+    way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
+    read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
+    resident = target.sms * (RESIDENT // most if target.large_shared else 1)
+    return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
+
+
+def name_of(chunk: int, most: int, parts: int) -> str:
+    """What decides how a row's sums are cut and come together."""
+    return f"chunks_{chunk}_{most}" if parts == ALONE else f"{parts}_chunks_{chunk}_{most}"
+
+
+def _candidate(chunk: int, most: int, parts: int) -> Candidate:
+    return Candidate(
+        name_of(chunk, most, parts),
+        "attention/attention_decode_mma.cu",
+        partial(plan_decode, chunk=chunk, most=most, parts=parts),
+        partial(cost_decode, chunk=chunk, most=most),
+        partial(refuse_decode, most=most),
+    )
+
+
+DECODE = tuple(_candidate(*shape) for shape in (*SHAPES, *SMALL))

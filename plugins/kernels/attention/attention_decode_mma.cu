@@ -1,0 +1,239 @@
+// Decode attention over paged keys and values, one launch: norm, RoPE, append, attend, merge
+// (split-KV, as FlashDecoding).
+//
+// Work: a row of length n is cut into equal chunks, whose size depends on n alone; a work item is
+// (row, chunk, kv head). The grid is what is resident; each block lists the items itself from
+// `starts` and strides over them. The block of a row's last chunk appends the new key and value.
+// Block: each warp has its own 16-token tiles in a ring of its own, filled by cp.async, so the loop
+// over tokens needs no block barrier.
+// Merge: a block's warps through shared memory, the blocks of a (row, kv head) by the last to
+// arrive, by eights in the order of the chunks: a row's result depends on its own length alone.
+// Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
+// log/attention/attention_decode_mma.md).
+// Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
+// has about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
+#include "common/early.cuh"
+#include "attention/paged_walk.cuh"
+
+DEVICE int length_of(int slot, int start, int count) {
+  return slot >= 0 && count > 0 ? start + 1 : 0;
+}
+// By the whole block, a row a thread.
+DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* counts, int rows,
+                      int warp, int lane) {
+  Row* list = b.rows;
+  int* chunks = reinterpret_cast<int*>(b.tally);  // of each warp's rows
+  int total = 0;
+  for (int base = 0; base < rows; base += THREADS) {
+    int r = base + threadIdx.x, n = 0;
+    Row row = {};
+    if (r < rows) {
+      row.slot = slots[r], row.length = length_of(row.slot, starts[r], counts[r]);
+      row.chunk = chunk_tokens(row.length);
+      n = chunks_of(row.length, row.chunk);
+    }
+    int sum = n;
+#pragma unroll
+    for (int s = 1; s < 32; s <<= 1) {
+      int other = __shfl_up_sync(~0u, sum, s);
+      if (lane >= s) sum += other;
+    }
+    if (lane == 31) chunks[warp] = sum;
+    __syncthreads();
+    row.before = total + sum - n;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      int other = chunks[w];
+      total += other;
+      if (w < warp) row.before += other;
+    }
+    if (r < rows) list[r] = row;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) list[rows].before = total;
+  __syncthreads();
+}
+
+DEVICE WorkItem item_at(int index, const Row* list, int rows) {
+  WorkItem u;
+  int at = index / KV_HEADS, low = 0, high = rows;
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    if (list[middle].before <= at) low = middle;
+    else high = middle;
+  }
+  u.row = low, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
+  u.chunks = list[low + 1].before - list[low].before;
+  u.slot = list[low].slot, u.length = list[low].length;
+  u.begin = u.chunk * list[low].chunk;
+  u.end = min(u.length, u.begin + list[low].chunk);
+  return u;
+}
+
+// One warp's walk over its tiles of a work item: tile i begins at position begin + 16·(warp +
+// i·WARPS).
+struct Walk {
+  const u8 *keys, *values;
+  const int* pages;
+  u32 ring;
+  int first, tiles, stored, head, lane, ids;
+
+  DEVICE int position(int i) const { return first + 16 * WARPS * i; }
+  DEVICE void load(int i) {
+    if ((i & 31) == 0) {  // the ids of the next 32 tiles, one a lane
+      int ahead = i + lane;
+      ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
+    }
+    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
+    u32 to = ring + (i % STAGES) * 2 * TILE;
+#pragma unroll
+    for (int n = 0; n < ROW / 32; n++) {
+      int at = n * 32 + lane, r = at / (ROW / 16), c = at % (ROW / 16);
+      bool there = position(i) + r < stored;
+      copy_async(to + swizzled<ROW>(r, c), keys + from + at * 16, there ? 16 : 0);
+      copy_async(to + TILE + swizzled<ROW>(r, c), values + from + at * 16, there ? 16 : 0);
+    }
+  }
+  // Puts the new token into tile i if that is its place; cp.async left zeros there.
+  DEVICE void patch(int i, u8* arena, const u8* fresh) const {
+    int r = stored - position(i);
+    if (r < 0 || r >= 16) return;
+    u8* to = arena + (i % STAGES) * 2 * TILE;
+    for (int at = lane; at < 2 * (ROW / 16); at += 32) {
+      int which = at / (ROW / 16), c = at % (ROW / 16);
+      *reinterpret_cast<uint4*>(to + which * TILE + swizzled<ROW>(r, c)) =
+          *reinterpret_cast<const uint4*>(fresh + which * ROW + c * 16);
+    }
+    __syncwarp();
+  }
+};
+
+// The walk of this warp over work item `u`; its first tiles are asked for.
+DEVICE Walk walk_of(Block& b, const WorkItem& u, const u8* keys, const u8* values, const int* pages,
+                    int warp, int lane) {
+  int first = u.begin + 16 * warp;
+  int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
+  Walk walk{keys,   values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1,
+            u.head, lane,   0};
+#pragma unroll
+  for (int i = 0; i < STAGES; i++) {
+    if (i < tiles) walk.load(i);
+    commit_copies();
+  }
+  return walk;
+}
+
+// What `prepare` reads that no launch writes: loaded early, its latency is hidden.
+struct Constants {
+  float q_norm[VEC], k_norm[VEC];
+  Turn turn;
+};
+
+DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
+                                int position, int lane) {
+  Constants c;
+  load_floats(c.q_norm, q_norm + lane * VEC), load_floats(c.k_norm, k_norm + lane * VEC);
+  c.turn = turn_of(position, inv_freq, lane);
+  return c;
+}
+
+// Queries of the group into shared memory; in a row's last chunk also the append.
+DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants& constants,
+                    const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
+                    int lane) {
+  const u16* token = qkv + (i64)u.row * WIDTH;
+  int items = GQA_GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
+  RawHead raws[MINE];
+#pragma unroll
+  for (int i = 0; i < MINE; i++) {
+    int item = warp + i * WARPS;
+    int from = item < GQA_GROUP    ? (u.head * GQA_GROUP + item) * 2 * D
+               : item == GQA_GROUP ? Q_END + u.head * D
+                                   : K_END + u.head * D;
+    if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no spill
+  }
+  int page = table[at / PAGE];
+#pragma unroll
+  for (int i = 0; i < MINE; i++) {
+    int item = warp + i * WARPS;
+    if (item >= items) break;
+    Head h = widened(raws[i]);
+    if (item <= GQA_GROUP) {
+      if (item < GQA_GROUP) normalise(h, constants.q_norm);
+      else normalise(h, constants.k_norm);
+      rotate(h, constants.turn, lane);
+    }
+    if (item < GQA_GROUP) {
+      put_query(b.queries[item], h, lane);
+    } else {
+      int which = item - GQA_GROUP;
+      Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
+      put(b.fresh[which], s, lane);
+      put((which ? values : keys) + page_offset(page, u.head, at), s, lane);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
+                 const float* kv_scale, u8* keys, u8* values, const int* page_table,
+                 const int* slots, const int* starts, const int* counts, u16* o,
+                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies,
+                 int* arrivals, int rows, int most_pages) {
+  extern __shared__ __align__(128) u8 shared[];
+  Block& b = *reinterpret_cast<Block*>(shared);
+  const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  constexpr bool SCALED = QUANT == 1 || QUANT == 3;
+  if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
+  list_rows(b, slots, starts, counts, rows, warp, lane);
+  int items = b.rows[rows].before * KV_HEADS;
+  int index = blockIdx.x;
+  WorkItem u = {};
+  Walk walk = {};
+  // Earlier positions are older than the previous launch: fetched before waiting for it.
+  if (index < items) {
+    u = item_at(index, b.rows, rows);
+    walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+  }
+  wait_and_let_next_begin();
+  while (index < items) {
+    if (u.length > 0) {
+      Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
+      prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
+    }
+    __syncthreads();
+    Queries<true> q;
+    load_queries(q, b.queries, lane);
+    float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
+    Softmax x = {};
+    x.top[0] = x.top[1] = minus_infinity();
+    for (int i = 0; i < walk.tiles; i++) {
+      wait_copies<STAGES - 1>();
+      __syncwarp();
+      walk.patch(i, b.arena[warp], &b.fresh[0][0]);
+      attend(x, walk.ring + (i % STAGES) * 2 * TILE, q, u.end - walk.position(i), log2_scale, lane);
+      __syncwarp();
+      if (i + STAGES < walk.tiles) walk.load(i + STAGES);
+      commit_copies();
+    }
+    wait_copies<0>();
+    uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
+    spill(b, x, warp, 0, lane);
+    __syncthreads();
+    WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
+    const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
+    float scale = KV_FP8 ? kv_scale[1] : 1.0f;
+    merge_warps(b, done, 0, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
+    __syncthreads();
+    index += gridDim.x;
+    if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
+      u = item_at(index, b.rows, rows);
+      walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+    }
+    if (done.chunks > 1) {
+      merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
+                arrivals);
+    }
+  }
+}

@@ -1,0 +1,194 @@
+"""The CUDA side of `paged_attention`: the tactics of decode and of rounds, and prefill in two
+launches.
+
+Sizes here mirror the tiles of attention_prefill_mma.cu and attention_prefill_wgmma_sm90.cu.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from spark_engine.kernel import Launch, Plan, Scratch
+from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
+    DECODE,
+    PAGES,
+    pages_macros,
+    refuse_pages,
+    sizes,
+    token_bytes,
+)
+from spark_engine.plugins.kernels.attention.attention_round_kernels import ROUNDS
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.state.paged_kv import Sizes
+from spark_engine.tensors import DType
+
+APPEND = Kernel(
+    "paged_append",
+    f"qkv q_norm k_norm inv_freq kv_scale {PAGES} queries longest",
+    source="attention/attention_prefill_mma.cu",
+)
+_ATTEND = f"queries kv_scale {PAGES} y"
+PREFILL = Kernel("paged_prefill", f"{_ATTEND} longest")
+_PAIRS = "attention/attention_prefill_wgmma_sm90.cu"
+_PAIR = "attention/attention_prefill_pair_mma.cu"
+PAIRS = Kernel("paged_pairs", f"{_ATTEND} sums? stats? counters? longest", source=_PAIRS)
+PREFILL_PAIR = Kernel("paged_prefill_pair", f"{_ATTEND} longest", source=_PAIR)
+TILE = 64  # tokens of a prefill row
+KEYS = 32  # tokens of a prefill tile of keys
+PAIR = 2  # heads of a block of `paged_pairs`
+PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
+# Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
+# consumer's and a producer's thread: three groups of 128 have 504 for each lane.
+HELD = {True: (0, 208, 88), False: (6, 232, 40)}
+SPLITS = (2, 4, 8, 16)  # blocks that share a tile's keys, a tactic each
+
+
+def refuse_prefill(node: Node) -> str | None:
+    """Refuses rows that are not tiles of 64 tokens."""
+    if (tile := sizes(node).tile) != TILE:
+        return f"rows are of {tile} tokens, not {TILE}"
+    return refuse_pages(node)
+
+
+def refuse_pairs(node: Node) -> str | None:
+    """Refuses what `paged_pairs` is not made for."""
+    if not node.target.wgmma:
+        return f"{node.target.name} has no warpgroup matrix instructions"
+    return refuse_group_of_two(node)
+
+
+def refuse_tiles_pair(node: Node) -> str | None:
+    """Refuses what `paged_prefill_pair` is not made for, and targets that have `paged_pairs`."""
+    if node.target.wgmma:
+        return f"{node.target.name} has warpgroup matrix instructions"
+    return refuse_group_of_two(node)
+
+
+def refuse_group_of_two(node: Node) -> str | None:
+    """Refuses what no block of two heads does."""
+    s = sizes(node)
+    if s.dim != PAIR_DIM:
+        return f"heads of {s.dim} are not of {PAIR_DIM}"
+    if s.group % PAIR:
+        return f"{s.group} heads share a kv head, not a multiple of {PAIR}"
+    if s.page % PAIR_KEYS:
+        return f"pages of {s.page} tokens do not hold tiles of {PAIR_KEYS}"
+    return refuse_prefill(node)
+
+
+def refuse_split(node: Node, splits: int) -> str | None:
+    """Refuses rows that fill the GPU without splits, or as well with half of them."""
+    s, rows, sms = sizes(node), node.dim("rows"), node.target.sms
+    reason = refuse_pairs(node)
+    if reason is None and rows * s.heads // PAIR * splits > 3 * sms // 2:
+        return f"{rows} rows of {s.heads} heads fill {sms} multiprocessors with fewer splits"
+    return reason
+
+
+def plan_prefill(node: Node) -> Plan:
+    """`paged_append` over tokens, then `paged_prefill` over rows and heads."""
+    s, node = sizes(node), with_queries(node)
+    grid, macros = (node.dim("rows"), s.heads), tiles_macros(node)
+    attend = PREFILL.launch(node, grid, 128, macros, tiles_shared(s), longest=node.dim("MP"))
+    return node.plan(appended(node), attend)
+
+
+def plan_pairs(node: Node, splits: int) -> Plan:
+    """`paged_append`, then `paged_pairs` over rows, pairs of heads and parts of the keys."""
+    s, rows, node = sizes(node), node.dim("rows"), with_queries(node)
+    held, most, rest = HELD[s.storage is DType.U8]
+    numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
+    if splits > 1:
+        parts = rows * s.heads * splits
+        counters = Scratch(rows * s.heads * 4, zeroed=True)
+        sums, stats = parts * TILE * s.dim * 4, parts * 128 * 16
+        node = node.with_scratch(sums=sums, stats=stats, counters=counters)
+    attend = PAIRS.launch(
+        node,
+        (rows, s.heads // PAIR, splits),
+        128 * (PAIR + 1),
+        {**pages_macros(node, s.heads), **numbers},
+        2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
+        longest=node.dim("MP"),
+    )
+    return node.plan(appended(node), attend)
+
+
+def plan_tiles_pair(node: Node) -> Plan:
+    """`paged_append`, then `paged_prefill_pair` over pairs of heads and rows."""
+    s, node = sizes(node), with_queries(node)
+    keys = 64 if s.storage is DType.U8 else 32
+    attend = PREFILL_PAIR.launch(
+        node,
+        (s.heads // PAIR, node.dim("rows")),
+        256,
+        pages_macros(node, s.heads),
+        PAIR * TILE * 2 * s.dim + 2 * keys * token_bytes(s),
+        longest=node.dim("MP"),
+    )
+    return node.plan(appended(node), attend)
+
+
+def tiles_shared(s: Sizes) -> int:
+    """Bytes of shared memory of `paged_prefill`: queries, two stages of keys and values."""
+    return TILE * 2 * s.dim + 2 * 2 * KEYS * token_bytes(s)
+
+
+def tiles_macros(node: Node) -> dict[str, int | float]:
+    """The macros of attention_prefill_mma.cu."""
+    s = sizes(node)
+    blocks = min(2, node.target.shared_bytes // (tiles_shared(s) + 1024))
+    return {**pages_macros(node, s.heads), "BLOCKS": blocks}
+
+
+def with_queries(node: Node) -> Node:
+    """With memory for the queries that `paged_append` makes."""
+    s = sizes(node)
+    return node.with_scratch(queries=node.dim("rows") * TILE * s.heads * s.dim * 2)
+
+
+def appended(node: Node) -> Launch:
+    """`paged_append` over tokens."""
+    grid, macros = node.dim("rows") * TILE, tiles_macros(node)
+    return APPEND.launch(node, grid, 256, macros, longest=node.dim("MP"))
+
+
+def cost_prefill(node: Node, share: float, heads: int, resident: int, splits: int) -> float:
+    """The products of half of the longest context at a share of a library's rate, where blocks of
+    so many heads fill the multiprocessors; parts that meet take a while."""
+    s, rows, target = sizes(node), node.dim("rows"), node.target
+    pairs = rows * TILE * (node.dim("MP") * s.page / 2)
+    blocks, room = rows * s.heads // heads * splits, target.sms * resident
+    rate = target.bf16_flops * share * blocks / (-(-blocks // room) * room)
+    return 4 * pairs * s.heads * s.dim / rate + (12e-6 if splits > 1 else 8e-6)
+
+
+TILES = Candidate(
+    "tiles",
+    "attention/attention_prefill_mma.cu",
+    plan_prefill,
+    partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1),
+    refuse_prefill,
+)
+
+TILES_PAIR = Candidate(
+    "tiles_pair",
+    "attention/attention_prefill_pair_mma.cu",
+    plan_tiles_pair,
+    partial(cost_prefill, share=0.51, heads=PAIR, resident=1, splits=1),
+    refuse_tiles_pair,
+)
+
+
+def _pairs(splits: int) -> Candidate:
+    """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
+    return Candidate(
+        f"pairs_by_{splits}" if splits > 1 else "pairs",
+        "attention/attention_prefill_wgmma_sm90.cu",
+        partial(plan_pairs, splits=splits),
+        partial(cost_prefill, share=0.8, heads=PAIR, resident=1, splits=splits),
+        partial(refuse_split, splits=splits) if splits > 1 else refuse_pairs,
+    )
+
+
+CANDIDATES = (*DECODE, *ROUNDS, TILES, TILES_PAIR, *(_pairs(n) for n in (1, *SPLITS)))

@@ -1,0 +1,179 @@
+// What a warp does on its way over tiles of 16 tokens of keys and values: a row's chunks, the
+// products and the running softmax, its sums into shared memory. What attention_decode_mma.cu and
+// attention_round_mma.cu share, so that their bits are the same.
+//
+// A and B are swapped: S^T = K·Q^T has tokens as the 16 rows and the heads of a GQA group as the 8
+// columns; P is transposed by movmatrix; O^T += V^T·P.
+#pragma once
+#include "attention/paged_merge.cuh"
+
+// Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.
+DEVICE int chunk_tokens(int length) {
+  int chunks = min(MOST_CHUNKS, max(1, (length + CHUNK / 2) / CHUNK));
+  return max(64, (length + 64 * chunks - 1) / (64 * chunks) * 64);
+}
+DEVICE int chunks_of(int length, int size) {
+  return length > 0 ? (length + size - 1) / size : 1;  // an inert row still writes its zeros
+}
+
+// The running softmax of a warp: O^T in fragments (rows d, columns heads), and for columns 2t and
+// 2t + 1 the maximum and this lane's share of the sum.
+struct Softmax {
+  float o[D / 16][4];
+  float top[2], sum[2];
+};
+
+// One query's heads as right operands (step s: dimensions from 16·s), kept in registers, or read
+// each time by warps that have few.
+template <bool KEPT>
+struct Queries {
+  u32 q[D / 16][2];
+  DEVICE u32 at(int step, int half) const { return q[step][half]; }
+};
+template <>
+struct Queries<false> {
+  const u16* from;
+  DEVICE u32 at(int step, int half) const {
+    return *reinterpret_cast<const u32*>(from + 16 * step + 8 * half);
+  }
+};
+
+// `at(c)`: where this lane's row of the keys has its 32 bytes `c`, its half of them.
+template <class Query, class At>
+DEVICE void scores(float (&s)[2][4], const Query& q, const At& at) {
+#pragma unroll
+  for (int c = 0; c < ROW / 32; c++) {
+    u32 r[4];
+    load_matrix(r, at(c));
+    if constexpr (KV_FP8) {
+      u32 a[4], b[4];
+      widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
+      widen(r[2], b[0], b[2]), widen(r[3], b[1], b[3]);
+      mma16(s[0], a, q.at(2 * c, 0), q.at(2 * c, 1));
+      mma16(s[1], b, q.at(2 * c + 1, 0), q.at(2 * c + 1, 1));
+    } else {
+      mma16(s[c & 1], r, q.at(c, 0), q.at(c, 1));
+    }
+  }
+}
+
+// Four registers of a transposing load of codes as two left operands; bf16 is one as it is.
+DEVICE void widen_values(u32 (*a)[4], const u32 (&r)[4]) {
+  if constexpr (KV_FP8) {
+    widen_trans(r[0], a[0][0], a[0][1]), widen_trans(r[2], a[0][2], a[0][3]);
+    widen_trans(r[1], a[1][0], a[1][1]), widen_trans(r[3], a[1][2], a[1][3]);
+  } else {
+    a[0][0] = r[0], a[0][1] = r[1], a[0][2] = r[2], a[0][3] = r[3];
+  }
+}
+
+DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
+  int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
+#pragma unroll
+  for (int c = 0; c < ROW / 32; c++) {
+    u32 r[4];
+    load_matrix_transposed(r, values + swizzled<ROW>(row, 2 * c + half));
+    if constexpr (KV_FP8) {
+      u32 a[2][4];
+      widen_values(a, r);
+      mma16(o[2 * c], a[0], p0, p1);
+      mma16(o[2 * c + 1], a[1], p0, p1);
+    } else {
+      mma16(o[c], r, p0, p1);
+    }
+  }
+}
+
+// Scores of a tile as weights relative to the greatest score so far: P^T as the next product's
+// right operand. Where a maximum rises, `shrink` is called by the whole warp with what the sums so
+// far are to be multiplied by.
+template <class Shrink>
+DEVICE void soften(u32 (&p)[2], float (&top)[2], float (&sum)[2], float (&s)[2][4], int seen,
+                   float log2_scale, int lane, const Shrink& shrink) {
+  int g = lane >> 2;
+  float v[4], higher[2];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    v[i] = g + (i >> 1) * 8 < seen ? (s[0][i] + s[1][i]) * log2_scale : minus_infinity();
+  }
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    float m = fmaxf(v[j], v[j + 2]);
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
+    higher[j] = fmaxf(top[j], m);
+  }
+  if (__any_sync(~0u, higher[0] > top[0] || higher[1] > top[1])) {
+    float by[2] = {exp2_fast(top[0] - higher[0]), exp2_fast(top[1] - higher[1])};
+#pragma unroll
+    for (int j = 0; j < 2; j++) sum[j] *= by[j], top[j] = higher[j];
+    shrink(by);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] = exp2_fast(v[i] - top[i & 1]);
+  sum[0] += v[0] + v[2], sum[1] += v[1] + v[3];
+  p[0] = transpose_matrix(pack16(v[0], v[1])), p[1] = transpose_matrix(pack16(v[2], v[3]));
+}
+
+template <int N>
+DEVICE void multiply(float (&o)[N][4], const float (&by)[2]) {
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[n][i] *= by[i & 1];
+  }
+}
+
+template <class Query>
+DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_scale, int lane) {
+  float s[2][4] = {};
+  int row = lane & 15, half = lane >> 4;
+  scores(s, q, [=](int c) { return tile + swizzled<ROW>(row, 2 * c + half); });
+  u32 p[2];
+  soften(p, x.top, x.sum, s, seen, log2_scale, lane,
+         [&](const float (&by)[2]) { multiply(x.o, by); });
+  weigh(x.o, tile + TILE, p[0], p[1], lane);
+}
+
+DEVICE void load_queries(Queries<true>& x, const u16 (*heads)[PITCH], int lane) {
+  int g = lane >> 2, t = lane & 3;
+  bool real = g < GQA_GROUP;
+#pragma unroll
+  for (int s = 0; s < D / 16; s++) {
+    const u16* from = &heads[real ? g : 0][16 * s + 2 * t];
+    u32 first = *reinterpret_cast<const u32*>(from);
+    u32 second = *reinterpret_cast<const u32*>(from + 8);
+    x.q[s][0] = real ? first : 0, x.q[s][1] = real ? second : 0;
+  }
+}
+// Columns beyond the group repeat its first head; nobody reads their sums.
+DEVICE void load_queries(Queries<false>& x, const u16 (*heads)[PITCH], int lane) {
+  int g = lane >> 2, t = lane & 3;
+  x.from = &heads[g < GQA_GROUP ? g : 0][2 * t];
+}
+
+// A warp's maxima and totals, and its sums as rows of WIDE floats, a head's each.
+template <int N>
+DEVICE void put_sums(float2* tally, float* rows, const float (&o)[N][4], const float (&top)[2],
+                     float (&sum)[2], bool own, int lane) {
+  int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int j = 0; j < 2 && own; j++) {
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) sum[j] += __shfl_xor_sync(~0u, sum[j], d);
+    if (g == 0) tally[2 * t + j] = make_float2(top[j], sum[j]);
+  }
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int d = 16 * n + (KV_FP8 ? 2 * g + (i >> 1) : g + 8 * (i >> 1));
+      rows[(2 * t + (i & 1)) * WIDE + d] = o[n][i];
+    }
+  }
+}
+// All of a warp into place `slot` of a walker's arena.
+DEVICE void spill(Block& b, Softmax& x, int walker, int slot, int lane) {
+  float* rows = reinterpret_cast<float*>(b.arena[walker] + slot * MERGE);
+  put_sums(b.tally[slot * WALKERS + walker], rows, x.o, x.top, x.sum, true, lane);
+}

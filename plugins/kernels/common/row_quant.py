@@ -1,0 +1,58 @@
+"""What the CUDA sides of the row-wise ops share: refusals, the outputs' arguments, the cost.
+
+The kernels are those of `row_quant.cuh`. Knows the operands of no op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spark_engine.kernel import Target
+from spark_engine.plugins.formats import quantised
+from spark_engine.plugins.launch import Node
+from spark_engine.tensors import DType, TensorSpec
+
+VECTOR = 8  # bf16 values of one 16-byte load
+MOST_COPIES = 4
+# `QUANT_OUTPUTS`: y, then (codes, scales) of four copies.
+OUTPUTS = "y? q0? s0? q1? s1? q2? s2? q3? s3?"
+LAUNCH_SECONDS = 2e-6  # what a launch inside a graph costs when it moves nothing
+
+
+def refuse_rows(activations: Sequence[TensorSpec], columns: int) -> str | None:
+    """Why rows of these activations, `columns` wide, cannot be read 16 bytes at a time."""
+    for spec in activations:
+        if spec.dtype is not DType.BF16:
+            return f"{spec.name} is {spec.dtype}; the kernels take bf16 activations"
+    if columns % VECTOR:
+        return f"rows of {columns} columns; 16-byte loads want a multiple of {VECTOR}"
+    return None
+
+
+def refuse_copies(node: Node) -> str | None:
+    """Why that many quantised copies cannot be written."""
+    n = node.number("n")
+    if n > MOST_COPIES:
+        return f"n is {n}; at most {MOST_COPIES} quantised copies are written at once"
+    return None
+
+
+def macros(node: Node, columns: int, **more: int | float) -> dict[str, int | float]:
+    """The macros of `row_quant.cuh`, and others."""
+    return {
+        "K": columns,
+        "KEEP": node.number("keep"),
+        "QUANT": quantised.QUANTS.index(node.text("quant")),
+        "COPIES": node.number("n") if quantised.takes_scales(node.attrs) else 1,
+        **more,
+    }
+
+
+def whole_warps(threads: int) -> int:
+    """`threads` rounded up to a multiple of 32."""
+    return -(-threads // 32) * 32
+
+
+def seconds(specs: Iterable[TensorSpec], made_bytes: int, target: Target) -> float:
+    """Every operand read once, `made_bytes` written, and a launch."""
+    return (sum(s.nbytes for s in specs) + made_bytes) / target.bandwidth + LAUNCH_SECONDS

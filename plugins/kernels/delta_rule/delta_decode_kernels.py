@@ -1,0 +1,242 @@
+"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without convolution
+and norm; either with a replay ring or without. With drafts another kernel, of the same shapes, has
+a round's tokens.
+
+Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
+fits in shared memory. A state's output is its input's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spark_engine.kernel import Early, Plan, Scratch
+from spark_engine.plugins.formats.quantised import QUANTS
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.state.replay_ring import FOLD_ROWS
+from spark_engine.tensors import DType
+
+ARGS = (
+    "qkvz width ba conv_weight? conv_state? conv_state_out? a_log dt_bias"
+    " gdn_state gdn_state_out gdn_ring? gdn_ring_out? norm_weight? slots starts counts scales?"
+    " y? q0? s0? q1? s1? readers? eps offset"
+)
+DECODE = Kernel("gdn_decode", ARGS, early=Early(begins=True, lets=True))
+ROUND = Kernel("gdn_round", ARGS, source="delta_rule/delta_round_fma.cu")
+COPIES = 2  # quantised copies that one launch writes at most
+ROUND_BLOCKS = {
+    16: 1,
+    8: 2,
+    4: 4,
+}  # by warps: of a multiprocessor, so that a round has 128 registers
+RESERVED = 1024  # bytes of shared memory that a block takes beside its own
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Warps of a block, blocks of a multiprocessor, and the way of the state.
+
+    `stages`: chunks that each warp has on their way to shared memory; 0, they come through
+    registers. `grouped`: a block has all value heads of a key head, else one.
+    """
+
+    warps: int
+    blocks: int
+    grouped: bool = False
+    stages: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes of a node, whichever of the two ops it is."""
+
+    fused: bool
+    rows: int
+    key_heads: int
+    repeat: int
+    key_dim: int
+    value_dim: int
+    state: DType
+    single: bool
+    taps: int
+    quant: str
+    copies: int
+    ring: int
+    drafts: int
+    tile: int
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that hold one value row at 16 bytes each."""
+        return self.key_dim * self.state.itemsize // 16
+
+    @property
+    def accesses(self) -> int:
+        """16-byte accesses a lane makes for one chunk (ACCESSES of the kernel)."""
+        if self.lanes < 16:
+            return self.lanes // 2
+        return 8 if self.state is DType.F32 else 4
+
+    def heads(self, shape: Shape) -> int:
+        """Value heads of one block."""
+        return self.repeat if shape.grouped else 1
+
+    def shared(self, shape: Shape) -> int:
+        """Bytes of the kernel's `Shared`, its alignment included."""
+        heads, ages = self.heads(shape), max(self.ring - 1, 0)
+        values = heads * self.value_dim
+        if self.drafts:
+            return self._round(shape, heads, ages)
+        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * heads + 4
+        floats += ages * (values + self.key_dim + 3 * heads)
+        return self._staged(shape) + 4 * floats + 256
+
+    def _staged(self, shape: Shape) -> int:
+        return shape.warps * shape.stages * (self.accesses * 512 + 8)
+
+    def _round(self, shape: Shape, heads: int, ages: int) -> int:
+        """Bytes of `Round`."""
+        ahead, values = self.drafts + self.tile, heads * self.value_dim
+        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
+        token = 2 * self.key_dim + values * (2 if self.fused else 1)
+        floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
+        return self._staged(shape) + 4 * floats + 256
+
+    @staticmethod
+    def of(node: Node) -> Problem:
+        """The node's sizes."""
+        fused = "quant" in node.attrs
+        keys, values = node.number("key_heads"), node.number("value_heads")
+        return Problem(
+            fused=fused,
+            rows=node.dim("rows"),
+            key_heads=keys,
+            repeat=values // keys,
+            key_dim=node.number("key_dim"),
+            value_dim=node.number("value_dim"),
+            state=node["gdn_state"].dtype,
+            single=node["qkvz"].dtype is DType.F32,
+            taps=node.dim("K") if fused else 4,
+            quant=node.text("quant") if fused else "none",
+            copies=node.number("n") if fused else 1,
+            ring=node.number("ring"),
+            drafts=node.number("drafts"),
+            tile=node.number("tile"),
+        )
+
+
+def refuse(node: Node, shape: Shape) -> str | None:
+    """Says which size the kernel has no shape for."""
+    p, target = Problem.of(node), node.target
+    if p.lanes not in (4, 8, 16, 32):
+        return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
+    chunk = p.accesses * 32 // p.lanes
+    if p.value_dim % max(chunk, 16):
+        return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
+    if p.ring and p.value_dim % FOLD_ROWS:
+        return f"{p.value_dim} value rows do not fold in groups of {FOLD_ROWS}"
+    if shape.grouped and p.repeat == 1:
+        return "a key head has one value head: nothing to group"
+    blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
+    if shape.warps > 8 and blocks > target.sms:
+        return f"{blocks} blocks of {shape.warps} warps are more than {target.sms} multiprocessors"
+    if p.heads(shape) > shape.warps:
+        return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
+    if p.shared(shape) > target.shared_bytes:
+        return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
+    return _refuse_ends(p, node) if p.fused else None
+
+
+def _refuse_ends(p: Problem, node: Node) -> str | None:
+    if (width := node.dim("X")) % 4 or node.number("offset") % 4:
+        return f"rows of {width} columns are not read four at a time"
+    if p.quant == "fp8_block" and p.value_dim != 128:
+        return f"a head of {p.value_dim} columns is not one 128-column block of fp8_block"
+    if p.copies > COPIES:
+        return f"{p.copies} quantised copies; at most {COPIES} are written"
+    return None
+
+
+def plan(node: Node, shape: Shape) -> Plan:
+    """A block for each row and value head or group of them."""
+    p = Problem.of(node)
+    # Several blocks read a key head's channels, which the last of them shifts.
+    if p.fused and not p.drafts and p.repeat > p.heads(shape):
+        node = node.with_scratch(readers=Scratch(p.rows * p.key_heads * 4, zeroed=True))
+    launch = (ROUND if p.drafts else DECODE).launch(
+        node,
+        (p.key_heads * p.repeat // p.heads(shape), p.rows),
+        32 * shape.warps,
+        _macros(p, shape, node),
+        p.shared(shape),
+        width=node["qkvz"].dims[1],
+        eps=node.real("eps") if p.fused else 0.0,
+        offset=node.number("offset"),
+    )
+    return node.plan(launch)
+
+
+def _macros(p: Problem, shape: Shape, node: Node) -> dict[str, int]:
+    room = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
+    return {
+        "ACT_F32": p.single,
+        "BLOCKS": max(1, min(shape.blocks, room, ROUND_BLOCKS[shape.warps] if p.drafts else room)),
+        "COPIES": p.copies,
+        "DRAFTS": p.drafts,
+        "FUSED": p.fused,
+        "G": p.heads(shape),
+        "HK": p.key_heads,
+        "KD": p.key_dim,
+        "KEEP": node.number("keep") if p.fused else 1,
+        "QUANT": QUANTS.index(p.quant),
+        "R": p.repeat,
+        "RING": p.ring,
+        "STAGES": shape.stages,
+        "STATE_BYTES": p.state.itemsize,
+        "TAPS": p.taps,
+        "TILE": p.tile,
+        "VD": p.value_dim,
+        "WARPS": shape.warps,
+    }
+
+
+def cost(node: Node, shape: Shape) -> float:
+    """The state once in and once out (of a ring's, one part in L and half the records), by what
+    was measured; few blocks are bound by latency."""
+    p, target = Problem.of(node), node.target
+    state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
+    passes = 1 + 1 / max(p.ring, 1)
+    moved = passes * p.rows * p.key_heads * (state + p.ring * p.repeat * p.value_dim * 2)
+    blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
+    reached = min(1.0, blocks * shape.warps * 5e9 / target.bandwidth)  # a warp moves 5 GB/s
+    over = 1.1 if shape.stages else 1.13
+    if not shape.grouped and (p.ring or p.state is DType.BF16):
+        over += 0.2  # less to move behind each block's start and end
+    if shape.stages and not shape.grouped and not target.large_shared:
+        over += 0.1  # one block an SM: loads and products take turns
+    over += 0.15 * (p.tile - 1)
+    return over * moved / (target.bandwidth * reached) + 4e-6
+
+
+def reduction_key(node: Node) -> str:
+    """All tactics sum in one order."""
+    return "one order"
+
+
+def _candidate(name: str, shape: Shape) -> Candidate:
+    planned, costs = partial(plan, shape=shape), partial(cost, shape=shape)
+    refused = partial(refuse, shape=shape)
+    return Candidate(name, "delta_rule/delta_decode_fma.cu", planned, costs, refused, reduction_key)
+
+
+CANDIDATES = (
+    _candidate("staged", Shape(8, 3, stages=2)),
+    _candidate("registers", Shape(8, 2)),
+    _candidate("small registers", Shape(4, 4)),
+    _candidate("many registers", Shape(16, 1)),
+    _candidate("grouped", Shape(4, 4, grouped=True, stages=2)),
+    _candidate("wide grouped", Shape(8, 3, grouped=True, stages=1)),
+)
+# gated_delta_step's operands and results, as the kernel calls gdn_decode's.
+STEP = {"c": "qkvz", "state_out": "gdn_state_out", "ring_out": "gdn_ring_out", "o": "y"}

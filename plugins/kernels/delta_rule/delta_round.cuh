@@ -1,0 +1,203 @@
+// delta_round_fma.cu: shared memory, and what of a round needs no state: the convolution, norms,
+// rates, decays and the dot products of its keys and queries with the keys before them.
+//
+// All stands by position, counted from `done` (round_ring.py): entry i of a window is position
+// done - MAX_LAG + i. Records are read before griddepcontrol.wait (PDL): none that this round
+// writes is live. The order of every sum is that of delta_decode_fma.cu.
+// Macros: those of delta_decode_parts.cuh, DRAFTS, TILE (most tokens of a row).
+#pragma once
+#include "delta_rule/delta_decode_parts.cuh"
+
+constexpr int AHEAD = DRAFTS + TILE;  // positions from `done` on that a round may meet
+constexpr int WINDOW = MAX_LAG + AHEAD;
+constexpr int ROWS = G * VD;                   // value rows of this block
+constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
+constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
+
+constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
+// Of a token and value head: its query (or key) times the key of so much age, with its decay.
+// Beside those of the key: beta, and key times query.
+struct alignas(16) Products {
+  float by_age[AGES];
+  float beta, dot, unused[2];
+};
+
+struct Round {
+#if STAGES
+  alignas(128) char state[WARPS][STAGES][CHUNK];
+  u64 full[WARPS][STAGES];
+#endif
+  alignas(16) float deltas[WINDOW][ROWS];
+  float keys[WINDOW][KD];
+  float c[TILE][LOCAL];  // q, k, v by token; then q and k normalised, and o where v was
+#if FUSED
+  float gate[TILE][ROWS];  // norm weight * silu(z)
+#endif
+  Products products[TILE][G][2];   // of the key, of the query
+  float g[G][WINDOW];              // logarithms of decays
+  float decay[AHEAD][G][RECORDS];  // over a position and the n before it
+};
+
+// Where a row stands: its slot's ring, its first position and tokens, what is stored.
+struct Place {
+  const float* ring;
+  float* ring_out;
+  int start, tokens, done, base;
+  DEVICE int behind() const { return start - done; }  // accepted tokens whose folds are not stored
+  DEVICE int entry(int position) const { return position - done + MAX_LAG; }
+};
+
+DEVICE int record_at(int position) { return (u32)(position + 16 * KEPT) % KEPT * RECORD; }
+// The position before which the stored rows of a fold group stand, and the group's phase at `done`.
+DEVICE int phase_of(const Place& p, int head, int row) {
+  return (u32)(p.done + (head * VD + row) / FOLD_ROWS) % RECORDS;
+}
+DEVICE int since_of(const Place& p, int head, int row) {
+  return max(p.base, p.done - phase_of(p, head, row));
+}
+
+DEVICE Place place_of(const float* ring, float* ring_out, int start, int tokens, int head) {
+  const float* header = ring + KEPT * RECORD;
+  Place p = {ring, ring_out, start, tokens, start, 0};
+  if (start > 0) {
+    p.done = min(max((int)header[head], start - DRAFTS), start);
+    p.base = (int)header[HV + head];
+  }
+  return p;
+}
+
+// Threads convolve four channels each: all of a round's tokens, or PART of them where a block has
+// threads for PARTS times the channels.
+constexpr int SHARE = LOCAL / 4;
+constexpr int PARTS = QUADS > 1 ? 1 : THREADS / SHARE < TILE ? THREADS / SHARE : TILE;
+constexpr int PART = (TILE + PARTS - 1) / PARTS;
+DEVICE int channel_at(int t) {
+  return 4 * (QUADS > 1 ? t * THREADS + threadIdx.x : threadIdx.x % SHARE);
+}
+DEVICE bool convolves(int t) {
+  return QUADS > 1 ? channel_at(t) < LOCAL : threadIdx.x < PARTS * SHARE;
+}
+
+// What lives of the records before `start`.
+DEVICE void fetch_records(Round& s, const Place& p, int head) {
+  const int oldest = p.done - MAX_LAG, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int since[LANE_ROWS];
+#pragma unroll
+  for (int u = 0; u < LANE_ROWS; u++) since[u] = since_of(p, head, (u * 32 + lane) * 4);
+#pragma unroll
+  for (int n = 0; n < (MAX_LAG + DRAFTS + WARPS - 1) / WARPS; n++) {  // a warp has a record
+    const int i = n * WARPS + warp, position = oldest + i;
+    if (i >= MAX_LAG + DRAFTS || position < p.base || position >= p.start) continue;
+    const float* record = p.ring + record_at(position);
+#pragma unroll
+    for (int e = lane * 4; e < KD; e += 128)
+      copy_async(&s.keys[i][e], record + KEYS_AT + head / R * KD + e);
+#pragma unroll
+    for (int u = 0; u < LANE_ROWS; u++) {
+      const int row = (u * 32 + lane) * 4;
+      if (row < ROWS && position >= since[u])
+        copy_async(&s.deltas[i][row], record + head * VD + row);
+    }
+  }
+  commit_copies();
+#pragma unroll
+  for (int t = 0; t < (MAX_LAG + DRAFTS) * G; t += THREADS) {
+    const int i = t + threadIdx.x, position = oldest + i / G;
+    if (i < (MAX_LAG + DRAFTS) * G && position < p.start)
+      s.g[i % G][i / G] =
+          position >= p.base ? p.ring[record_at(position) + DECAYS_AT + head + i % G] : 0.f;
+  }
+}
+
+// beta and the decay's logarithm of every token and head, from the last thread down: the first are
+// those that convolve.
+DEVICE void make_rates(Round& s, const Place& p, const act* ba, const float* a_log,
+                       const float* dt_bias, int head) {
+  for (int i = THREADS - 1 - threadIdx.x; i < p.tokens * G; i += THREADS) {
+    const int j = i / G, mine = i % G, h = head + mine;
+    const float b = widen(ba[(i64)j * 2 * HV + h]), a = widen(ba[(i64)j * 2 * HV + HV + h]);
+    const float g = __fmul_rn(-expf(a_log[h]), softplus(a + dt_bias[h]));
+    s.g[mine][p.entry(p.start + j)] = g;
+    s.products[j][mine][0].beta = sigmoid(b);
+    p.ring_out[record_at(p.start + j) + DECAYS_AT + h] = g;
+  }
+}
+
+// A token's unit key and scaled unit query, their product, and the key's record.
+DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
+  float k[EPL], q[EPL], kk = 0.f, qq = 0.f, dot = 0.f;
+  const int at = lane % LANES * EPL;
+#pragma unroll
+  for (int e = 0; e < EPL; e++) {
+    q[e] = s.c[j][at + e], k[e] = s.c[j][KD + at + e];
+    kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq);
+  }
+  kk = 1.f / sqrtf(lane_sum<LANES>(kk) + 1e-6f);
+  qq = 1.f / sqrtf(lane_sum<LANES>(qq) + 1e-6f) * (1.f / sqrtf((float)KD));
+#pragma unroll
+  for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
+  dot = lane_sum<LANES>(dot);
+  __syncwarp();
+  if (lane < G) s.products[j][lane][0].dot = dot;
+  if (lane >= LANES) return;
+  float* record = p.ring_out + record_at(p.start + j) + KEYS_AT + head / R * KD + at;
+#pragma unroll
+  for (int e = 0; e < EPL; e += 4) {
+    const float4 key = {k[e], k[e + 1], k[e + 2], k[e + 3]};
+    *(float4*)&s.keys[p.entry(p.start + j)][at + e] = key;
+    *(float4*)&s.c[j][at + e] = {q[e], q[e + 1], q[e + 2], q[e + 3]};
+    *(float4*)&s.c[j][KD + at + e] = key;
+    if (head % R == 0) *(float4*)(record + e) = key;
+  }
+}
+// Of the i-th position from `done`: the decay over it and the n before it, n below RECORDS.
+DEVICE void sum_decays(Round& s, int i, int mine, int lane) {
+  float since = lane >= 1 && lane <= MAX_LAG ? s.g[mine][MAX_LAG + i - lane] : 0.f;
+#pragma unroll
+  for (int off = 1; off < RECORDS; off *= 2) {
+    float before = __shfl_up_sync(~0u, since, off);
+    if (lane >= off) since += before;
+  }
+  if (lane < RECORDS) s.decay[i][mine][lane] = expf(__fadd_rn(s.g[mine][MAX_LAG + i], since));
+}
+// The numbers at `from`, a multiple of four of them.
+template <int N>
+DEVICE void take(float (&x)[N], const float* from) {
+#pragma unroll
+  for (int e = 0; e < N; e += 4) {
+    const float4 four = *(const float4*)(from + e);
+    x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+  }
+}
+// The products of a token's key and query with the keys before it, LANES lanes a token; ages come
+// ACCESSES at a time, so that they are summed as rows of a chunk are.
+DEVICE void dot_keys(Round& s, const Place& p, int warp, int lane) {
+  const int in = lane % LANES;
+#pragma unroll 1
+  for (int t = warp * ACCESS_ROWS; t < p.tokens; t += WARPS * ACCESS_ROWS) {
+    const int j = min(t + lane / LANES, p.tokens - 1), here = p.entry(p.start + j);
+    float k[EPL], q[EPL];
+    take(k, &s.c[j][KD + in * EPL]), take(q, &s.c[j][in * EPL]);
+#pragma unroll
+    for (int first = 1; first <= MAX_LAG; first += ACCESSES) {
+      float v[2 * ACCESSES];
+#pragma unroll
+      for (int u = 0; u < ACCESSES; u++) {
+        float key[EPL], kk = 0.f, qk = 0.f;
+        if (first + u <= MAX_LAG) {
+          take(key, &s.keys[here - first - u][in * EPL]);
+#pragma unroll
+          for (int e = 0; e < EPL; e++) kk = fmaf(k[e], key[e], kk), qk = fmaf(q[e], key[e], qk);
+        }
+        v[u] = kk, v[ACCESSES + u] = qk;
+      }
+      const float sum = transposed_sum(v, lane);
+      constexpr int COPIES_OF = LANES / (2 * ACCESSES);  // neighbours that hold the same sum
+      const int value = in / COPIES_OF, age = first + value % ACCESSES;
+      if (age <= MAX_LAG)
+        for (int mine = in % COPIES_OF; mine < G; mine += COPIES_OF)
+          s.products[j][mine][value / ACCESSES].by_age[age - 1] =
+              s.decay[p.behind() + j][mine][age - 1] * sum;
+    }
+  }
+}

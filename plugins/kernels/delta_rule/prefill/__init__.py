@@ -1,0 +1,1 @@
+"""Kernels of the delta rule over tiles of 64 tokens."""

@@ -1,0 +1,172 @@
+"""The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan, which
+with a replay ring begins from a state caught up.
+
+Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import Plan, Target
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.state.replay_ring import Heads, heads_of
+from spark_engine.tensors import DType
+
+TILE = 64
+FACTORS = 5  # rows of 64 floats a tile and value head
+ALIGNMENT = 128
+SEQUENCES = 16  # that are scanned side by side; a block does every 16th
+MOST_HEADS = 8  # value heads a key head: warps of a block
+TRIANGLE = 2 * 10 * 256 * 2  # bytes of T or P, packed: two parts of ten blocks of 16 x 16
+WGMMA_COLUMNS = 64  # value columns of a block of delta_prefill_wgmma_sm90.cu
+WARPS_SHARE = 0.45  # of the time, on 48 multiprocessors (log/delta_rule/delta_prefill.md)
+WGMMA_SHARE = 0.6  # of the time: 0.58 to 0.62 (log/delta_rule/delta_prefill.md)
+# `Tiles` of delta_prefill_fetch_sm90.cuh: two tiles of nine panels, outputs, factors, bounds.
+WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
+
+_ROWS = "slots starts counts sources"
+PREPARE = Kernel("gated_delta_prepare", f"c ba a_log dt_bias {_ROWS} gdn_ring? bases? t p factors")
+SCAN = Kernel(
+    "gated_delta_scan",
+    f"c gdn_state state_out {_ROWS} saves t p factors o gdn_ring? ring_out? bases? rows",
+)
+
+
+def columns(h: Heads) -> int:
+    """Value columns of one block of the scan."""
+    return 32 if h.value_dim % 32 == 0 else 16
+
+
+def prepare_bytes(h: Heads) -> int:
+    """Shared memory of `Prepare`."""
+    triangle = 6 * 2 * 512 + 4 * (2 * 512 + 16)  # A's blocks below the diagonal, and those on it
+    later = h.repeat * triangle + 4 * (3 * h.repeat + 2) * TILE
+    return max(2 * TILE * h.key_dim * 2, later) + 2 * ALIGNMENT
+
+
+def scan_bytes(h: Heads, buffers: int) -> int:
+    """Shared memory of `Scan` with so many buffers for k."""
+    ds = columns(h)
+    halves = (buffers + 1) * TILE * h.key_dim + 4 * TILE * TILE
+    halves += 3 * TILE * ds + max(2 * h.key_dim, 3 * TILE) * ds
+    return 2 * halves + 8 * FACTORS * TILE + 2 * ALIGNMENT
+
+
+def warp_columns(h: Heads, target: Target) -> int:
+    """Value columns of one block of delta_prefill_warps_mma.cu: half a head if all run at once."""
+    halves = h.values * h.value_dim // 64
+    return 64 if halves <= target.sms or h.value_dim % 128 else 128
+
+
+def warps_bytes(h: Heads, target: Target) -> int:
+    """Shared memory of `Scan` of delta_prefill_warps_mma.cu."""
+    tokens = TILE * (3 * h.key_dim + warp_columns(h, target)) * 2
+    return tokens + 2 * TRIANGLE + 2 * FACTORS * TILE * 4
+
+
+def refuse(node: Node) -> str | None:
+    """Says which size or dtype the kernels have no shape for."""
+    h, c = heads_of(node.attrs), node["c"]
+    if c.dtype is not DType.BF16:
+        return f"{c.name} is {c.dtype}; only bf16 is served"
+    if h.tile != TILE or h.key_dim not in (16, 32, 64, 128) or h.value_dim % 16:
+        return f"tiles of {h.tile}, heads of {h.key_dim} and {h.value_dim}: no such kernel"
+    needed = max(prepare_bytes(h), scan_bytes(h, 1))
+    if h.repeat > MOST_HEADS or needed > node.target.shared_bytes:
+        return f"{h.repeat} value heads a key head need {needed} bytes of shared memory"
+    return None
+
+
+def refuse_wgmma(node: Node) -> str | None:
+    """Serves Hopper's GPUs and the keys of served models."""
+    h = heads_of(node.attrs)
+    if not node.target.wgmma:
+        return f"{node.target.name} has no wgmma"
+    if h.key_dim != 128 or h.value_dim % WGMMA_COLUMNS:
+        return f"heads of {h.key_dim} and {h.value_dim}: 128 and a multiple of {WGMMA_COLUMNS}"
+    return refuse(node)
+
+
+def refuse_warps(node: Node) -> str | None:
+    """Serves GPUs without wgmma and the keys of served models."""
+    h = heads_of(node.attrs)
+    if node.target.wgmma:
+        return f"{node.target.name} has wgmma"
+    if h.key_dim != 128 or h.value_dim % 64:
+        return f"heads of {h.key_dim} and {h.value_dim}: 128 and a multiple of 64"
+    return refuse(node)
+
+
+def plan_wgmma(node: Node) -> Plan:
+    """The same launches and operands, the scan with 64 value columns a block."""
+    return _plan(node, WGMMA_COLUMNS, WGMMA_BYTES, "SWIZZLED")
+
+
+def plan_warps(node: Node) -> Plan:
+    """The same launches and operands, T and P packed, a warp of the scan for 16 value columns."""
+    h, target = heads_of(node.attrs), node.target
+    return _plan(node, warp_columns(h, target), warps_bytes(h, target), "PACKED")
+
+
+def plan(node: Node) -> Plan:
+    """Two launches, T and P row-major."""
+    h, buffers = heads_of(node.attrs), 2 if node.target.large_shared else 1
+    return _plan(node, columns(h), scan_bytes(h, buffers), "", buffers)
+
+
+def _plan(node: Node, ds: int, shared: int, layout: str, buffers: int = 1) -> Plan:
+    """Two launches; between them T, P (`layout` says how) and the factors of every tile and value
+    head. `ds`, `shared`: value columns of a block of the scan, and its shared memory."""
+    h, rows, packed = heads_of(node.attrs), node.dim("rows"), layout == "PACKED"
+    macros = {
+        "ACT_F32": 0,
+        "DRAFTS": node.number("drafts"),
+        "DS": ds,
+        "HK": h.keys,
+        "KBUFFERS": buffers,
+        "KD": h.key_dim,
+        "R": h.repeat,
+        "RING": node.number("ring"),
+        "STATE_BYTES": node["gdn_state"].dtype.itemsize,
+        "VD": h.value_dim,
+    }
+    if layout:
+        macros[layout] = 1
+    tile_heads, triangle = rows * h.values, TRIANGLE if packed else 2 * TILE * TILE * 2
+    node = node.with_scratch(
+        t=tile_heads * triangle, p=tile_heads * triangle, factors=tile_heads * FACTORS * TILE * 4
+    )
+    if "gdn_ring" in node:
+        numbers = 2 if node.number("drafts") else 1  # that a ring says of its slot
+        node = node.with_scratch(bases=4 * numbers * rows)
+    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, prepare_bytes(h))
+    grid, threads = (h.value_dim // ds, h.values, min(rows, SEQUENCES)), 2 * ds if packed else 256
+    return node.plan(prepare, SCAN.launch(node, grid, threads, macros, shared, rows=rows))
+
+
+def cost(node: Node) -> float:
+    """The products at a third of the tensor cores' rate, what lies between once out and in."""
+    h, target = heads_of(node.attrs), node.target
+    tile_heads = node.dim("rows") * h.values
+    wide = TILE * h.key_dim * h.value_dim
+    inner = TILE * TILE * (7 * h.value_dim + 2 * h.key_dim)
+    flops = 2 * tile_heads * (7 * wide + inner)
+    return 3 * flops / target.bf16_flops + 2 * tile_heads * 34_000 / target.bandwidth + 6e-6
+
+
+def cost_wgmma(node: Node) -> float:
+    """At WGMMA_SHARE of what the other scan and its prepare take."""
+    return WGMMA_SHARE * cost(node)
+
+
+def cost_warps(node: Node) -> float:
+    """At WARPS_SHARE of what the other scan and its prepare take."""
+    return WARPS_SHARE * cost(node)
+
+
+CANDIDATES = (
+    Candidate("two launches", "delta_rule/prefill/delta_prefill_mma.cu", plan, cost, refuse),
+    Candidate("wgmma", "delta_rule/prefill/delta_prefill_wgmma_sm90.cu",
+              plan_wgmma, cost_wgmma, refuse_wgmma),
+    Candidate("warps", "delta_rule/prefill/delta_prefill_warps_mma.cu",
+              plan_warps, cost_warps, refuse_warps),
+)  # fmt: skip

@@ -1,0 +1,70 @@
+// delta_prefill_mma.cu's operands of mma.m16n8k16: bf16 tiles of 64 rows in shared memory,
+// fragments by ldmatrix, and products whose fragments are loaded one k-step ahead.
+//
+// A tile's row is PIECES pieces of 16 bytes, XOR-swizzled by the row, so that eight rows' pieces
+// lie in different banks. Blocks have 256 threads. DS: columns of B.
+#pragma once
+#include "delta_rule/delta_rule.cuh"
+
+constexpr int TILE = 64;
+
+template <int PIECES>
+DEVICE u32 at(u32 row, u32 piece) {  // byte offset
+  u32 turn = PIECES >= 8 ? row & 7 : PIECES == 4 ? row >> 1 & 3 : row >> 2 & 1;
+  return (row * PIECES + (piece ^ turn)) * 16;
+}
+// 64 rows of PIECES pieces from global memory; rows from `valid` on are zeros.
+template <int PIECES, int THREADS = 256>
+DEVICE void fetch(char* to, const u16* from, int stride, int valid) {
+#pragma unroll
+  for (int u = 0; u < (TILE * PIECES + THREADS - 1) / THREADS; u++) {
+    const int i = u * THREADS + threadIdx.x, row = i / PIECES, piece = i % PIECES;
+    if (TILE * PIECES % THREADS == 0 || i < TILE * PIECES)
+      copy_async(to + at<PIECES>(row, piece), from + (row < valid ? row * stride : 0) + piece * 8,
+                 row < valid ? 16 : 0);
+  }
+}
+// A fragments [16 rows, 16 columns] of a row-major tile, and of a tile that holds the transpose.
+template <int PIECES>
+DEVICE void load_a(u32 (&a)[4], const char* tile, int row, int column, int lane) {
+  load_matrix(a, tile + at<PIECES>(row + (lane & 15), column / 8 + (lane >> 4)));
+}
+template <int PIECES>
+DEVICE void load_a_transposed(u32 (&a)[4], const char* tile, int row, int column, int lane) {
+  load_matrix_transposed(
+      a, tile + at<PIECES>(column + (lane & 7) + (lane >> 4 & 1) * 8, row / 8 + (lane >> 3 & 1)));
+}
+// B fragments of 16 inner x 16 outer, two n-tiles: stored [outer][inner], and [inner][outer].
+template <int PIECES>
+DEVICE void load_b(u32 (&b)[4], const char* tile, int inner, int outer, int lane) {
+  load_matrix(
+      b, tile + at<PIECES>(outer + (lane & 7) + (lane >> 4 & 1) * 8, inner / 8 + (lane >> 3 & 1)));
+}
+template <int PIECES>
+DEVICE void load_b_inner(u32 (&b)[4], const char* tile, int inner, int outer, int lane) {
+  load_matrix_transposed(b, tile + at<PIECES>(inner + (lane & 15), outer / 8 + (lane >> 4)));
+}
+DEVICE void mma_pair(float (&d)[2][4], const u32 (&a)[4], const u32 (&b)[4]) {
+  mma_bf16(d[0], a, b[0], b[1]);
+  mma_bf16(d[1], a, b[2], b[3]);
+}
+// The operands of one step of 16 inner columns; they are loaded a step ahead of their products.
+template <int A, int B = 2>
+struct Fragments {
+  u32 a[A][4], b[B][DS / 16][4];
+};
+template <int INNER, int A = 1, int B = 2, typename Load, typename Multiply>
+DEVICE void product(Load load, Multiply multiply) {
+  Fragments<A, B> x[2];
+  load(x[0], 0);
+#pragma unroll
+  for (int i = 0; i < INNER; i += 16) {
+    if (i + 16 < INNER) load(x[(i / 16 + 1) % 2], i + 16);
+    multiply(x[i / 16 % 2]);
+  }
+}
+// Two neighbouring f32 as high and low bf16 parts.
+DEVICE void split(float x, float y, u32& high, u32& low) {
+  high = pack_bf16(x, y);
+  low = pack_bf16(x - low_bf16(high), y - high_bf16(high));
+}

@@ -1,0 +1,51 @@
+"""The CUDA side of what begins and ends a round: round_rows, accept_drafts, shift_ids.
+
+Kernels get all operands and results of their op, then how many threads are needed.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import Plan
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+
+SOURCE = "drafts/rounds_scalar.cu"
+THREADS = 128
+ROWS = Kernel(
+    "round_rows",
+    "token_ids last_tokens drafts positions slots starts counts ids row_starts certain count",
+)
+ACCEPT = Kernel(
+    "accept_drafts",
+    "next_tokens ids token_counts last_tokens positions slots starts counts"
+    " accepted draft_starts token_counts_out last_tokens_out positions_out count",
+)
+SHIFT = Kernel("shift_ids", "token_ids next_ids sampled counts ids count")
+
+
+def _cost(node: Node) -> float:
+    return rq.LAUNCH_SECONDS
+
+
+def _plan(kernel: Kernel, node: Node, count: int, **more: int) -> Plan:
+    """A thread for each of `count`."""
+    macros = {"THREADS": THREADS, "TILE": node.number("tile"), **more}
+    grid = -(-count // THREADS)
+    return node.plan(kernel.launch(node, grid, THREADS, macros, count=count))
+
+
+def _plan_rows(node: Node) -> Plan:
+    return _plan(ROWS, node, node.dim("tokens"), DRAFTS=node.dim("K"))
+
+
+def _plan_accept(node: Node) -> Plan:
+    return _plan(ACCEPT, node, node.dim("rows"), VOCAB=node.dim("V"))
+
+
+def _plan_shift(node: Node) -> Plan:
+    return _plan(SHIFT, node, node.dim("tokens"))
+
+
+ROUND_ROWS = (Candidate("tokens", SOURCE, _plan_rows, _cost),)
+ACCEPT_DRAFTS = (Candidate("rows", SOURCE, _plan_accept, _cost),)
+SHIFT_IDS = (Candidate("tokens", SOURCE, _plan_shift, _cost),)

@@ -1,0 +1,1 @@
+"""Kernels of linear layers: skinny, split-K, and formats of stream-K."""

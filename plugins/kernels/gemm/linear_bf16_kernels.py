@@ -1,0 +1,31 @@
+"""The CUDA side of `linear`: the packed weight; small n, skinny GEMM and stream-K."""
+
+from __future__ import annotations
+
+from spark_engine.plugins.kernels.gemm import skinny_gemm
+from spark_engine.plugins.kernels.gemm.linear_small_n_kernels import SMALL_N
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
+from spark_engine.plugins.launch import Node
+from spark_engine.tensors import DType
+
+FORM = sg.Format("linear", "gemm/linear_bf16_mma.cu", "x w",
+                 weight_bits=16, scale_bytes=0, x_bytes=2)  # fmt: skip
+
+
+def refuse(node: Node) -> str | None:
+    """Refuses anything but bf16, and ragged weights."""
+    for spec in node.specs:
+        if spec.dtype is not DType.BF16:
+            return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
+    return sg.refuse(sg.Problem.of(node, FORM))
+
+
+def cost(node: Node) -> float:
+    """1.2 times the floor, and what start, fix-up and epilogue take."""
+    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 7e-6
+
+
+SKINNY = skinny_gemm.candidate(FORM, refuse)
+CANDIDATES = (SMALL_N, SKINNY, *order.streaming(FORM, refuse, cost))
+PACKS = {"w": sg.pack(FORM, DType.BF16)}

@@ -1,0 +1,30 @@
+"""The CUDA side of `fp8_linear`: the packed weight; skinny GEMM and stream-K.
+
+Hopper's wgmma sums e4m3 products to some 13 bits: f32 results go without it.
+"""
+
+from __future__ import annotations
+
+from spark_engine.plugins.kernels.gemm import skinny_gemm
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
+from spark_engine.plugins.launch import Node
+from spark_engine.tensors import DType
+
+FORM = sg.Format("fp8_linear", "gemm/linear_fp8_mma.cu", "xq w x_scale w_scale",
+                 weight_bits=8, scale_bytes=0, x_bytes=1)  # fmt: skip
+
+
+def refuse(node: Node) -> str | None:
+    """Refuses ragged weights."""
+    return sg.refuse(sg.Problem.of(node, FORM))
+
+
+def cost(node: Node) -> float:
+    """1.2 times the floor and a launch."""
+    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
+
+
+SKINNY = skinny_gemm.candidate(FORM, refuse)
+CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost, exact=True))
+PACKS = {"w": sg.pack(FORM, DType.F8E4M3)}

@@ -1,0 +1,58 @@
+"""The CUDA side of `nvfp4_linear`: the packed weight; skinny GEMM and stream-K."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from spark_engine.kernel import Attrs, Pack
+from spark_engine.plugins.formats import linear_layout as wt
+from spark_engine.plugins.formats.weight_packing import padded
+from spark_engine.plugins.kernels.gemm import skinny_gemm
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
+from spark_engine.plugins.launch import Node
+from spark_engine.tensors import Array, DType, TensorSpec
+
+FORM = sg.Format("nvfp4_linear", "gemm/linear_nvfp4_mma.cu", "x w w_scale w_scale2",
+                 weight_bits=4, scale_bytes=64, x_bytes=2)  # fmt: skip
+
+
+def refuse(node: Node) -> str | None:
+    """Refuses f32 activations and ragged weights."""
+    if node["x"].dtype is not DType.BF16:
+        return f"x is {node['x'].dtype}; only bf16 activations are served"
+    return sg.refuse(sg.Problem.of(node, FORM))
+
+
+def cost(node: Node) -> float:
+    """1.2 times the floor and a launch."""
+    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
+
+
+def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
+    n, width = spec.dims
+    if not sg.packs(n, width * k_each):
+        return spec
+    wide = wt.row_width(n, padded(width, per_slab))
+    return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wide))
+
+
+def _pack_codes(attrs: Attrs, w: Array) -> Array:
+    codes = w.view(np.uint8)
+    return wt.as_rows(wt.pack_fp4(codes), len(w)) if sg.packs(len(w), 2 * w.shape[1]) else codes
+
+
+def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
+    if not sg.packs(len(w_scale), 16 * w_scale.shape[1]):
+        return w_scale
+    return wt.as_rows(wt.pack_scales(w_scale.view(np.uint8)), len(w_scale))
+
+
+CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
+SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
+
+SKINNY = skinny_gemm.candidate(FORM, refuse)
+CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost))
+PACKS = {"w": CODES, "w_scale": SCALES}

@@ -1,0 +1,96 @@
+// NVFP4 linear layer, bf16 activations (W4A16): y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code ·
+// w_scale)[n, k]. This file is the format alone; the kernels are stream-K (stream_k_gemm.cuh) or,
+// with SKINNY, the skinny GEMM (skinny_gemm.cuh). Figures: log/gemm/stream_k_gemm.md and
+// skinny_gemm.md.
+//
+// code · w_scale has at most six significant bits, so it is exact in bf16: a bf16 GEMM of exact
+// weights. A word holds eight codes (one row, two steps of k) with their bits placed so that a
+// rotation and a mask dequantise three of its four pairs to bf16 and two of each the fourth: 9
+// integer instructions for 8 weights. The mask leaves code · 2^-126; the block scale is stored so
+// that one permutation and one multiply-add give two scales · 2^119; 2^7 is left for the epilogue.
+constexpr int ELEMENT_BITS = 4;
+constexpr int SCALE_BYTES = 64;
+constexpr int X_BYTES = 2;
+constexpr int X_SCALE_BYTES = 0;
+constexpr bool FP8_MMA = false;
+#include "common/nvfp4_decode.cuh"
+
+DEVICE u32 low_twice(u32 pair) {
+  u32 r;
+  asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};}" : "=r"(r) : "r"(pair));
+  return r;
+}
+DEVICE u32 high_twice(u32 pair) {
+  u32 r;
+  asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};}" : "=r"(r) : "r"(pair));
+  return r;
+}
+
+// a0, a2 of an even step and of the odd step after it, times the row's two block scales.
+DEVICE void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& o2) {
+  const u32 all = 0x81C081C0;
+  e0 = mul_bf16x2(word & all, even);
+  e2 = mul_bf16x2((word << 6) & all, even);
+  o0 = mul_bf16x2(turn<10>(word) & all, odd);
+  o2 = mul_bf16x2((turn<12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
+}
+
+// (word & keep) | add in one instruction: the constants must come from registers.
+DEVICE u32 masked_or(u32 word, u32 keep, u32 add) {
+  u32 r;
+  asm volatile("" : "+r"(keep), "+r"(add));
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
+  return r;
+}
+
+// Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
+// mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
+// byte off.
+DEVICE void decode_scales(u32 word, u32 (&s)[4]) {
+  const u32 first = masked_or(word, 0x0FF00FF0, 0x70007000);
+  const u32 second = masked_or(__byte_perm(word, 0, 0x2103), 0x0FF00FF0, 0x70007000);
+  s[0] = low_twice(first), s[1] = high_twice(first);
+  s[2] = low_twice(second), s[3] = high_twice(second);
+}
+
+struct Raw {
+  uint4 words;
+  uint2 scales;  // of rows g and g + 8
+};
+
+DEVICE Raw load(u32 w, u32 scales) {
+  const int lane = threadIdx.x & 31;
+  return {load_shared16(w + lane * 16), load_shared8(scales + (lane >> 2) * 8)};
+}
+
+DEVICE void decode(const Raw& raw, u32 (&a)[4][4]) {
+  u32 low[4], high[4];
+  decode_scales(raw.scales.x, low);
+  decode_scales(raw.scales.y, high);
+  decode(raw.words.x, low[0], low[1], a[0][0], a[0][2], a[1][0], a[1][2]);
+  decode(raw.words.y, high[0], high[1], a[0][1], a[0][3], a[1][1], a[1][3]);
+  decode(raw.words.z, low[2], low[3], a[2][0], a[2][2], a[3][0], a[3][2]);
+  decode(raw.words.w, high[2], high[3], a[2][1], a[2][3], a[3][1], a[3][3]);
+}
+
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+
+#ifdef SKINNY
+#include "gemm/skinny_gemm.cuh"
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    nvfp4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
+                        int m, int n, int k, int each) {
+  const Problem p = {x, w, w_scale, m, n, k};
+  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+}
+#else
+#include "gemm/stream_k/stream_k_gemm.cuh"
+
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
+    nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
+                 float* partial, u32* arrived, int m, int n, int k) {
+  const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
+  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+}
+#endif

@@ -1,0 +1,1 @@
+"""The persistent stream-K GEMM; its formats are in kernels/gemm."""

@@ -1,0 +1,191 @@
+// Epilogue of stream_k_gemm.cuh: the stream-K fix-up of a tile's partial sums, then the store.
+//
+// A tile that lies within one block's piece is stored from registers. Of a tile cut in two the
+// block of the first part adds the second. Of a tile cut in more, each block adds every so-many-th
+// group of 8 columns. Partial sums pass through f32 slots in global memory, warp by warp, and are
+// added in ascending k: results do not depend on timing.
+#pragma once
+#include "common/store_fragment.cuh"
+#include "gemm/stream_k/stream_k_producer.cuh"
+
+typedef float Sums[WARP_TILES][NJ][4];
+
+// Warps take m16 tiles first, then, of WARPS_M, the next part of the tokens.
+constexpr int WARPS_N = WARPS / WARPS_M;
+
+// This warp's first token of the tile.
+DEVICE int warp_m() { return WARPS_M > 1 ? (threadIdx.x >> 5) / WARPS_N * NJ * 8 : 0; }
+
+DEVICE int m16_of(int mt) {  // this warp's mt-th of the tile, 0…BLOCK_N/16-1
+  const int warp = (threadIdx.x >> 5) - (WARPS_M > 1 ? warp_m() / (NJ * 8) * WARPS_N : 0);
+  return ((warp >> 2) * WARP_TILES + mt) * 4 + (warp & 3);
+}
+
+// A block's slot 0 is for the tile that its piece begins in, slot 1 for the one it ends in.
+DEVICE float4* slot(const Problem& p, u32 block, u32 which) {
+  return (float4*)p.partial + (u64)(2 * block + which) * (BLOCK_N * BLOCK_M / 4) + threadIdx.x;
+}
+
+// Leaves this warp's part of a tile in a slot; nothing is waited for.
+DEVICE void store_partial(const Problem& p, u32 which, u32 columns, const Sums& sums) {
+  float4* mine = slot(p, blockIdx.x, which);
+#pragma unroll
+  for (int i = 0; i < WARP_TILES * NJ; ++i)
+    if (i % NJ < columns) {
+      const float (&s)[4] = sums[i / NJ][i % NJ];
+      __stcg(mine + i * THREADS, make_float4(s[0], s[1], s[2], s[3]));
+    }
+}
+
+// The blocks that have a part of a tile.
+struct Parts {
+  u32 start, first, last;
+  DEVICE Parts(const Problem& p, u32 tile)
+      : start(tile * p.stages), first(p.owner(start)), last(p.owner(start + p.stages - 1)) {}
+  DEVICE u32 count() const { return last - first + 1; }
+  // Two parts are added by the block of the first, which has it at hand.
+  DEVICE bool two() const { return last == first + 1; }
+  // Which of a block's two tiles this is.
+  DEVICE u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
+};
+
+// What this warp of a block has been told of one of the block's tiles: how many parts are there.
+DEVICE u32* counter(const Problem& p, u32 block, u32 which) {
+  return p.arrived + (2 * block + which) * WARPS + threadIdx.x / 32;
+}
+
+// Tells the same warp of the first so many blocks of a tile that this part is there. Warps do this
+// each on their own: none waits for another.
+DEVICE void announce_partial(const Problem& p, const Parts& parts, u32 readers) {
+  __threadfence();
+  __syncwarp();
+  for (u32 i = threadIdx.x & 31; i < readers; i += 32)
+    atomicAdd(counter(p, parts.first + i, i == 0 && parts.which(p, parts.first)), 1);
+}
+
+// Waits until this warp has been told of so many parts. All blocks run at once, at most one a
+// multiprocessor, so that none waits for one that cannot begin.
+DEVICE void await_partials(const Problem& p, u32 which, u32 parts) {
+  u32* told = counter(p, blockIdx.x, which);
+  wait_until_equal(told, parts);
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) *told = 0;
+}
+
+// Adds the second part of a tile of two to the first.
+DEVICE void fix_up_two(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
+  await_partials(p, parts.which(p, parts.first), 1);
+  const float4* from = slot(p, parts.last, 0);
+#pragma unroll
+  for (int i = 0; i < WARP_TILES * NJ; ++i) {
+    if (i % NJ >= columns) continue;
+    const float4 part = __ldcg(from + i * THREADS);
+    float (&s)[4] = sums[i / NJ][i % NJ];
+    s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
+  }
+}
+
+// Groups of 8 activation rows of this warp's part of a tile that are there.
+DEVICE u32 columns_of(const Problem& p, u32 tile) {
+  const int left = (p.m - (int)(tile % p.batch_tiles) * BLOCK_M - warp_m() + 7) / 8;
+  return WARPS_M == 1 ? min(NJ, left) : max(0, min(NJ, left));
+}
+
+// The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
+// warp they are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
+template <class Finish>
+struct Factors {
+  const Problem& p;
+  const int tile_n;
+  const Finish& finish;
+  float2 early;
+
+  DEVICE Factors(const Problem& p, int tile_n, const Finish& finish)
+      : p(p), tile_n(tile_n), finish(finish) {
+    if (WARP_TILES == 1) early = fetch(0);
+  }
+  DEVICE float2 fetch(int mt) const {
+    const int n0 = tile_n + m16_of(mt) * 16, n = n0 + ((threadIdx.x & 31) >> 2);
+    if (n0 >= p.n) return make_float2(0, 0);
+    const float low = RAGGED && n >= p.n ? 0 : finish(n);
+    return make_float2(low, RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
+  }
+  DEVICE float2 of(int mt) const { return WARP_TILES == 1 ? early : fetch(mt); }
+};
+
+template <class Finish>
+DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums,
+                       const Factors<Finish>& factors) {
+#pragma unroll
+  for (int mt = 0; mt < WARP_TILES; ++mt) {
+    const int n0 = at.n + m16_of(mt) * 16;
+    if (n0 >= p.n) continue;
+    const float2 factor = factors.of(mt);
+#pragma unroll
+    for (int j = 0; j < NJ; ++j) {
+      float (&s)[4] = sums[mt][j];
+      s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
+      const int m0 = at.m + warp_m() + j * 8;
+      if (m0 < p.m) store_fragment(p, out, n0, m0, s);
+    }
+  }
+}
+
+// The end of a tile of three or more parts: each of its blocks adds the parts, in ascending k, of
+// every so-many-th 8 columns of each warp's share, and writes them.
+template <class Finish>
+DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& finish) {
+  const Parts at_work(p, tile);
+  const u32 first = at_work.first, parts = at_work.count();
+  const Corner at(p, tile);
+  const u32 columns = columns_of(p, tile), count = WARP_TILES * columns, mine = blockIdx.x - first;
+  if (mine >= count || at_work.two()) return;
+  const Factors<Finish> factors(p, at.n, finish);
+  await_partials(p, at_work.which(p, blockIdx.x), parts);
+  const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
+  const float4* head = slot(p, first, at_work.which(p, first));
+  const float4* others = slot(p, first, 0);
+  constexpr int TOGETHER = 8;      // loads in flight
+  u32 next = mine, next_part = 0;  // to be loaded
+  float4 sum;
+#pragma unroll 1
+  for (u32 i = mine, part = 0; i < count;) {
+    float4 got[TOGETHER];
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) {
+      if (next >= count) continue;
+      const u32 at_sum = next < columns ? next : next - columns + NJ;
+      got[t] = __ldcg((next_part ? others + next_part * skip : head) + at_sum * THREADS);
+      if (++next_part == parts) next_part = 0, next += parts;
+    }
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) {
+      if (i >= count) continue;
+      if (part == 0) sum = make_float4(0, 0, 0, 0);
+      sum.x += got[t].x, sum.y += got[t].y, sum.z += got[t].z, sum.w += got[t].w;
+      if (++part < parts) continue;
+      const u32 mt = i >= columns;
+      const int n0 = at.n + m16_of(mt) * 16;
+      if (n0 < p.n) {
+        const float2 factor = factors.of(mt);
+        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
+        store_fragment(p, out, n0, at.m + warp_m() + (i - mt * columns) * 8, s);
+      }
+      part = 0, i += parts;
+    }
+  }
+}
+
+// The tiles of which this block had a part, at most two.
+template <class Finish>
+DEVICE void fix_up(Problem p, void* out, const Finish& finish) {
+  p.k = forget(p.k);  // or what is computed here is held all along
+  p.divide();
+  const u32 block = forget(blockIdx.x);
+  const u32 begin = p.begin(block), end = p.begin(block + 1);
+  if (begin == end) return;
+  const u32 low = begin / p.stages, high = (end - 1) / p.stages;
+#pragma unroll 1
+  for (u32 tile = low; tile <= high; tile += max(1, high - low))
+    if (begin > tile * p.stages || end < (tile + 1) * p.stages) fix_up_tile(p, tile, out, finish);
+}

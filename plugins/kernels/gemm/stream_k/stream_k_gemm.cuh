@@ -1,0 +1,153 @@
+// Linear layers by persistent stream-K: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]). A and B are
+// swapped: weights (BLOCK_N rows a tile) are the A of the mma, m16 tiles; activations (BLOCK_M) its
+// B, so a token costs a column of 8, 16, ... One block a multiprocessor; the k-slabs of all tiles
+// form a line, cut into gridDim.x equal pieces (stream_k_schedule.py). Producer warps fill a ring:
+// one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer warps use
+// mma.sync (stream_k_mma.cuh) or (WGMMA) wgmma: with A in registers it stalls its warp until it
+// drains and slows decoding in others 1.4-1.7x; so four consumer warpgroups ping-pong.
+// NVFP4 34816 x 5120, 8 / 32 / 64 / 128 rows: 28 / 34 / 43 / 68 us (log/gemm/stream_k_gemm.md).
+// The including file is the format: ELEMENT_BITS, SCALE_BYTES (an m16 tile's k-slab's), X_BYTES (an
+// activation's), X_SCALE_BYTES (an activation row's k-slab's), FP8_MMA, Raw (what a lane loads),
+// load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
+// Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
+// multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
+// RESIDENT (blocks a multiprocessor); WARPS_M (warps that share an m16 tile), BAND (tiles along m
+// of a band; blocks take whole tiles in turn) if given. Layout of weights: linear_layout.py.
+#pragma once
+#include "gemm/stream_k/stream_k_epilogue.cuh"
+#if WGMMA
+#include "common/wgmma_sm90.cuh"
+#endif
+
+// --- Consumers -----------------------------------------------------------------------------
+
+// Where this warp's m16 tiles lie in a stage of a tile with `m16_tiles` of them.
+struct Mine {
+  u32 place[WARP_TILES], step;  // of k-slab 0, and from k-slab to k-slab, in m16 tiles' k-slabs
+
+  DEVICE explicit Mine(int m16_tiles) : step(m16_tiles) {
+#pragma unroll
+    for (int mt = 0; mt < WARP_TILES; ++mt) place[mt] = min(m16_of(mt), m16_tiles - 1);
+  }
+#ifndef SCALED
+  // Part i of a stage: slab i / WARP_TILES, m16 i % WARP_TILES.
+  DEVICE Raw part(u32 stage, int i) const {
+    const u32 at = place[i % WARP_TILES] + i / WARP_TILES * step;
+    return load(stage + STAGE_X + at * KSLAB_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
+  }
+#endif
+};
+
+constexpr int PARTS = STAGE_SLABS * WARP_TILES;  // of a stage, for one warp
+
+#if WGMMA
+// One stage by wgmma. wgmma with A in registers stalls its warp until it drains, so nothing is
+// gained by dequantising ahead of it: the other consumer warpgroups dequantise meanwhile
+// (ping-pong).
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+  const u32 stage = r.stage(i);
+  const u64 tiles = wgmma_tile(uniform(stage));
+  Raw raw = mine.part(stage, 0);
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    u32 a[4][4];
+    decode(raw, a);
+    if (part + 1 < PARTS) raw = mine.part(stage, part + 1);
+    wgmma_fence();
+    const u64 tile = tiles + part / WARP_TILES * (BLOCK_M * 128 / 16);
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      Wgmma<FP8_MMA, BLOCK_M>::run(sums[part % WARP_TILES], a[step], tile + 2 * step);
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
+  barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
+}
+#else
+#include "gemm/stream_k/stream_k_mma.cuh"
+#endif
+
+#if BAND
+// Tiles blockIdx.x, blockIdx.x + gridDim.x, …, whole.
+template <class Finish>
+DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
+  wait_for_previous();  // nothing may be written earlier
+  PipelineState here;
+  for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const Mine mine(min(BLOCK_N, p.rows - Corner(p, tile).n) / 16);
+    Sums sums = {};
+    for (int stage = 0; stage < p.stages; ++stage, here.next()) {
+      barrier_wait_whole(r.full + here.index * 8, here.phase);
+      consume(r, here.index, mine, sums);
+    }
+    Problem late = p;
+    late.m = forget(p.m), late.k = forget(p.k);  // or what is computed here is held all along
+    late.divide();
+    const Corner at(late, tile);
+    const Factors<Finish> factors(late, at.n, finish);
+    write_tile(late, at, out, sums, factors);
+  }
+}
+#else
+template <class Finish>
+DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
+  const u32 begin = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
+  wait_for_previous();  // nothing may be written earlier
+  PipelineState here;
+  for (u32 at_stage = begin; at_stage < end;) {
+    const u32 tile = at_stage / p.stages;
+    const u32 from = at_stage, stop = min(end, (tile + 1) * p.stages);
+    const Mine mine(min(BLOCK_N, p.rows - (int)(tile / p.batch_tiles) * BLOCK_N) / 16);
+    Sums sums = {};
+    for (; at_stage < stop; ++at_stage, here.next()) {
+      barrier_wait_whole(r.full + here.index * 8, here.phase);
+      consume(r, here.index, mine, sums);
+    }
+    const Corner at(p, tile);
+    if (stop - from == p.stages) {
+      const Factors<Finish> factors(p, at.n, finish);
+      write_tile(p, at, out, sums, factors);
+      continue;
+    }
+    const Parts parts(p, tile);
+    const u32 columns = columns_of(p, tile);
+    if (parts.two() && parts.first == blockIdx.x) {
+      const Factors<Finish> factors(p, at.n, finish);
+      fix_up_two(p, parts, columns, sums);
+      write_tile(p, at, out, sums, factors);
+      continue;
+    }
+    store_partial(p, from != begin, columns, sums);
+    announce_partial(p, parts, parts.two() ? 1 : min(WARP_TILES * columns, parts.count()));
+  }
+}
+#endif
+
+// What a kernel runs: `finish(n)` is the factor of column n.
+template <class Finish>
+DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
+  extern __shared__ __align__(1024) u8 memory[];
+  __shared__ __align__(8) u64 barriers[2 * STAGES];
+  p.divide();
+  const u32 full = shared_address(barriers);
+  const Ring ring = {shared_address(memory), full, full + 8 * STAGES};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(ring.full + i * 8, 1 + COPIERS);  // weights announced, activations there
+      barrier_init(ring.empty + i * 8, WARPS * WARP_ARRIVALS);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x >= THREADS) {
+    if (MOVE_REGISTERS) fewer_registers<FEWER>();
+    if (threadIdx.x == THREADS) produce_all_weights(p, ring);
+    else if (threadIdx.x >= FIRST_COPIER) produce_all_activations(p, ring);
+  } else {
+    if (MOVE_REGISTERS) more_registers<MORE>();
+    consume_all(p, ring, out, finish);
+#if !BAND
+    fix_up(p, out, finish);
+#endif
+  }
+}

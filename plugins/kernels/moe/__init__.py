@@ -1,0 +1,1 @@
+"""Kernels of a mixture of experts next to its experts and its router."""

@@ -1,0 +1,1 @@
+"""Kernels of the experts: few tokens to many, by instruction."""

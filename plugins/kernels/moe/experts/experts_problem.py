@@ -1,0 +1,141 @@
+"""What the tactics of `grouped_moe` share: a node's sizes, refusals, macros and arguments.
+
+Knows the packed operands (expert_packs) and experts_common.cuh; knows no tactic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spark_engine.kernel import Launch
+from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.formats import expert_packs
+from spark_engine.plugins.formats.weight_packing import padded
+from spark_engine.plugins.launch import Kernel, Macros, Node
+from spark_engine.tensors import DType
+
+WARPS = 8
+THREADS = WARPS * 32
+COMBINE = Kernel("moe_combine", "ids weights parts y")
+COMBINE_CHUNK = Kernel("moe_combine", "ids weights parts y start")
+
+# WEIGHTS of experts_common.cuh and QUANT of experts_quantise.cuh.
+_WEIGHTS = {"dense": 0, "nvfp4": 1, "nvfp4_a4": 1, "fp8": 2, "fp8_block": 2}
+_QUANT = {"dense": 0, "nvfp4": 0, "fp8": 1, "fp8_block": 2, "nvfp4_a4": 3}
+M16_BYTES = (2048, 512 + 64, 1024)  # of an m16 tile's k-slab with its block scales
+_BYTES = (2.0, 0.5625, 1.0)  # of a weight
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes of one node."""
+
+    kind: str
+    tokens: int
+    chosen: int  # experts a token, the shared one included
+    experts: int
+    hidden: int
+    inner: int
+
+    @property
+    def pairs(self) -> int:
+        return self.tokens * self.chosen
+
+    @property
+    def weights(self) -> int:
+        return _WEIGHTS[self.kind]
+
+    @property
+    def quant(self) -> int:
+        return _QUANT[self.kind]
+
+    @property
+    def expert_bytes(self) -> float:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.inner * _BYTES[self.weights]
+
+    @property
+    def hit(self) -> float:
+        """Experts that uniform routing hits."""
+        return self.experts * (1 - (1 - self.chosen / self.experts) ** self.tokens)
+
+    @staticmethod
+    def of(node: Node) -> Problem:
+        """Of a node. Where no scales have I, it includes the padding of zeros."""
+        kind = node.text("format")
+        two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
+        experts, width, *_ = node[two].dims
+        tokens, chosen, hidden = node.shape("tokens", "k", "H")
+        return Problem(kind, tokens, chosen, experts, hidden, width // 2)
+
+
+def split(k: int) -> int:
+    """Warps that share a dot product of k: two k-slabs each where there are as many."""
+    slabs = -(-k // 64)
+    ways = math.gcd(slabs, WARPS)
+    return ways // 2 if ways > 1 and slabs == ways else ways
+
+
+def refuse(node: Node) -> str | None:
+    """What no tactic serves: a sentence why, or None."""
+    kind, x, w13, w2 = node.text("format"), node["x"], node["w13"], node["w2"]
+    if x.dtype is not DType.BF16 or node.text("dtype") != "bf16":
+        return f"x is {x.dtype} and dtype {node.text('dtype')}; only bf16 is served"
+    if kind == "dense" and not w13.dtype is w2.dtype is DType.BF16:
+        return f"w13 is {w13.dtype}; only bf16 experts are served: cast them when lowering"
+    p = Problem.of(node)
+    if p.hidden % 16 or p.inner % 16:
+        return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
+    if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
+        padded(p.hidden, et.KSLAB),
+        padded(p.inner, et.KSLAB),
+    ):
+        return f"H = {p.hidden} and I; both must be multiples of 16"
+    if kind == "fp8_block" and p.inner % 128:
+        return f"I = {p.inner}; in blocks of 128 it must be a multiple of 128"
+    for k in (p.hidden, p.inner):
+        if -(-k // 64) // split(k) > 4:
+            return f"a row of {k} weights is more than the fragments that fit in registers"
+    return None
+
+
+def by_parts(node: Node) -> str:
+    """The reduction key of the tactics that add a dot product in the parts of `split`."""
+    return "k in parts"
+
+
+def macros(p: Problem, **tuning: int) -> dict[str, int]:
+    """Those of experts_common.cuh, and a tactic's own."""
+    sizes = {
+        "HIDDEN": p.hidden,
+        "INNER": p.inner,
+        "EXPERTS": p.experts,
+        "K1": p.chosen,
+        "UP_WK": split(p.hidden),
+        "DOWN_WK": split(p.inner),
+        "WEIGHTS": p.weights,
+    }
+    return sizes | tuning
+
+
+def operand(p: Problem, name: str, instead: str) -> str:
+    """An argument: of another operand, which is never read, where the format lacks it."""
+    return name if name in expert_packs.OPERANDS[p.kind] else instead
+
+
+def weights(p: Problem, name: str) -> str:
+    """Arguments: a weight, its block scales and the scales of its rows."""
+    rows = f"{name}_scale2" if p.weights == 1 else f"{name}_scale"
+    return " ".join(operand(p, n, name) for n in (name, f"{name}_scale", rows))
+
+
+def combine(node: Node, p: Problem, macros: Macros, start: int | None = None) -> Launch:
+    """The weighted sum over each token's experts, from the scratch buffer `parts`.
+
+    `start`: the first token, where the node runs in chunks.
+    """
+    threads = min(256, max(32, padded(p.hidden // 4, 32)))
+    if start is None:
+        return COMBINE.launch(node, p.tokens, threads, macros)
+    return COMBINE_CHUNK.launch(node, p.tokens, threads, macros, start=start)

@@ -1,0 +1,156 @@
+// First launches of experts_wide_wgmma_sm90.cu and experts_tiles.cuh: pairs (token, expert) by
+// expert, in tiles of tokens; for wide also the activations, k in the order of the fragments.
+//
+// `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
+// count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
+// token's column of a product does not depend on its neighbours.
+// Macros: SORT_BLOCKS, if given: so many blocks sort without a cluster, in two launches.
+#pragma once
+#include "moe/experts/experts_common.cuh"
+
+constexpr int SORT_THREADS = 1024;
+// Atomics of one SM take a clock a pair: hence a cluster, or a launch that counts.
+#ifdef SORT_BLOCKS
+constexpr bool COUNTED = true;
+constexpr int SORTERS = SORT_BLOCKS;
+#else
+constexpr bool COUNTED = false;
+constexpr int SORTERS = 8;
+#endif
+constexpr int TOGETHER = 4;  // ids in flight for a thread
+
+// Calls `each(pair)` for this block's pairs, TOGETHER at a time.
+template <class Each>
+DEVICE void for_pairs(int pairs, const Each& each) {
+  const int share = (pairs + SORTERS - 1) / SORTERS, from = blockIdx.x * share;
+  const int end = min(from + share, pairs);
+#pragma unroll TOGETHER
+  for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
+}
+
+// Tiles of so many tokens of an expert, and what the largest has: they are nearly equal.
+DEVICE int tiles_of(int tokens) { return (tokens + BLOCK_M - 1) / BLOCK_M; }
+DEVICE int tile_size(int tokens) {
+  const int n = tiles_of(tokens);
+  return n ? ((tokens + n - 1) / n + 7) / 8 * 8 : 0;
+}
+
+// A pair's place among its expert's of its block.
+DEVICE void rank_pairs(const int* ids, int pairs, int* ranks, int (&count)[EXPERTS]) {
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
+  __syncthreads();
+  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
+}
+
+// The first SORTERS blocks. `counts`, where a launch counted: of each block and expert.
+DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, const int* counts, int* order,
+                       int4* tiles) {
+  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+  // Without a cluster: persistent blocks take tiles in turns, so the longest are first, and all end
+  // together. An expert's tiles stay neighbours: they share weights.
+  constexpr bool LONGEST = COUNTED;
+  __shared__ int turn[LONGEST ? EXPERTS : 1], cuts[LONGEST ? EXPERTS : 1];
+  if (!COUNTED) rank_pairs(ids, pairs, ranks, count), cluster_meet();
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    int sum = 0, before = 0;
+#pragma unroll
+    for (int block = 0; block < SORTERS; ++block) {
+      if (block == blockIdx.x) before = sum;
+      sum += COUNTED ? __ldcg(counts + block * EXPERTS + e) : load_of_block(count + e, block);
+    }
+    all[e] = sum, begin[e] = before;
+    if (LONGEST) tile[e] = tile_size(sum);
+  }
+  if (COUNTED) __syncthreads();
+  else cluster_meet();  // nobody reads here any more
+  if (LONGEST) {
+    for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+      const int size = tile[e];
+      int before = 0;
+#pragma unroll 8
+      for (int i = 0; i < EXPERTS; ++i) before += tile[i] > size || (tile[i] == size && i < e);
+      turn[e] = before, cuts[before] = tiles_of(all[e]);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
+    constexpr int EACH = (EXPERTS + 31) / 32;
+    const int from = threadIdx.x * EACH;
+    int own = 0, cut = 0;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e)
+      own += all[e], cut += LONGEST ? cuts[e] : tiles_of(all[e]);
+    int before = own, tiles_before = cut;
+    for (int d = 1; d < 32; d *= 2) {
+      const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
+      if (threadIdx.x >= d) before += a, tiles_before += b;
+    }
+    if (threadIdx.x == 31 && blockIdx.x == 0) tiles[0].x = tiles_before;
+    before -= own, tiles_before -= cut;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
+      count[e] = before, tile[e] = tiles_before;
+      before += all[e], tiles_before += LONGEST ? cuts[e] : tiles_of(all[e]);
+    }
+  }
+  __syncthreads();
+  for_pairs(pairs, [&](int i) {
+    const int e = __ldcg(ids + i);
+    order[count[e] + begin[e] + (COUNTED ? __ldcg(ranks + i) : ranks[i])] = i;
+  });
+  if (blockIdx.x) return;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    const int n = tiles_of(all[e]), size = tile_size(all[e]), first = tile[LONGEST ? turn[e] : e];
+    for (int i = 0; i < n; ++i)
+      tiles[1 + first + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
+  }
+}
+
+// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
+DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
+  constexpr int HALVES = Side<true>::SLABS * 2;
+  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORTERS) * SORT_THREADS;
+  for (i64 i = (i64)(blockIdx.x - SORTERS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
+    const int half = (int)(i % HALVES);
+    const int k = half / 2 * 64 + half % 2 * 8;
+    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
+    uint4 v[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      v[t] = make_uint4(0, 0, 0, 0);
+      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
+    }
+    uint4* to = (uint4*)(out + i * 64);
+    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+  }
+}
+
+#ifdef SORT_BLOCKS
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    moe_count(const int* ids, int* ranks, int tokens) {
+  __shared__ int count[EXPERTS];
+  wait_for_previous();
+  launch_dependents();
+  rank_pairs(ids, tokens * K1, ranks, count);
+  __syncthreads();
+  int* const counts = ranks + tokens * K1 + blockIdx.x * EXPERTS;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) counts[e] = count[e];
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    moe_sort(const int* ids, int* ranks, int* order, int4* tiles, int tokens) {
+  wait_for_previous();
+  launch_dependents();
+  sort_pairs(ids, tokens * K1, ranks, ranks + tokens * K1, order, tiles);
+}
+#else
+// The first cluster sorts, the others reorder.
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
+             int tokens) {
+  wait_for_previous();
+  launch_dependents();
+  if (blockIdx.x < SORTERS) sort_pairs(ids, tokens * K1, ranks, nullptr, order, tiles);
+  else reorder_rows(x, reordered, tokens);
+}
+#endif

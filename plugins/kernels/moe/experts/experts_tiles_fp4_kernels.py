@@ -1,0 +1,98 @@
+"""The tactic `tiles_fp4` of `grouped_moe` (experts_tiles_fp4_sm120.cu): W4A4, many tokens.
+
+Native on sm_121a; on Hopper the instruction is emulated, so that it can be tested there. Few tokens
+read weights and little else, whatever the instruction: they stay with `grouped`.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_RATE, FP4_RATE
+from spark_engine.plugins.kernels.moe.experts import experts_tiles_kernels as by_tiles
+from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
+from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    M16_BYTES,
+    THREADS,
+    Problem,
+    combine,
+    macros,
+    refuse,
+    weights,
+)
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+
+BLOCK_M = wide.ASCENDING.block_m
+QUANTISE = Kernel("quantise_rows", "x ids order x_scale codes block_scales")
+ROW_BYTES = 36  # of a k-slab of one row: codes and block scales
+
+
+def _slabs(p: Problem) -> tuple[int, int]:
+    return -(-p.hidden // et.KSLAB), -(-p.inner // et.KSLAB)
+
+
+def _stage(p: Problem) -> int:
+    """Bytes."""
+    span = 1 if any(n % 2 for n in _slabs(p)) else 2
+    return span * (BLOCK_M * ROW_BYTES + 16 * M16_BYTES[p.weights]) + BLOCK_M * 4
+
+
+def _depth(p: Problem, target: Target) -> int:
+    return min(by_tiles.MOST_STAGES, (target.shared_bytes - by_tiles.RESERVED) // _stage(p))
+
+
+def refuse_fp4(node: Node) -> str | None:
+    """Refuses other formats, and few tokens."""
+    if reason := refuse(node):
+        return reason
+    p, target = Problem.of(node), node.target
+    if p.kind != "nvfp4_a4":
+        return f"format {p.kind} has no NVFP4 activations"
+    if p.tokens < wide.FEWEST:
+        return f"{p.tokens} tokens; tiles of {BLOCK_M} want {wide.FEWEST}"
+    if _depth(p, target) < 2:
+        return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
+    return None
+
+
+def plan_fp4(node: Node) -> Plan:
+    """count, sort, quantise, up (which quantises), down, combine."""
+    p, target = Problem.of(node), node.target
+    depth, most = _depth(p, target), wide.most_tiles(p, BLOCK_M)
+    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **by_tiles.SORT}
+    sizes = macros(p, **{**wide.ASCENDING.tuning, **tuning})
+    hidden, inner = _slabs(p)
+    node = node.with_scratch(
+        **by_tiles.sort_memory(p, BLOCK_M),
+        h=p.pairs * inner * 32,
+        parts=p.pairs * p.hidden * wide.ASCENDING.part_bytes,
+        codes=p.pairs * hidden * 32,
+        block_scales=p.pairs * hidden * 4,
+        h_block_scales=p.pairs * inner * 4,
+    )
+
+    def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
+        blocks = min(target.sms, most * -(-panels // 4))
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
+        return kernel.launch(node, blocks, THREADS, sizes, depth * _stage(p))
+
+    up = "x_scale h_scale h h_block_scales"
+    return node.plan(
+        *by_tiles.sort(node, p, sizes),
+        QUANTISE.launch(node, p.pairs, 256, sizes),
+        product("tile_up", "codes block_scales", "w13", up, -(-p.inner // 32)),
+        product("tile_down", "h h_block_scales", "w2", "h_scale parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
+    )
+
+
+def cost_fp4(node: Node) -> float:
+    """As the other tiles, at the rate of the FP4 instruction or of its emulation. Predicted."""
+    p, target = Problem.of(node), node.target
+    rate = target.bf16_flops * (0.5 * FP4_RATE if target.fp4_mma else EMULATED_RATE)
+    rows = wide.ASCENDING.part_bytes * 2 * p.hidden + 1.2 * (p.hidden + p.inner)
+    return by_tiles.seconds(p, target, rate, rows)
+
+
+TILES_FP4 = Candidate("tiles_fp4", "moe/experts/experts_tiles_fp4_sm120.cu",
+                      plan_fp4, cost_fp4, refuse_fp4)  # fmt: skip

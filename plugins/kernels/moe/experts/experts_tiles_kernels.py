@@ -1,0 +1,163 @@
+"""The tactics `tiles` and `tiles_128` of `grouped_moe` (experts_tiles_mma.cu): many tokens.
+
+For targets without wgmma, and formats that the wide kernels do not take; where wgmma serves, it is
+cheaper. `tiles` cuts tiles of 64 tokens and adds a dot product in the parts that `grouped` has: it
+has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts of bf16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
+from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    M16_BYTES,
+    THREADS,
+    WARPS,
+    Problem,
+    by_parts,
+    combine,
+    macros,
+    operand,
+    refuse,
+    weights,
+)
+from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
+
+MOST_STAGES = 6
+RESERVED = 1024  # bytes of shared memory that the driver takes
+BARRIER = 16  # bytes
+SORT_THREADS = 1024
+SORT_BLOCKS = 32
+COUNT = Kernel("moe_count", "ids ranks tokens")
+PLACE = Kernel("moe_sort", "ids ranks order tiles tokens")
+SORT = {"SORT_BLOCKS": SORT_BLOCKS}  # a macro
+# Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
+HOPPER_RATE, OTHER_RATE = 0.45, 0.75
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Bytes of a ring's stage, and the stages that fit in shared memory.
+
+    Attributes:
+        rows: of the tokens' rows. A slot more of them lets warps be half a stage apart.
+        own: of the rest.
+    """
+
+    rows: int
+    own: int
+
+    def slack(self, target: Target) -> int:
+        """Slots of rows beside those of stages: 1 where three stages fit beside it."""
+        return int(self._stages(target, self.rows + BARRIER) > 2)
+
+    def depth(self, target: Target) -> int:
+        """How many; fewer than 2 serve no one."""
+        return self._stages(target, self.slack(target) * (self.rows + BARRIER))
+
+    def nbytes(self, target: Target) -> int:
+        """Of the whole ring."""
+        slack = self.slack(target) * (self.rows + BARRIER)
+        return self._stages(target, slack) * (self.rows + self.own) + slack
+
+    def _stages(self, target: Target, beside: int) -> int:
+        free = target.shared_bytes - RESERVED - beside
+        return min(MOST_STAGES, free // (self.rows + self.own))
+
+
+def _stage(p: Problem, tiling: wide.Tiling) -> Stage:
+    return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
+
+
+def refuse_tiles(node: Node, tiling: wide.Tiling) -> str | None:
+    """Refuses scales along k that no bf16 holds, a small shared memory, few tokens of `_128`."""
+    if reason := refuse(node):
+        return reason
+    p, target = Problem.of(node), node.target
+    if p.kind == "fp8_block":
+        return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
+    if 2 * p.pairs * max(p.hidden, p.inner) >= 1 << 32:
+        return f"{p.pairs} rows of {max(p.hidden, p.inner)} are beyond offsets of 32 bits"
+    if _stage(p, tiling).depth(target) < 2:
+        return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
+    if tiling is wide.ASCENDING and p.tokens < wide.FEWEST:
+        return f"{p.tokens} tokens; tiles of {tiling.block_m} want {wide.FEWEST}"
+    return None
+
+
+def sort(node: Node, p: Problem, sizes: Macros) -> list[Launch]:
+    """Pairs by expert, cut into tiles."""
+    return [
+        kernel.launch(node, SORT_BLOCKS, SORT_THREADS, sizes, tokens=p.tokens)
+        for kernel in (COUNT, PLACE)
+    ]
+
+
+def sort_memory(p: Problem, block_m: int) -> dict[str, int]:
+    """Scratch memory of `sort`; behind the ranks, what each block counts of each expert."""
+    ranks = p.pairs + SORT_BLOCKS * p.experts
+    tiles = 1 + wide.most_tiles(p, block_m)
+    return {"order": p.pairs * 4, "tiles": tiles * 16, "ranks": ranks * 4}
+
+
+def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
+    """count, sort, [quantise], up, down, combine."""
+    p, target = Problem.of(node), node.target
+    stage = _stage(p, tiling)
+    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": stage.depth(target), "QUANT": p.quant}
+    sizes = macros(p, **{**tiling.tuning, **tuning}, SLACK=stage.slack(target), **SORT)
+    most = wide.most_tiles(p, tiling.block_m)
+    memory = sort_memory(p, tiling.block_m)
+    memory |= {"h": p.pairs * p.inner * 2, "parts": p.pairs * p.hidden * tiling.part_bytes}
+    if p.quant:
+        memory["codes"] = p.pairs * p.hidden * 2
+    node = node.with_scratch(**memory)
+    given = [operand(p, n, "w2") if p.quant else "nothing?" for n in ("x_scale", "h_scale")]
+
+    def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
+        blocks = min(target.sms, most * -(-panels // 4))
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
+        return kernel.launch(node, blocks, THREADS, sizes, stage.nbytes(target))
+
+    launches, x = sort(node, p, sizes), "x"
+    if p.quant:
+        quantise = Kernel("quantise_x", f"x ids {given[0]} codes nothing?")
+        launches.append(quantise.launch(node, p.pairs, WARPS * 32, sizes))
+        x = "codes"
+    launches += [
+        product("tile_up", x, "w13", f"{given[0]} {given[1]} h", -(-p.inner // 32)),
+        product("tile_down", "h", "w2", f"{given[1]} parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
+    ]
+    return node.plan(*launches)
+
+
+def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
+    """Reading weights or multiplying at `rate`, whichever is longer, or, on Hopper, both, as
+    measured of `wide`; `row_bytes` moved for each pair; launches. Predicted, not measured."""
+    columns = 16 * max(1.0, p.pairs / p.hit / 16 + 0.5)  # of an expert: whole groups of sixteen
+    multiply = 6 * p.hit * columns * p.hidden * p.inner / rate
+    read = 1.2 * p.hit * p.expert_bytes / target.bandwidth
+    both = read + multiply if target.wgmma else max(read, multiply)
+    return both + p.pairs * row_bytes / target.bandwidth + 20e-6
+
+
+def cost_tiles(node: Node, tiling: wide.Tiling) -> float:
+    """`seconds` at the rate of mma.sync; the rows are h, parts and what a format quantises."""
+    p, target = Problem.of(node), node.target
+    rate = target.bf16_flops * (HOPPER_RATE if target.wgmma else OTHER_RATE)
+    rows = 2 * tiling.part_bytes * p.hidden + 4 * p.inner + (4 * p.hidden if p.quant else 0)
+    return seconds(p, target, rate, rows)
+
+
+def _candidate(name: str, tiling: wide.Tiling, key: wide.Key | None = None) -> Candidate:
+    refusal, plan = partial(refuse_tiles, tiling=tiling), partial(plan_tiles, tiling=tiling)
+    cost = partial(cost_tiles, tiling=tiling)
+    return Candidate(name, "moe/experts/experts_tiles_mma.cu", plan, cost, refusal, key)
+
+
+TILES = _candidate("tiles", wide.BY_PARTS, by_parts)
+TILES_128 = _candidate("tiles_128", wide.ASCENDING)

@@ -1,0 +1,132 @@
+"""The tactics `wide` and `wide_128` of `grouped_moe` (experts_wide_wgmma_sm90.cu): many tokens.
+
+`wide` cuts tiles of 64 tokens and adds a dot product in the parts that the other tactics have: it
+has their bits. `wide_128` cuts tiles of 128, which halves the weights that are dequantised, and so
+has registers for one sum alone: k ascending. An expert's output then passes through bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from spark_engine.kernel import Launch, Plan
+from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    M16_BYTES,
+    Problem,
+    by_parts,
+    combine,
+    macros,
+    refuse,
+    weights,
+)
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+
+SORT = Kernel("moe_sort", "x ids x_slabs ranks order tiles tokens")
+SORT_CLUSTER = 8  # blocks that sort
+STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
+FEWEST = 512  # tokens below which no expert fills a tile of 128
+Key: TypeAlias = Callable[[Node], str | None]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tokens of a tile, and what else sets a tactic's kernels apart.
+
+    Attributes:
+        block_m: tokens of a tile.
+        part_bytes: of a column of an expert's output.
+        tuning: macros beside those of every tactic.
+    """
+
+    block_m: int
+    part_bytes: int
+    tuning: Mapping[str, int]
+
+
+BY_PARTS = Tiling(64, 4, {})
+ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
+
+
+def refuse_wide(node: Node) -> str | None:
+    """Refuses what has no wgmma, and activations that are quantised."""
+    if reason := refuse(node):
+        return reason
+    if not node.target.wgmma:
+        return f"{node.target.name} has no wgmma"
+    p = Problem.of(node)
+    if p.quant:
+        return f"format {p.kind} quantises activations; the wide kernels take them as they are"
+    return None
+
+
+def refuse_wide_128(node: Node) -> str | None:
+    """Few tokens too."""
+    reason, tokens = refuse_wide(node), node.dim("tokens")
+    if reason is None and tokens < FEWEST:
+        return f"{tokens} tokens; tiles of {ASCENDING.block_m} want {FEWEST}"
+    return reason
+
+
+def most_tiles(p: Problem, block_m: int) -> int:
+    """Tiles that the worst routing makes."""
+    return p.pairs // block_m + min(p.experts, p.pairs)
+
+
+def plan_wide(node: Node, tiling: Tiling) -> Plan:
+    """sort, up, down, combine."""
+    p, target = Problem.of(node), node.target
+    sizes = macros(p, **{"BLOCK_M": tiling.block_m, **tiling.tuning})
+    wide, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
+    uneven = wide // sizes["UP_WK"] % 2 or inner // sizes["DOWN_WK"] % 2
+    span = 1 if uneven else 2  # k-slabs of a stage
+    stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
+    depth = min(12, (target.shared_bytes - STATIC) // stage)
+    sizes["DEPTH"], most = depth, most_tiles(p, tiling.block_m)
+    node = node.with_scratch(
+        x_slabs=p.tokens * wide * 128,
+        order=p.pairs * 4,
+        tiles=(1 + most) * 16,
+        h=p.pairs * inner * 128,
+        parts=p.pairs * p.hidden * tiling.part_bytes,
+        ranks=p.pairs * 4,
+    )
+    rest = -(-p.tokens * wide * 2 // 1024)  # blocks that could reorder x
+    clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
+    blocks = clusters * SORT_CLUSTER
+    sort = SORT.launch(node, blocks, 1024, sizes, cluster=SORT_CLUSTER, tokens=p.tokens)
+
+    def product(symbol: str, rows: str, weight: str, out: str, panels: int) -> Launch:
+        kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {out}")
+        grid = min(target.sms, most * -(-panels // 4))
+        return kernel.launch(node, grid, 640, sizes, depth * stage)
+
+    return node.plan(
+        sort,
+        product("wide_up", "x_slabs", "w13", "h", -(-p.inner // 32)),
+        product("wide_down", "h", "w2", "parts", -(-p.hidden // 64)),
+        combine(node, p, sizes),
+    )
+
+
+def cost_wide(node: Node, tiling: Tiling) -> float:
+    """Bytes and mathematics; rows written and added; four launches. Fitted to measurements."""
+    p, target = Problem.of(node), node.target
+    read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
+    multiply = 1.5 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
+    rest = 15e-6
+    if tiling is ASCENDING:
+        multiply, rest = multiply / 1.5, 45e-6
+    return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + rest
+
+
+def _candidate(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Candidate:
+    plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
+    return Candidate(name, "moe/experts/experts_wide_wgmma_sm90.cu", plan, cost, refusal, key)
+
+
+WIDE = _candidate("wide", refuse_wide, BY_PARTS, by_parts)
+WIDE_128 = _candidate("wide_128", refuse_wide_128, ASCENDING)

@@ -1,0 +1,113 @@
+"""The CUDA side of `reduce_norm_quant`: the sum over ranks and the norm in one launch, or in two.
+
+`one_shot` and `push` are one launch of reduce_norm_peer.cu; `<way>_apart` are the launches of
+all_reduce and of norm_quant, one after the other. Sums and norm keep the order that they have in
+the two ops, so that all of them give the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from spark_engine.kernel import Attrs, Early, Plan
+from spark_engine.op import Op
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.kernels.ranks import collectives_kernels as collectives
+from spark_engine.plugins.kernels.rowwise import norm_quant_kernels
+from spark_engine.plugins.launch import Candidate, Kernel, Node
+
+JOINED = (collectives.PUSH, collectives.ONE_SHOT)
+(NORM,) = norm_quant_kernels.CANDIDATES
+KERNEL = Kernel(
+    "reduce_norm",
+    f"x weight residual scales? sum {rq.OUTPUTS} rows peers rank",
+    early=Early(begins=True, lets=True),
+)
+
+
+class Ops(NamedTuple):
+    """Of the two nodes that one of `reduce_norm_quant` is."""
+
+    total: Op
+    norm: Op
+
+
+def _norm(node: Node, ops: Ops, x: str = "x") -> Node:
+    """That of norm_quant, over `x`."""
+    attrs: Attrs = {"add": 1, **{n: node.attrs[n] for n in ("eps", "keep", "quant", "n")}}
+    return node.part(ops.norm, attrs, x=x)
+
+
+def _total(node: Node, ops: Ops, y: str = "x") -> Node:
+    """That of all_reduce, whose sum is in `y`."""
+    return node.part(ops.total, {"ranks": node.attrs["ranks"]}, y=y)
+
+
+def _refuse(node: Node, way: str, ops: Ops) -> str | None:
+    reason = collectives.refuse_way(way, node.number("ranks"), node["x"].nbytes)
+    return reason or NORM.refuse(_norm(node, ops))
+
+
+def _plan(node: Node, way: str) -> Plan:
+    ranks, sms = node.number("ranks"), node.target.sms
+    rows, k = node.shape("tokens", "H")
+    threads, vectors = norm_quant_kernels.threads_of(k)
+    numbers = {"THREADS": threads, "VECS": vectors, "RANKS": ranks}
+    numbers |= {"WAY": collectives.WAYS.index(way)}
+    macros = rq.macros(node, k, **numbers, EPS=node.real("eps"))
+    blocks = min(rows, sms, collectives.MOST_BLOCKS)
+    launch = KERNEL.launch(
+        collectives.meeting(node, ranks), blocks, threads, macros, resident=ranks > 1, rows=rows
+    )
+    return node.plan(launch, symmetric=collectives.symmetric(way, ranks, node["x"].nbytes))
+
+
+def _cost(node: Node, way: str, ops: Ops) -> float:
+    """The exchange, and what the norm's launch moves and takes."""
+    ranks, nbytes = node.number("ranks"), node["x"].nbytes
+    alone = NORM.cost(_norm(node, ops))
+    waves = -(-node.dim("tokens") // node.target.sms)  # rows of a block, one after the other
+    slower = (waves - 1) * rq.LAUNCH_SECONDS / 2
+    return collectives.exchange_seconds(way, ranks, nbytes) + alone + slower
+
+
+def _refuse_apart(node: Node, total: Candidate, ops: Ops) -> str | None:
+    return total.refuse(_total(node, ops)) or NORM.refuse(_norm(node, ops))
+
+
+def _plan_apart(node: Node, total: Candidate, ops: Ops) -> Plan:
+    node = node.with_scratch(total=node["x"])
+    first = total.plan(_total(node, ops, "total"))
+    last = NORM.plan(_norm(node, ops, "total"))
+    launches = (*first.launches_of(total.source), *last.launches_of(NORM.source))
+    return node.plan(*launches, symmetric=first.symmetric)
+
+
+def _cost_apart(node: Node, total: Candidate, ops: Ops) -> float:
+    return total.cost(_total(node, ops)) + rq.LAUNCH_SECONDS + NORM.cost(_norm(node, ops))
+
+
+def _joined(way: str, ops: Ops) -> Candidate:
+    return Candidate(
+        way,
+        "ranks/reduce_norm_peer.cu",
+        partial(_plan, way=way),
+        partial(_cost, way=way, ops=ops),
+        partial(_refuse, way=way, ops=ops),
+        collectives.one_order,
+    )
+
+
+def _apart(total: Candidate, ops: Ops) -> Candidate:
+    plan = partial(_plan_apart, total=total, ops=ops)
+    cost = partial(_cost_apart, total=total, ops=ops)
+    refuse = partial(_refuse_apart, total=total, ops=ops)
+    name = f"{total.name}_apart"
+    return Candidate(name, total.source, plan, cost, refuse, collectives.one_order)
+
+
+def candidates(total: Op, norm: Op) -> tuple[Candidate, ...]:
+    """Of a node that is those of `all_reduce` and `norm_quant`, which are given."""
+    ops = Ops(total, norm)
+    return (*(_joined(w, ops) for w in JOINED), *(_apart(t, ops) for t in collectives.SUMS))

@@ -1,0 +1,1 @@
+"""Kernels that work on one row at a time: norms, activations, quantisers, copies."""

@@ -1,0 +1,39 @@
+// Element-wise activation, then bf16 and quantised copies: silu_mul, sigmoid_gate, act_quant, and
+// (ACT 0) the stand-alone quantisers.
+//
+// x [rows, X] bf16; thread (chunk, row) makes eight neighbouring columns of y [rows, K]:
+//   ACT 0: y = x            ACT 1: y = silu(x[:K]) · x[K:2K]
+//   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
+// Bytes bound it: one 16-byte load per operand and one store, nothing in shared memory.
+// 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
+// / 31.2 (variants: benchmarks/log/rowwise/act_quant_fma.md).
+#include "common/early.cuh"
+#include "common/row_quant.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    act_quant(const u16* x, const u16* qkv, const float* scales, QUANT_OUTPUTS) {
+  const i64 row = blockIdx.y;
+  const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
+  const bool live = column < K;
+  float y[8] = {};
+  wait_and_let_next_begin();
+  if (live) {
+#if ACT == 1
+    float up[8];
+    unpack8(*(const uint4*)(x + row * 2 * K + column), y);
+    unpack8(*(const uint4*)(x + row * 2 * K + K + column), up);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = fast_silu(y[i]) * up[i];
+#elif ACT == 2
+    float gate[8];
+    const int head = column / HEAD_DIM;
+    unpack8(*(const uint4*)(x + row * K + column), y);
+    unpack8(*(const uint4*)(qkv + row * QKV + column + (head + 1) * HEAD_DIM), gate);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] *= fast_sigmoid(gate[i]);
+#else
+    unpack8(*(const uint4*)(x + row * K + column), y);
+#endif
+  }
+  emit(y, row, column, live, scales, QUANT_ARGS);
+}

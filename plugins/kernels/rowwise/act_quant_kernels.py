@@ -1,0 +1,62 @@
+"""The CUDA side of the element-wise ops: silu_mul, sigmoid_gate, act_quant, the *_quant ops.
+
+All are one kernel, `act_quant_fma.cu`: an activation (or none), then bf16 and quantised copies.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import Early, Plan
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.launch import Candidate, Kernel, Node, Whole
+from spark_engine.tensors import TensorSpec
+
+THREADS = 256
+_ACT = {"none": 0, "silu_mul": 1, "sigmoid_gate": 2}
+ACT_QUANT = Kernel("act_quant", f"x qkv? scales? {rq.OUTPUTS}", early=Early(begins=True, lets=True))
+
+
+def _rows(node: Node) -> tuple[int, int]:
+    """Rows and columns of y."""
+    rows, k = node["x"].dims
+    return rows, k // 2 if node.text("act") == "silu_mul" else k
+
+
+def _activations(node: Node) -> tuple[TensorSpec, ...]:
+    return (node["x"], node["qkv"]) if "qkv" in node else (node["x"],)
+
+
+def _refuse(node: Node) -> str | None:
+    _, k = _rows(node)
+    reason = rq.refuse_rows(_activations(node), k) or rq.refuse_copies(node)
+    if reason is None and "qkv" in node:
+        widths = ("head_dim", node.number("head_dim")), ("qkv's row", node["qkv"].dims[1])
+        for what, value in widths:
+            if value % rq.VECTOR:
+                return f"{what} is {value}; 16-byte loads want a multiple of {rq.VECTOR}"
+    return reason
+
+
+def _plan(node: Node) -> Plan:
+    rows, k = _rows(node)
+    threads = min(THREADS, rq.whole_warps(-(-k // rq.VECTOR)))
+    chunks = -(-k // (threads * rq.VECTOR))
+    gates = {}
+    if "qkv" in node:
+        gates = {"HEAD_DIM": node.number("head_dim"), "QKV": node["qkv"].dims[1]}
+    macros = rq.macros(node, k, THREADS=threads, ACT=_ACT[node.text("act")], **gates)
+    return node.plan(ACT_QUANT.launch(node, (chunks, rows), threads, macros))
+
+
+def _cost(node: Node) -> float:
+    rows, k = _rows(node)
+    made = rows * k * (2 * node.number("keep") + node.number("n"))
+    return rq.seconds(_activations(node), made, node.target)
+
+
+def alone(act: str, quant: str) -> Whole:
+    """Completes the attributes of one of the parts of act_quant to act_quant's."""
+    keep = int(quant == "none")
+    return lambda attrs: {**attrs, "act": act, "quant": quant, "keep": keep, "n": 1}
+
+
+CANDIDATES = (Candidate("elementwise", "rowwise/act_quant_fma.cu", _plan, _cost, _refuse),)

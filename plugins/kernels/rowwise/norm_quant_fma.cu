@@ -1,0 +1,57 @@
+// [x + residual ->] RMSNorm -> bf16 and quantised copies: rms_norm and norm_quant.
+//
+// One block a row, the row in registers: VECS vectors of eight columns a thread, at a stride of
+// THREADS, so that lanes hold neighbouring columns. x, residual, y, sum bf16 [rows, K]; weight f32.
+// No launch writes the norm's weight, so it is read before the wait for the previous launch (PDL).
+// (Its last lines stand in moe_norm_fma.cu too: as a shared function they take other registers in
+// every form.)
+// Figures: 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5
+// / 8.6 us, two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (log/rowwise/norm_quant_fma.md).
+// Macros besides those of row_quant.cuh: THREADS, VECS, EPS, ADD (1: with residual and sum).
+#include "common/row_quant.cuh"
+
+DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
+  float4 a = *(const float4*)(weight + column), b = *(const float4*)(weight + column + 4);
+  w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
+               uint4* __restrict__ sum, QUANT_OUTPUTS) {
+  __shared__ float room[THREADS / 32];
+  const i64 row = blockIdx.x;
+  float y[VECS][8] = {}, w[VECS][8] = {};
+#pragma unroll
+  for (int v = 0; v < VECS; v++) {
+    const int column = (v * THREADS + threadIdx.x) * 8;
+    if (column < K) load_weight(weight, column, w[v]);
+  }
+  wait_for_previous();
+  launch_dependents();
+  float squares = 0.0f;
+#pragma unroll
+  for (int v = 0; v < VECS; v++) {
+    const int column = (v * THREADS + threadIdx.x) * 8;
+    if (column >= K) continue;
+    unpack8(*(const uint4*)(x + row * K + column), y[v]);
+#if ADD
+    float other[8];
+    unpack8(*(const uint4*)(residual + row * K + column), other);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[v][i] += other[i];
+    const uint4 bits = pack8(y[v]);
+    unpack8(bits, y[v]);
+    sum[(row * K + column) / 8] = bits;
+#endif
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
+  }
+  const float root = rsqrtf(block_sum<THREADS>(squares, room) / K + (float)(EPS));
+#pragma unroll
+  for (int v = 0; v < VECS; v++) {
+    const int column = (v * THREADS + threadIdx.x) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[v][i] *= root * w[v][i];
+    emit(y[v], row, column, column < K, scales, QUANT_ARGS);
+  }
+}

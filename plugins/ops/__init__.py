@@ -1,0 +1,1 @@
+"""The ops: formula, operands, reference, ONNX body, cases. Knows no model."""

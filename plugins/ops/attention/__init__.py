@@ -1,0 +1,1 @@
+"""Full attention over paged keys and values, with RoPE."""

@@ -1,0 +1,89 @@
+"""Keys and values of tokens whose queries nobody asks for, appended to the pages of their rows.
+
+k is RMS-normalised per head (the weight holds the +1) and rotated, v is taken as it is; both are
+stored as `paged_attention` stores them, with the same bits. A draft head fills its cache so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.kernels.attention import append_kv_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.attention import paged_attention
+from spark_engine.plugins.ops.attention.append_kv_cases import CASES
+from spark_engine.plugins.ops.attention.paged_attention_nodes import (
+    DIMS,
+    LEGAL,
+    append,
+    check,
+    expand_rows,
+    page_ids,
+    turned_keys,
+)
+from spark_engine.plugins.ops.attention.rope import rotate_array
+from spark_engine.plugins.state.paged_kv import sizes_of, store
+from spark_engine.tensors import Array, DType, TensorSpec
+
+NAME = "append_kv"
+OPERANDS = (
+    operands.x("A[tokens,2·nkv·D]", "k; v", "kv"),
+    operands.weight("k_norm", "f32[D]"),
+    operands.weight("inv_freq", "f32[R/2]"),
+    Operand("kv_scale", Role.SCALE, "f32[2]"),
+    *paged_attention.CACHE,
+)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands' arrays -> (k_pages_out, v_pages_out), token by token."""
+    kv, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = arrays
+    s = sizes_of(attrs, k_pages.shape[2])
+    k_pages, v_pages = k_pages.copy(), v_pages.copy()
+    for row, (slot, start, valid) in enumerate(zip(*steps, strict=True)):
+        for at in range(start, start + valid if slot >= 0 else start):
+            packed = kv[row * s.tile + at - start].astype(np.float64)
+            k, v = packed.reshape(2, s.kv_heads, s.dim)
+            k = rotate_array(paged_attention.normed(k, k_norm, float(attrs["eps"])), at, inv_freq)
+            page, offset = table[slot, at // s.page], at % s.page
+            k_pages[page, :, offset] = store(k, s.storage, kv_scale[0])
+            v_pages[page, :, offset] = store(v, s.storage, kv_scale[1])
+    return k_pages, v_pages
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The appending part of `paged_attention`'s body."""
+    f, node = Text(), OP.named(attrs, specs)
+    s = sizes_of(attrs, node.dim("page"))
+    rows, n = expand_rows(f, s.tile, node.dim("rows"))
+    s = replace(s, tile=1)
+    longest = node.dim("MP") * s.page
+    both = f("Reshape", f.cast("kv", DType.F32), [n, 1, 2 * s.kv_heads, s.dim])
+    both = f("Where", f("Reshape", f("Greater", rows.counts, 0), [n, 1, 1, 1]), both, 0.0)
+    k, v = f.many(2, "Split", both, axis=2, num_outputs=2)
+    k = turned_keys(f, s, rows, k, longest, node.real("eps"), node.dim("R/2"))
+    append(f, s, rows, page_ids(f, rows, node.dim("P+1")), (k, v), n, longest)
+    return f.function(NAME, OP.inputs, OP.outputs)
+
+
+OP = serve(
+    Op(
+        name=NAME,
+        operands=OPERANDS,
+        results=paged_attention.PAGES,
+        attrs=dict.fromkeys(("tile", "kv_heads", "head_dim", "eps", "kv_dtype")),
+        dims=DIMS,
+        legal=LEGAL,
+        check=check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    append_kv_kernels.CANDIDATES,
+)

@@ -1,0 +1,221 @@
+"""Pieces of the paged attention body: projections, page indices, the loop over pages.
+
+Knows the names of the op's operands; its maths is in the op's docstring.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
+from spark_engine.plugins.common.sequence_tiles import (
+    Rows,
+    over,
+    positions,
+    read_rows,
+    valid_tokens,
+)
+from spark_engine.plugins.formats import fp8_codes
+from spark_engine.plugins.ops.attention.rope import cos_sin, rotate
+from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
+from spark_engine.tensors import DType
+
+HIDDEN = -1e30  # the score of an unseen position; finite, so that HIDDEN − HIDDEN is 0
+LEGAL = {"kv_dtype": (DType.F32.value, DType.BF16.value, DType.F8E4M3.value)}  # `Op.legal`
+DIMS = {"nq": "heads", "nkv": "kv_heads", "D": "head_dim"}  # `Op.dims`
+
+
+def check(node: Named) -> str | None:
+    """Why heads do not share keys, or pages hold something else. `Op.check`."""
+    s = sizes_of(node.attrs, node.dim("page"))
+    if s.heads % s.kv_heads:
+        return f"{s.heads} heads are no multiple of {s.kv_heads} kv heads"
+    for pages in (node["k_pages"], node["v_pages"]):
+        if pages.dtype is not s.storage:
+            return f"operand {pages.name} is {pages.dtype}, expected {s.storage}"
+    return None
+
+
+def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
+    """(a row for each of the tokens of `n` rows, how many); tokens that are not there are inert."""
+    rows = read_rows(f, "slots", "starts", "counts")
+    if tile == 1:
+        return rows, n
+    valid = valid_tokens(f, rows, tile)
+    slot = f("Where", valid, over(f, rows.slots, [1]), -1)
+    start = f("Where", valid, positions(f, rows, tile), 0)
+    slot, start, count, live = (f("Reshape", x, [-1]) for x in (slot, start, f.long(valid), valid))
+    return Rows(slot, start, count, live, f("Equal", start, 0)), n * tile
+
+
+def project(
+    f: Text, s: Sizes, rows: Rows, n: int, longest: int, eps: float, half: int
+) -> tuple[str, str, str, str]:
+    """(q as `_columns` makes it, k and v [rows,tile,nkv,D], limits), f32.
+
+    limits int64 [rows,1,group·tile,1]: the position each query sees up to, −1 for none.
+    """
+    valid = valid_tokens(f, rows, s.tile)
+    q_size, kv_size = 2 * s.heads * s.dim, s.kv_heads * s.dim
+    x = f("Reshape", f.cast("qkv", DType.F32), [n, s.tile, q_size + 2 * kv_size])
+    x = f("Where", over(f, valid, [2]), x, 0.0)
+    both = f("Reshape", f("Slice", x, [0], [q_size], [2]), [n, s.tile, s.heads, 2 * s.dim])
+    q = f("Slice", both, [0], [s.dim], [3])
+    kv_shape = [n, s.tile, s.kv_heads, s.dim]
+    k = f("Reshape", f("Slice", x, [q_size], [q_size + kv_size], [2]), kv_shape)
+    v = f("Reshape", f("Slice", x, [q_size + kv_size], [q_size + 2 * kv_size], [2]), kv_shape)
+    at, cos, sin = _turns(f, s, rows, longest)
+    q = rotate(f, _normed(f, q, "q_norm", eps), cos, sin, half, s.dim)
+    k = rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
+    limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [n, s.group, s.tile])
+    limits = f("Reshape", limits, [n, 1, s.group * s.tile, 1])
+    return _columns(f, s, q, n), k, v, limits
+
+
+def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, eps: float, half: int) -> str:
+    """k [rows,tile,nkv,D], normalised and rotated as `project` does it."""
+    _, cos, sin = _turns(f, s, rows, longest)
+    return rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
+
+
+def _turns(f: Text, s: Sizes, rows: Rows, longest: int) -> tuple[str, str, str]:
+    """(legal positions int64 [rows,tile], cosines and sines f32 [rows,tile,1,R/2])."""
+    at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
+    return at, *cos_sin(f, over(f, at, [2, 3]), "inv_freq")
+
+
+def _normed(f: Text, x: str, weight: str, eps: float) -> str:
+    mean = f("ReduceMean", f("Mul", x, x), [-1], keepdims=1)
+    return f("Mul", f("Div", x, f("Sqrt", f("Add", mean, eps))), weight)
+
+
+def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
+    """q as columns, [rows, nkv, groups of columns, D, columns], scaled by softmax and key scale.
+
+    No group has more columns than a page has rows: onnxruntime would cut such a product between
+    threads along its columns, which changes how it sums over D > 128, and only for few rows.
+    """
+    q = f("Mul", q, float(s.dim**-0.5))
+    if s.storage is DType.U8:
+        q = f("Mul", q, f("Gather", "kv_scale", 0))
+    if s.tile == 1:
+        by_head = f("Reshape", q, [n, s.kv_heads, 1, s.group, s.dim])
+        return f("Transpose", by_head, perm=[0, 1, 2, 4, 3])
+    width = math.gcd(s.tile, s.page)
+    split = f("Reshape", q, [n, s.tile // width, width, s.kv_heads, s.group, s.dim])
+    moved = f("Transpose", split, perm=[0, 3, 4, 1, 5, 2])
+    return f("Reshape", moved, [n, s.kv_heads, -1, s.dim, width])
+
+
+def page_ids(f: Text, rows: Rows, pages: int) -> str:
+    """int64 [rows, MP]: legal page ids; −1, the scratch page, where there is none."""
+    table = f("Clip", f.long(f("Gather", "page_table", rows.slots)), -1, pages - 1)
+    return f("Where", over(f, rows.live, [1]), table, -1)
+
+
+def append(
+    f: Text, s: Sizes, rows: Rows, table: str, kv: tuple[str, str], n: int, longest: int
+) -> None:
+    """k and v [rows,tile,nkv,D] into the pages, which become k_pages_out and v_pages_out."""
+    at = _append_indices(f, s, rows, table, n, longest)
+    for which, (name, x) in enumerate(zip(("k_pages", "v_pages"), kv, strict=True)):
+        f("ScatterND", name, at, _stored(f, s, x, which), out=f"{name}_out")
+
+
+def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: int) -> str:
+    """int64 [rows, tile, nkv, 3]: (page, kv head, offset) of every token; no token: scratch."""
+    at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
+    page = f("GatherElements", table, f("Div", at, s.page), axis=1)
+    page = f("Where", valid_tokens(f, rows, s.tile), page, -1)
+    shape = [n, s.tile, s.kv_heads, 1]
+    parts = (
+        f("Expand", over(f, page, [2, 3]), shape),
+        f("Expand", np.arange(s.kv_heads).reshape(1, 1, -1, 1), shape),
+        f("Expand", over(f, f("Mod", at, s.page), [2, 3]), shape),
+    )
+    return f("Concat", *parts, axis=3)
+
+
+def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
+    """k (which 0) or v (which 1) as its pages hold it."""
+    if s.storage is not DType.U8:
+        return f.cast(x, s.storage)
+    return fp8_codes.encode(f, f("Div", x, f("Gather", "kv_scale", which)))
+
+
+def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str, n: int) -> str:
+    """f32 [rows, nkv, group·tile, D]: a loop over full pages, then each row's last, partial one.
+
+    A row that has fewer full pages than the longest reads the longest row's first page instead,
+    unseen by all its queries: it is finite, whereas unwritten positions may hold NaN.
+    """
+    ends = f("Add", rows.starts, rows.counts)
+    full = f("Div", ends, s.page)
+    trips, longest = f.many(2, "TopK", full, [1])
+    covered = f("Sub", f("Mul", full, s.page), 1)  # the last position of the full pages
+    within = f("Min", limits, over(f, covered, [1, 2, 3]))
+    spare = f("Reshape", f("Gather", f("Gather", table, longest), 0, axis=1), [1])
+    queries = [n, s.kv_heads, s.group * s.tile]
+    state = (
+        f("Expand", HIDDEN, [*queries, 1]),
+        f("Expand", 0.0, [*queries, 1]),
+        f("Expand", 0.0, [*queries, s.dim]),
+    )
+
+    def page_step(g: Text, index: str, go: str, *carried: str) -> tuple[str, ...]:
+        own = g("Gather", table, index, axis=1)  # [rows]
+        page = g("Where", g("Less", index, full), own, spare)
+        at = g("Add", g("Mul", index, s.page), np.arange(s.page))
+        values = _read(g, s, "v_pages_out", page)
+        new = _block(g, q, carried, _read(g, s, "k_pages_out", page), values, at, within)
+        return g("Identity", go), *new
+
+    loop = f.graph(5, page_step, LOOP_TYPES)
+    after = f.many(3, "Loop", trips, np.asarray(True), *state, body=loop)
+    _, total, sums = _last_page(f, s, q, after, ends, limits, table)
+    o = f("Div", sums, f("Where", f("Greater", total, 0.0), total, 1.0))
+    return f("Mul", o, f("Gather", "kv_scale", 1)) if s.storage is DType.U8 else o
+
+
+def _last_page(
+    f: Text, s: Sizes, q: str, state: tuple[str, ...], ends: str, limits: str, table: str
+) -> tuple[str, str, str]:
+    """The block of each row's partial page; positions at or beyond its end count as zero."""
+    end = over(f, ends, [1])  # [rows, 1]
+    last = f("Div", f("Sub", end, 1), s.page)  # a page exactly full was seen in the loop
+    last = f("Where", f("Equal", f("Mod", end, s.page), 0), f("Sub", end, end), last)
+    page = f("Squeeze", f("GatherElements", table, last, axis=1), [1])
+    at = f("Add", f("Mul", f("Div", end, s.page), s.page), np.arange(s.page)[None])  # [rows, page]
+    exists = over(f, f("Less", at, end), [1, 3])
+    values = f("Where", exists, _read(f, s, "v_pages_out", page), 0.0)
+    return _block(
+        f, q, state, _read(f, s, "k_pages_out", page), values, over(f, at, [1, 2]), limits
+    )
+
+
+def _block(
+    f: Text, q: str, state: tuple[str, ...], keys: str, values: str, at: str, limits: str
+) -> tuple[str, str, str]:
+    """(maximum, sum, accumulator) after one block of keys and values at positions `at`."""
+    top, total, sums = state
+    seen = f("LessOrEqual", at, limits)  # [rows, 1, group·tile, page]
+    product = f("MatMul", f("Unsqueeze", keys, [2]), q)  # [rows, nkv, groups, page, columns]
+    across = f("Transpose", product, perm=[0, 1, 2, 4, 3])
+    scores = f("Reshape", across, f("Concat", f("Shape", top, end=3), [-1], axis=0))
+    scores = f("Where", seen, scores, HIDDEN)
+    higher = f("Max", top, f("ReduceMax", scores, [3], keepdims=1))
+    weights = f("Where", seen, f("Exp", f("Sub", scores, higher)), 0.0)
+    shrink = f("Exp", f("Sub", top, higher))
+    total = f("Add", f("Mul", total, shrink), f("ReduceSum", weights, [3], keepdims=1))
+    return higher, total, f("Add", f("Mul", sums, shrink), f("MatMul", weights, values))
+
+
+def _read(f: Text, s: Sizes, pages: str, ids: str) -> str:
+    """f32 [rows, nkv, page, D]: one page of each row, without its scale."""
+    block = f("Gather", pages, ids)
+    if s.storage is not DType.U8:
+        return f.cast(block, DType.F32)
+    return fp8_codes.decode(f, block, [-1, s.kv_heads, s.page, s.dim])

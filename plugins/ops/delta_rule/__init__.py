@@ -1,0 +1,1 @@
+"""Gated delta net: causal convolution, the recurrence, the gated norm."""

@@ -1,0 +1,349 @@
+"""Depthwise causal convolution over q|k|v, then SiLU (Qwen3.5 gated delta net).
+
+c[t,ch] = silu(Σ_j weight[ch,j] · x[t−K+1+j, ch]), j = 0…K−1: weight[:, K−1] multiplies the
+current token. Columns before the row's first token come from the tile before it in the launch if
+that tile is continued, else from `conv_state` (oldest first); they are zero before position 0.
+The new state is the last K−1 raw columns before position starts + counts. With `drafts` the state
+is a ring of K + drafts columns: that of position q stands at q mod (K + drafts), those of a row's
+last tokens are written, and nothing else changes; rejected tokens' are written over.
+A prefill begins from the state of row `sources` (its ring too) and leaves it in its slot; where
+`saves` tells a row, the state behind that tile is left there besides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spark_engine.interface import MOST_DRAFTS, PREFILL_TILE
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Completes, Operand, Result, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import (
+    Rows,
+    continuing,
+    final_slots,
+    over,
+    read_rows,
+    read_tiles,
+    state_rows,
+    store_tiles,
+    valid_tokens,
+)
+from spark_engine.plugins.kernels.delta_rule.causal_conv_kernels import CANDIDATES
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.delta_rule.tile_cases import Tiles
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _last(columns: Array, end: int, drafts: int) -> Array:
+    """The K−1 columns of a slot before position `end`, oldest first, zero before position 0."""
+    if not drafts:
+        return columns
+    at = np.arange(end - (len(columns) - drafts) + 1, end)
+    return np.where(at[:, None] < 0, 0.0, columns[at % len(columns)].astype(np.float64))
+
+
+OPERANDS = (
+    operands.x("A[tokens,X]", "first C columns"),
+    operands.weight("weight", "f32[C,K]"),
+    Operand(
+        "conv_state",
+        Role.STATE,
+        "A[S+1,kept,C]",
+        completes=Completes("conv_state", lambda _, own, end, drafts: _last(own, end, drafts)),
+    ),
+    *operands.ROWS,
+    operands.SOURCES,
+    operands.SAVES,
+)
+
+
+def inputs(attrs: Attrs) -> tuple[str, ...]:
+    """The names of a node's operands."""
+    return tuple(o.name for o in OPERANDS if o.when is None or o.when.holds(attrs))
+
+
+def fits(node: Named) -> str | None:
+    """Why so many taps are not served."""
+    taps, tile, drafts = node.dim("K"), node.number("tile"), node.number("drafts")
+    if not (1 < taps and (tile <= 1 + drafts or node.dim("kept") <= tile)):
+        return f"{taps} taps do not fit a tile of {tile} tokens"
+    return None
+
+
+def conv_rows(taps: int, drafts: int) -> int:
+    """Columns that a slot's state keeps: behind a round's first token and of all of its tokens."""
+    return taps + drafts if drafts else taps - 1
+
+
+DIMS = {"kept": lambda node: conv_rows(node.dim("K"), node.number("drafts"))}
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> (c, state_out)."""
+    x, weight, state, slots, starts, counts, *told = arrays
+    if attrs.get("drafts", 0):
+        return _by_position(int(attrs["tile"]), *arrays)
+    sources, saves = state_rows(slots, starts, told)
+    tile, (channels, taps) = int(attrs["tile"]), weight.shape
+    wide = weight.astype(np.float64)
+    c = np.zeros((len(x), channels))
+    new_state = state.copy()
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        old = new_state[sources[row]] if starts[row] else np.zeros_like(new_state[slot])
+        fresh = x[row * tile : row * tile + counts[row], :channels]
+        columns = np.concatenate([old, fresh]).astype(np.float64)
+        for t in range(counts[row]):
+            y = np.sum(columns[t : t + taps] * wide.T, axis=0)
+            c[row * tile + t] = y / (1 + np.exp(-y))
+        for at in (slot, saves[row]):
+            if at >= 0:
+                new_state[at] = columns[counts[row] :].astype(state.dtype)
+    return c.astype(x.dtype), new_state
+
+
+def _by_position(
+    tile: int,
+    x: Array,
+    weight: Array,
+    state: Array,
+    slots: Array,
+    starts: Array,
+    counts: Array,
+    *told: Array,
+) -> tuple[Array, ...]:
+    """`reference` with drafts."""
+    channels, taps = weight.shape
+    wide = weight.astype(np.float64)
+    c = np.zeros((len(x), channels))
+    new_state = state.copy()
+    sources, saves = state_rows(slots, starts, told)
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        held = new_state[sources[row]].copy()
+        if told and starts[row] == 0:
+            held[...] = 0
+        for j in range(counts[row]):
+            position, token = int(starts[row]) + j, row * tile + j
+            held[position % len(held)] = x[token, :channels]
+            y = np.zeros(channels)
+            for tap in range(max(0, taps - 1 - position), taps):
+                column = held[(position - taps + 1 + tap) % len(held)]
+                y += column.astype(np.float64) * wide[:, tap]
+            c[token] = y / (1 + np.exp(-y))
+        for at in (slot, saves[row]):
+            if at >= 0:
+                new_state[at] = held
+    return c.astype(x.dtype), new_state
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """K shifted multiply-adds; the state is gathered before and scattered at the end."""
+    f = Text()
+    fragment(f, OP.named(attrs, specs), ("x", "weight"), ("c", "state_out"))
+    return f.function("causal_conv", inputs(attrs), ("c", "state_out"))
+
+
+def fragment(f: Text, node: Named, names: tuple[str, str], outs: tuple[str, str]) -> None:
+    """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
+    n, tile, drafts = node.dim("rows"), node.number("tile"), node.number("drafts")
+    channels, taps = node.shape("C", "K")
+    prefill = tile == PREFILL_TILE
+    rows = read_tiles(f, n) if prefill else read_rows(f, "slots", "starts", "counts")
+    x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
+    x = f("Reshape", x, [n, tile, channels])
+    x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
+    prompt = tile > 1 + MOST_DRAFTS or not drafts  # whose tiles may continue each other
+    kept = conv_rows(taps, drafts)
+    stored = _stored(f, rows, kept, drafts)
+    history = _history(f, rows, x, n, tile, stored, kept) if prompt else stored
+    columns = f("Concat", history, x, axis=1)
+    seen = f("Concat", _recent(f, rows, history, taps, kept), x, axis=1) if drafts else columns
+    y = _convolve(f, names[1], seen, tile, taps)
+    silu = f("Mul", y, f("Sigmoid", y))
+    f.cast(f("Reshape", silu, [n * tile, channels]), node["conv_state"].dtype, out=outs[0])
+    steps = f("Add", over(f, rows.counts, [1]), np.arange(kept)[None])  # [rows, kept]
+    if drafts:  # place r takes the last position that is r modulo `kept`
+        end = over(f, f("Add", rows.starts, rows.counts), [1])
+        back = f("Mod", f("Sub", f("Sub", end, 1), np.arange(kept)[None]), kept)
+        steps = f("Sub", over(f, f("Add", rows.counts, kept - 1), [1]), back)
+    newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
+    update = f.cast(newest, node["conv_state"].dtype)
+    if prefill:
+        store_tiles(f, rows, n, "conv_state", update, outs[1])
+        return
+    target = over(f, final_slots(f, rows, n) if tile > 1 and prompt else rows.slots, [1])
+    f("ScatterND", "conv_state", target, update, out=outs[1])
+
+
+def _stored(f: Text, rows: Rows, kept: int, drafts: int) -> str:
+    """f32 [rows, kept, C]: the raw columns that the slots hold, oldest first."""
+    stored = f.cast(f("Gather", "conv_state", rows.sources), DType.F32)
+    if not drafts or rows.saves:
+        stored = f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
+    if not drafts:
+        return stored
+    places = f("Mod", f("Add", over(f, rows.starts, [1]), np.arange(kept)[None]), kept)
+    return f("GatherND", stored, over(f, places, [2]), batch_dims=1)
+
+
+def _recent(f: Text, rows: Rows, history: str, taps: int, kept: int) -> str:
+    """f32 [rows, K−1, C]: the last of the history, zero before position 0."""
+    columns = f("Slice", history, [kept - taps + 1], [kept], [1])
+    position = f("Add", over(f, rows.starts, [1]), np.arange(1 - taps, 0)[None])
+    return f("Where", over(f, f("Less", position, 0), [2]), 0.0, columns)
+
+
+def _history(f: Text, rows: Rows, x: str, n: int, tile: int, stored: str, kept: int) -> str:
+    """f32 [rows, kept, C]: the raw columns before each row's first token."""
+    if tile == 1 or n == 1:
+        return stored
+    tails = f("Slice", x, [tile - kept], [tile], [1])
+    first = f("Slice", stored, [0], [1], [0])  # no tile precedes the first
+    before = f("Concat", first, f("Slice", tails, [0], [n - 1], [0]), axis=0)
+    return f("Where", over(f, continuing(f, rows, n), [1, 2]), before, stored)
+
+
+def _convolve(f: Text, weight: str, columns: str, tile: int, taps: int) -> str:
+    """f32 [rows, tile, C]: the sum over taps, oldest first."""
+    by_tap = f("Transpose", weight, perm=[1, 0])  # [K, C]
+    total = ""
+    for j in range(taps):
+        term = f(
+            "Mul",
+            f("Slice", columns, [j], [j + tile], [1]),
+            f("Slice", by_tap, [j], [j + 1], [0]),
+        )
+        total = f("Add", total, term) if total else term
+    return total
+
+
+def _inputs(
+    slots: tuple[int, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    tile: int,
+    taps: int = 4,
+    dtype: DType = DType.F32,
+    drafts: int = 0,
+    tiles: Tiles | None = None,
+    beside: int = 7,
+) -> Inputs:
+    channels, extra, units = 40, beside, 9
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = np.full((len(slots), tile, channels + extra), np.nan)
+        for row, n in enumerate(counts):
+            x[row, :n, :channels] = rng.standard_normal((n, channels))
+        weight = rng.standard_normal((channels, taps)) * 0.4
+        kept = conv_rows(taps, drafts)
+        state = rng.standard_normal((units + 1, kept, channels))
+        state[-1] = np.nan
+        if tiles is not None:
+            state[tiles.unread] = np.nan
+        for slot, start in zip(slots[::-1], starts[::-1], strict=True):
+            if slot >= 0 and start == 0:
+                state[slot] = np.nan  # stale
+            elif slot >= 0 and drafts and tile <= 1 + drafts:
+                read = np.arange(max(0, start - taps + 1), start) % kept
+                state[slot, np.setdiff1d(np.arange(kept), read)] = np.nan
+        steps: list[Array] = [np.asarray(s, np.int32) for s in (slots, starts, counts)]
+        steps += tiles.told if tiles is not None else []
+        flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
+        return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
+
+    return make
+
+
+def _case(
+    label: str,
+    tile: int,
+    slots: tuple[int, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    taps: int = 4,
+    dtype: DType = DType.F32,
+    drafts: int = 0,
+    sources: tuple[tuple[int, int], ...] = (),
+    saves: tuple[tuple[int, int], ...] = (),
+    beside: int = 7,
+) -> Case:
+    """`beside`: columns of x behind the channels; with 8, rows begin at whole 8 bytes."""
+
+    def ignore(outputs: tuple[Array, ...]) -> None:
+        c = outputs[0].reshape(len(slots), tile, -1)
+        assert np.isfinite(c.astype(np.float32)).all()
+        for row, n in enumerate(counts):
+            c[row, n:] = 0
+        outputs[1][-1] = 0
+
+    tiles = Tiles(slots, starts, dict(sources), dict(saves)) if tile == PREFILL_TILE else None
+    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts, tiles, beside)
+    attrs: Attrs = {"tile": tile, "drafts": drafts} if drafts else {"tile": tile}
+    rtol, atol = (1e-5, 1e-6) if dtype is DType.F32 else (1e-2, 1e-2)
+    return Case(label, attrs, make, rtol, atol, ignore=ignore)
+
+
+_TILES = ((3, 3, -1, 1, 5, -1), (0, 64, 1 << 30, 0, 131, 0), (64, 2, 0, 1, 64, 0))
+
+# Two that begin from one row, and a fresh one; saved are a first tile, one within, a last, a short.
+_FROM = ((2, 2, 2, -1, 4, 1, 1), (70, 134, 198, 1 << 30, 70, 0, 64), (64, 64, 1, 0, 2, 64, 5))
+_SAVED: dict[str, Any] = {
+    "sources": ((2, 0), (4, 0)),
+    "saves": ((0, 6), (1, 3), (2, 5), (4, 7), (5, 8)),
+}
+
+_ROUNDS = ((3, -1, 0, 2, 5, 4), (69, 1 << 30, 0, 1, 2, 9))
+
+CASES = (
+    _case("decode", 1, (3, -1, 0, 2), (69, 1 << 30, 0, 1), (1, 0, 1, 1)),
+    _case("decode alone", 1, (4,), (100,), (1,)),
+    _case("prefill", 64, *_TILES),
+    _case("one short tile", 64, (2,), (5,), (2,)),
+    _case("three tiles", 64, (2, 2, 2, 4), (7, 71, 135, 3), (64, 64, 1, 3)),
+    _case("all inert", 64, (-1, -1), (0, 7), (0, 0)),
+    _case("two taps", 64, *_TILES, taps=2),
+    _case("bf16", 64, *_TILES, dtype=DType.BF16),
+    _case("begins elsewhere", 64, *_FROM, sources=_SAVED["sources"]),
+    _case("saves", 64, *_FROM, saves=_SAVED["saves"]),
+    _case("begins elsewhere and saves", 64, *_FROM, **_SAVED),
+    _case("two taps, begins elsewhere and saves", 64, *_FROM, taps=2, **_SAVED),
+    _case("bf16, begins elsewhere and saves", 64, *_FROM, dtype=DType.BF16, **_SAVED),
+    _case("bf16, rows at whole 8 bytes", 64, *_FROM, dtype=DType.BF16, beside=8, **_SAVED),
+    _case("drafts, begins elsewhere", 64, *_FROM, drafts=3, sources=_SAVED["sources"]),
+    _case("drafts, saves", 64, *_FROM, drafts=7, saves=_SAVED["saves"]),
+    _case("drafts, begins elsewhere and saves", 64, *_FROM, drafts=3, **_SAVED),
+    _case("drafts, 1 token", 1, *_ROUNDS, (1, 0, 1, 1, 1, 0), drafts=3),
+    _case("drafts, 2 tokens", 2, *_ROUNDS, (2, 0, 1, 2, 2, 0), drafts=3),
+    _case("drafts, 4 tokens", 4, *_ROUNDS, (4, 0, 3, 4, 1, 0), drafts=3),
+    _case("drafts, 8 tokens of two taps", 8, *_ROUNDS, (8, 0, 3, 7, 1, 0), taps=2, drafts=7),
+    _case("drafts, bf16", 4, *_ROUNDS, (4, 0, 3, 4, 1, 0), dtype=DType.BF16, drafts=3),
+    _case("drafts, prefill", 64, *_TILES, drafts=3),
+    _case("drafts, three tiles", 64, (2, 2, 2, 4), (7, 71, 135, 3), (64, 64, 1, 3), drafts=7),
+    _case("bf16 decode", 1, (3, -1, 0, 2), (69, 0, 0, 1), (1, 0, 1, 1), dtype=DType.BF16),
+)
+
+OP = serve(
+    Op(
+        name="causal_conv",
+        operands=OPERANDS,
+        results=(
+            Result("c", "A[tokens,C]", note="after SiLU"),
+            Result("state_out", "A[S+1,kept,C]", updates="conv_state"),
+        ),
+        attrs={"tile": None, "drafts": 0},
+        dims=DIMS,
+        check=fits,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    CANDIDATES,
+)

@@ -1,0 +1,97 @@
+"""Gated RMSNorm -> quantisation, the fusion of gated_norm and *_quant (see those)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
+from spark_engine.operand import Result, When
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.formats import quantised
+from spark_engine.plugins.kernels.delta_rule import gated_norm_quant_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.delta_rule import gated_norm
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def parts(attrs: Attrs) -> Chain:
+    """The norm, the quantisers."""
+    norm = {name: attrs[name] for name in ("eps", "heads", "offset")}
+    part = Part("gated_norm", ("o", "packed", "weight"), ("y",), norm)
+    return quantised.chain(attrs, (part,))
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(o, packed, weight, [scales]) -> [y], quantised…"""
+    y = gated_norm.evaluate(attrs, *arrays[:3])
+    kept = [y] if attrs["keep"] else []
+    return (*kept, *quantised.reference(attrs, y, arrays[3] if len(arrays) > 3 else None))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """gated_norm's body, then the quantisers'."""
+    f = Text()
+    node, outs = OP.named(attrs, specs), [s.name for s in OP.infer(attrs, specs)]
+    free, k = iter(outs), node.dim("K")
+    y = gated_norm.fragment(f, attrs, k, node["o"].dtype, next(free) if attrs["keep"] else "")
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
+    names = ["o", "packed", "weight", "scales"][: len(specs)]
+    return f.function("gated_norm_quant", names, outs)
+
+
+def _case(
+    rows: int,
+    heads: int,
+    dim: int,
+    quant: str,
+    n: int = 1,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": 9, "keep": keep, "quant": quant, "n": n}
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
+        scales = random_arrays.static_scales(rng, n)
+        return (*operands, scales) if quantised.takes_scales(attrs) else operands
+
+    label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
+    return Case(label, attrs, make, rtol=rtol_of(dtype), bench=bench)
+
+
+CASES = (
+    _case(1, 2, 32, "fp8"),
+    _case(7, 3, 24, "fp8", n=2, keep=1, bench=True),
+    _case(3, 3, 64, "fp8_block"),
+    _case(7, 1, 48, "nvfp4", bench=True),
+    _case(1, 4, 32, "nvfp4", n=2, keep=1),
+    _case(3, 2, 64, "fp8", keep=1, dtype=DType.BF16),
+    _case(3, 2, 64, "nvfp4", dtype=DType.BF16),
+)
+
+
+def _check(node: Named) -> str | None:
+    return quantised.check(node) or gated_norm.gates_fit(node)
+
+
+Y = Result("y", "A[tokens,K]", When("keep"))
+OP = serve(
+    Op(
+        name="gated_norm_quant",
+        operands=(*gated_norm.OPERANDS, operands.SCALES),
+        results=(quantised.several("[y if keep], quantised…", "K", Y),),
+        attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
+        dims=gated_norm.DIMS,
+        legal=quantised.LEGAL,
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+    ),
+    gated_norm_quant_kernels.CANDIDATES,
+)

@@ -1,0 +1,142 @@
+"""What of a round holds: the drafts that the target model would have sampled itself.
+
+next_tokens[j] was sampled behind token j of the row. Token 0 is certain; draft j holds if all
+before it do and it is next_tokens[j − 1]. So accepted = 1 + (drafts that hold), 0 for a row without
+tokens. The states move on to there: `token_counts` gets the drafts that hold as generated once
+more, `last_tokens` the token sampled behind the last of them, `positions` where that one stands,
+starts + accepted. `draft_starts`, one position less, is where drafting goes on; 0 without tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import (
+    over,
+    read_rows,
+)
+from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.drafts import round_operands as rounds
+from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
+from spark_engine.tensors import Array, DType, TensorSpec
+
+OPERANDS = (
+    operands.x("i32[tokens]", name="next_tokens"),
+    operands.x("i32[tokens]", name="ids"),
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
+    operands.LAST_TOKENS,
+    rounds.POSITIONS,
+    *operands.ROWS,
+)
+RESULTS = (
+    Result("accepted", "i32[rows]"),
+    Result("draft_starts", "i32[rows]"),
+    Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),
+    Result("last_tokens_out", "i32[S+1]", updates="last_tokens"),
+    Result("positions_out", "i32[S+1]", updates="positions"),
+)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> the results, row by row."""
+    sampled, ids, token_counts, last, standing, slots, starts, counts = arrays
+    token_counts, last, standing = token_counts.copy(), last.copy(), standing.copy()
+    sampled, ids = (a.reshape(len(slots), int(attrs["tile"])) for a in (sampled, ids))
+    accepted, draft_starts = np.zeros_like(slots), np.zeros_like(slots)
+    for row, slot in enumerate(slots):
+        if slot < 0 or counts[row] == 0:
+            continue
+        held = 1
+        while held < counts[row] and ids[row, held] == sampled[row, held - 1]:
+            token_counts[slot, ids[row, held]] += 2
+            held += 1
+        accepted[row], draft_starts[row] = held, starts[row] + held - 1
+        last[slot], standing[slot] = sampled[row, held - 1], starts[row] + held
+    return accepted, draft_starts, token_counts, last, standing
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """A running minimum over "this token holds", then three scatters; idle rows reach scratch."""
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    rows = read_rows(f, "slots", "starts", "counts")
+    sampled, ids = (f("Reshape", x, [n, tile]) for x in ("next_tokens", "ids"))
+    there = f("Less", np.arange(tile)[None], over(f, rows.counts, [1]))
+    holds = there
+    if tile > 1:
+        before = f("Slice", sampled, [0], [tile - 1], [1])
+        equal = f("Equal", f("Slice", ids, [1], [tile], [1]), before)
+        first = f("Slice", there, [0], [1], [1])
+        holds = f("And", there, f("Concat", f("Or", first, f("Not", first)), equal, axis=1))
+    misses = f("CumSum", f.long(f("Not", holds)), 1)
+    held = f("Equal", misses, 0)  # bool [rows, tile]: accepted
+    total = f("ReduceSum", f.long(held), [1], keepdims=0)
+    f.cast(total, DType.I32, out="accepted")
+    some = f("Greater", total, 0)
+    end = f("Add", rows.starts, total)
+    f.cast(f("Where", some, f("Sub", end, 1), 0), DType.I32, out="draft_starts")
+    target = over(f, f("Where", some, rows.slots, -1), [1])
+    at = over(f, f("Max", f("Sub", total, 1), 0), [1])
+    token = f("Squeeze", f("GatherElements", sampled, at, axis=1), [1])
+    f("ScatterND", "last_tokens", target, token, out="last_tokens_out")
+    f("ScatterND", "positions", target, f.cast(end, DType.I32), out="positions_out")
+    generated = f("And", held, (np.arange(tile) > 0)[None])
+    slot = f("Where", generated, target, -1)
+    column = f("Where", generated, f.long(ids), 0)
+    places = f("Concat", over(f, slot, [2]), over(f, column, [2]), axis=2)
+    twos = f("Where", generated, np.int32(2), np.int32(0))
+    f("ScatterND", "token_counts", places, twos, out="token_counts_out", reduction="add")
+    return f.function("accept_drafts", OP.inputs, OP.outputs)
+
+
+def _case(given: Round, hold: int) -> Case:
+    """Up to `hold` drafts of each row hold, and what follows the first that does not, would."""
+    vocab = 12
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        ids = given.tokens(lambda n: rng.integers(0, 4, n))  # few, so that they repeat
+        sampled = np.full((given.rows, given.tile), WILD, np.int32)
+        tokens = ids.reshape(sampled.shape)
+        for row, n in enumerate(given.counts):
+            sampled[row, : max(n, 1) - 1] = tokens[row, 1:n]
+            sampled[row, n - 1 : n] = 11
+            if hold < n - 1:
+                sampled[row, hold] = (sampled[row, hold] + 1) % 4
+        token_counts = rng.integers(0, 9, (UNITS + 1, vocab))
+        last, standing = (rng.integers(0, 99, UNITS + 1) for _ in range(2))
+        starts = rng.integers(0, 5000, given.rows)
+        starts[np.asarray(given.slots) < 0] = WILD
+        states = [np.asarray(x, np.int32) for x in (token_counts, last, standing)]
+        return (sampled.reshape(-1), ids, *states, *given.rows_of(starts))
+
+    return Case(
+        f"{rounds.label(given)}, {hold} hold", {"tile": given.tile}, make, ignore=_without_scratch
+    )
+
+
+def _without_scratch(outputs: tuple[Array, ...]) -> None:
+    for state in outputs[2:]:
+        state[-1] = 0
+
+
+CASES = (
+    *(_case(rounds.ALONE, hold) for hold in range(4)),
+    *(_case(given, hold) for given in rounds.ROUNDS for hold in (0, 1, 7)),
+    _case(rounds.INERT, 1),
+)
+OP = serve(
+    Op(
+        name="accept_drafts",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    rounds_kernels.ACCEPT_DRAFTS,
+)

@@ -1,0 +1,114 @@
+"""The best of a rank's ids for the next draft of each row: what ranks show each other of it.
+
+best = (the largest logit, its id, 0, 0); of equal logits the lowest id. A NaN, and an id that is
+not below `vocab`, is never taken; where nothing is left the id is −1. Rows without a token are not
+looked at. Ids are exact in f32. `draft_token` with `pairs` goes on from all ranks' side by side.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import over
+from spark_engine.plugins.kernels.drafts import draft_token_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, DType, TensorSpec
+
+WIDTH = 4  # of what is shown: ranks gather vectors of four
+MOST_IDS = 1 << 24  # that f32 counts
+NO_ID = 1 << 30
+
+
+def _zero(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.zeros(dims, np.int32)
+
+
+OPERANDS = (
+    operands.x("f32[rows,V/ranks]", name="logits"),
+    *operands.ROWS,
+    Operand("first", Role.WEIGHT, "i32[1]", fill=_zero),
+)
+
+
+def _check(node: Named) -> str | None:
+    vocab = node.number("vocab")
+    return f"{vocab} ids; f32 counts up to {MOST_IDS}" if vocab > MOST_IDS else None
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> (best,), row by row."""
+    logits, slots, _, counts, first = arrays
+    ids = np.arange(logits.shape[1]) + int(first[0])
+    best = np.zeros((len(logits), WIDTH), np.float32)
+    for row, slot in enumerate(slots):
+        if slot < 0 or counts[row] == 0:
+            continue
+        legal = (ids < int(attrs["vocab"])) & ~np.isnan(logits[row])
+        best[row, :2] = -np.inf, -1
+        if legal.any():
+            largest = logits[row][legal].max()
+            best[row, :2] = largest, ids[legal][logits[row][legal] == largest].min()
+    return (best,)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The largest logit, then the lowest id that has it."""
+    f, wide = Text(), OP.named(attrs, specs)["logits"].dims[1]
+    ids = f("Add", f("Range", 0, wide, 1), f.long("first"))
+    legal = f(
+        "And", over(f, f("Less", ids, int(attrs["vocab"])), [0]), f("Equal", "logits", "logits")
+    )
+    least = f("Div", -1.0, 0.0)
+    known = f("Where", legal, "logits", least)
+    largest = f("ReduceMax", known, [1], keepdims=1)
+    its = f("And", legal, f("Equal", known, largest))
+    id = f("ReduceMin", f("Where", its, over(f, ids, [0]), NO_ID), [1], keepdims=1)
+    id = f("Where", f("Less", id, NO_ID), id, -1)
+    nothing = f("Sub", id, id)
+    rest = f.cast(f("Concat", id, nothing, nothing, axis=1), DType.F32)
+    f("Concat", largest, rest, out="best", axis=1)
+    return f.function("draft_best", OP.inputs, OP.outputs)
+
+
+def _case(label: str, wide: int, vocab: int, first: int, rows: int = 6, nan: float = 0.0) -> Case:
+    slots = np.arange(rows) % 5 - (np.arange(rows) == 1) * 9
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        logits = np.round(rng.standard_normal((rows, wide)) * 3).astype(np.float32)
+        logits[rng.random(logits.shape) < nan] = np.nan
+        counts = (slots >= 0) & (np.arange(rows) != 3)
+        logits[~counts] = np.nan
+        steps = [np.asarray(x, np.int32) for x in (slots, np.arange(rows), counts)]
+        return (logits, *steps, np.array([first], np.int32))
+
+    def ignore(outputs: tuple[Array, ...]) -> None:
+        outputs[0][(slots < 0) | (np.arange(rows) == 3)] = 0
+
+    return Case(label, {"vocab": vocab}, make, ignore=ignore)
+
+
+CASES = (
+    _case("first share", 256, 500, 0),
+    _case("ends within", 256, 300, 256, nan=0.3),
+    _case("beyond the vocabulary", 64, 64, 64),
+    _case("all NaN", 64, 640, 64, nan=1.0),
+    _case("several blocks a row", 20_000, 39_000, 20_000),
+)
+OP = serve(
+    Op(
+        name="draft_best",
+        operands=OPERANDS,
+        results=(Result("best", "f32[rows,4]"),),
+        attrs={"vocab": None},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    draft_token_kernels.BEST,
+)

@@ -1,0 +1,126 @@
+"""What a draft head's first projection reads: the next token's embedding beside the hidden state.
+
+y[t] = [rms_norm(weight[id], norm_e) | rms_norm(hidden[t], norm_h)], the embedding first; both norm
+weights hold their +1 already. An id outside the vocabulary reads row 0. The rounding is that of
+embed and two rms_norms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.fragments import rms_norm, widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import LEGAL, activation
+from spark_engine.plugins.kernels.drafts import mtp_input_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.norm.rms_norm import normalise
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _ids(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.asarray(rng.integers(0, launch.specs["weight"].dims[0], dims), np.int32)
+
+
+OPERANDS = (
+    Operand("ids", Role.ACTIVATION, "i32[tokens]", fill=_ids),
+    operands.x("A[tokens,H]", name="hidden"),
+    operands.weight("weight", "W[V,H]"),
+    operands.weight("norm_e", "f32[H]"),
+    operands.weight("norm_h", "f32[H]"),
+)
+
+
+def _check(node: Named) -> str | None:
+    hidden = node["hidden"]
+    if hidden.dtype != activation(node.attrs):
+        return f"operand {hidden.name} is {hidden.dtype}, expected {node.attrs['dtype']}"
+    return None
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(ids, hidden, weight, norm_e, norm_h) -> (y,)."""
+    ids, hidden, weight, norm_e, norm_h = arrays
+    wide = ids.astype(np.int64)
+    legal = np.where((wide >= 0) & (wide < len(weight)), wide, 0)
+    embedded = weight[legal].astype(hidden.dtype)
+    eps = float(attrs["eps"])
+    parts = [normalise(embedded, norm_e, eps), normalise(hidden, norm_h, eps)]
+    return (np.concatenate(parts, axis=1),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One gather, two norms, side by side."""
+    f, node = Text(), OP.named(attrs, specs)
+    h, vocab, dtype = node.dim("H"), node.dim("V"), node["hidden"].dtype
+    ids = f.long("ids")
+    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, vocab))
+    rows = f("Gather", "weight", f("Where", legal, ids, 0))
+    embedded = widen(f, f.cast(rows, dtype))
+    eps = float(attrs["eps"])
+    parts = [
+        rms_norm(f, x, norm, h, eps)
+        for x, norm in ((embedded, "norm_e"), (widen(f, "hidden"), "norm_h"))
+    ]
+    f.cast(f("Concat", *parts, axis=1), dtype, out="y")
+    return f.function("mtp_input", OP.inputs, OP.outputs)
+
+
+def _inputs(rows: int, h: int, dtype: DType, weight: DType) -> Inputs:
+    vocab = 30
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        ids = rng.integers(0, vocab, rows)
+        ids[rows // 2] = (-1, vocab, 1 << 30)[rows % 3]  # reads row 0
+        hidden = 3.0 * rng.standard_normal((rows, h))
+        norms = [1.0 + 0.1 * rng.standard_normal(h) for _ in range(2)]
+        table = rng.standard_normal((vocab, h)).astype(weight.numpy)
+        return (
+            ids.astype(np.int32),
+            hidden.astype(dtype.numpy),
+            table,
+            *(n.astype(np.float32) for n in norms),
+        )
+
+    return make
+
+
+def _case(
+    rows: int,
+    h: int,
+    dtype: DType = DType.F32,
+    weight: DType = DType.F32,
+    bench: bool = False,
+) -> Case:
+    attrs: Attrs = {"eps": 1e-6, "dtype": dtype.value}
+    label = f"{rows} rows of {h}, {dtype} of {weight}"
+    return Case(label, attrs, _inputs(rows, h, dtype, weight), rtol=rtol_of(dtype), bench=bench)
+
+
+CASES = (
+    _case(1, 64),
+    _case(3, 36),
+    _case(5, 128, weight=DType.F16),
+    _case(8, 256, weight=DType.BF16, bench=True),
+    _case(7, 1032, DType.BF16, DType.BF16),
+    _case(65, 128, DType.BF16, DType.BF16),
+)
+
+OP = serve(
+    Op(
+        name="mtp_input",
+        operands=OPERANDS,
+        results=(Result("y", "A[tokens,2H]"),),
+        attrs={"eps": None, "dtype": None},
+        legal=LEGAL,
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    mtp_input_kernels.CANDIDATES,
+)

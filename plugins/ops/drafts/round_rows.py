@@ -1,0 +1,114 @@
+"""Where each row of a round stands, and its tokens: what the host left to the device.
+
+A row's first token is the one sampled last, those behind it are drafts: the host's ids, or where it
+wrote −1 `last_tokens[slot]` and `drafts[slot, j − 1]`. A round starts at the host's position, or at
+`positions[slot]` where it wrote −1. Tokens that are not there have id 0, rows of no sequence begin
+at 0. `certain` counts the tokens of a row that are no drafts: 1, or 0 where it has none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import (
+    over,
+    read_rows,
+    valid_tokens,
+)
+from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.drafts import round_operands as rounds
+from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
+from spark_engine.tensors import Array, DType, TensorSpec
+
+OPERANDS = (
+    operands.TOKEN_IDS,
+    operands.LAST_TOKENS,
+    rounds.DRAFTS,
+    rounds.POSITIONS,
+    *operands.ROWS,
+)
+RESULTS = (
+    Result("ids", "i32[tokens]"),
+    Result("row_starts", "i32[rows]"),
+    Result("certain", "i32[rows]"),
+)
+
+
+def _check(node: Named) -> str | None:
+    tile, held = node.number("tile"), node.dim("K")
+    if held < tile - 1:
+        return f"tile is {tile}; {held} drafts serve a tile of {held + 1}"
+    return None
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> (ids, row_starts, certain), row by row."""
+    tokens, last, drafts, standing, slots, starts, counts = arrays
+    ids = np.zeros((len(slots), int(attrs["tile"])), np.int32)
+    given = tokens.reshape(ids.shape)
+    begins, certain = np.zeros_like(slots), np.zeros_like(slots)
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        begins[row] = standing[slot] if starts[row] < 0 else starts[row]
+        certain[row] = min(counts[row], 1)
+        for j in range(counts[row]):
+            known = last[slot] if j == 0 else drafts[slot, j - 1]
+            ids[row, j] = known if given[row, j] < 0 else given[row, j]
+    return ids.reshape(-1), begins, certain
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The state's tokens of each slot side by side, then a choice for each token."""
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    rows = read_rows(f, "slots", "starts", "counts")
+    known = over(f, f("Gather", "last_tokens", "slots"), [1])
+    if tile > 1:
+        first = f("Slice", f("Gather", "drafts", "slots"), [0], [tile - 1], [1])
+        known = f("Concat", known, first, axis=1)  # [rows, tile]
+    given = f("Reshape", "token_ids", [n, tile])
+    ids = f("Where", f("Less", given, np.int32(0)), known, given)
+    ids = f("Where", valid_tokens(f, rows, tile), ids, np.int32(0))
+    f("Reshape", ids, [-1], out="ids")
+    standing = f("Gather", "positions", "slots")
+    begins = f("Where", f("Less", "starts", np.int32(0)), standing, "starts")
+    f("Where", rows.live, begins, np.int32(0), out="row_starts")
+    f.cast(f("Min", rows.counts, 1), DType.I32, out="certain")
+    return f.function("round_rows", OP.inputs, OP.outputs)
+
+
+def _case(given: Round) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        last, standing = (rng.integers(0, 99, UNITS + 1) for _ in range(2))
+        drafts = rng.integers(0, 99, (UNITS + 1, max(given.tile, 2)))  # one more than is used
+        tokens = given.tokens(lambda n: rng.integers(0, 99, n) * rng.integers(0, 2, n) - 1)
+        for slot in set(range(UNITS + 1)) - set(given.slots):
+            last[slot], standing[slot], drafts[slot] = -WILD, -WILD, -WILD
+        drafts[:, given.tile - 1 :] = -WILD
+        starts = rng.integers(-1, 2, given.rows) * 77  # 0 and 77 of the host, else the state's
+        starts[np.asarray(given.slots) < 0] = WILD
+        states = [np.asarray(x, np.int32) for x in (last, drafts, standing)]
+        return (tokens, *states, *given.rows_of(starts))
+
+    return Case(rounds.label(given), {"tile": given.tile}, make)
+
+
+OP = serve(
+    Op(
+        name="round_rows",
+        operands=OPERANDS,
+        results=RESULTS,
+        attrs={"tile": None},
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=tuple(_case(r) for r in rounds.ALL),
+    ),
+    rounds_kernels.ROUND_ROWS,
+)

@@ -1,0 +1,85 @@
+"""The token that follows each token of a launch: what a draft head reads beside its hidden state.
+
+Within a row that is the token behind; behind the row's last one the host's `next_ids`, or where it
+wrote −1 the token `sampled` there by this launch. Tokens that are not there have id 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import over
+from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.drafts import round_operands as rounds
+from spark_engine.plugins.ops.drafts.round_operands import WILD, Round
+from spark_engine.tensors import Array, TensorSpec
+
+
+def _sampled(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.full(dims, -1, np.int32)
+
+
+OPERANDS = (
+    operands.TOKEN_IDS,
+    Operand("next_ids", Role.STEP, "i32[rows]", fill=_sampled),
+    operands.x("i32[rows]", name="sampled"),
+    operands.COUNTS,
+)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(token_ids, next_ids, sampled, counts) -> (ids,)."""
+    tokens, next_ids, sampled, counts = arrays
+    ids = np.zeros((len(counts), int(attrs["tile"])), np.int32)
+    given = tokens.reshape(ids.shape)
+    for row, n in enumerate(counts):
+        if n > 0:
+            ids[row, : n - 1] = given[row, 1:n]
+            ids[row, n - 1] = sampled[row] if next_ids[row] < 0 else next_ids[row]
+    return (ids.reshape(-1),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One column to the left, and a choice for each token."""
+    f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
+    given = f("Reshape", "token_ids", [n, tile])
+    behind = f("Slice", given, [1], [tile], [1])
+    behind = f("Concat", behind, np.zeros((n, 1), np.int32), axis=1)
+    final = f("Where", f("Less", "next_ids", np.int32(0)), "sampled", "next_ids")
+    left = f("Sub", over(f, f.long("counts"), [1]), np.arange(1, tile + 1)[None])  # behind it
+    ids = f("Where", f("Greater", left, 0), behind, np.int32(0))
+    ids = f("Where", f("Equal", left, 0), over(f, final, [1]), ids)
+    f("Reshape", ids, [-1], out="ids")
+    return f.function("shift_ids", OP.inputs, OP.outputs)
+
+
+def _case(given: Round) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        tokens = given.tokens(lambda n: rng.integers(0, 99, n))
+        next_ids = rng.integers(0, 99, given.rows)
+        next_ids[::2] = -1
+        sampled = np.where(next_ids < 0, rng.integers(0, 99, given.rows), WILD)
+        rows = [np.asarray(x, np.int32) for x in (next_ids, sampled, given.counts)]
+        return (tokens, *rows)
+
+    return Case(rounds.label(given), {"tile": given.tile}, make)
+
+
+PREFILL = Round(64, (3, 3, -1, 1, 5), (64, 9, 0, 1, 63))
+OP = serve(
+    Op(
+        name="shift_ids",
+        operands=OPERANDS,
+        results=(Result("ids", "i32[tokens]"),),
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=tuple(_case(r) for r in (PREFILL, *rounds.ROUNDS)),
+    ),
+    rounds_kernels.SHIFT_IDS,
+)

@@ -1,0 +1,1 @@
+"""Linear layers in bf16, FP8 and NVFP4."""

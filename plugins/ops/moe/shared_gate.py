@@ -1,0 +1,65 @@
+"""The shared expert's sum: y = routed + sigmoid(x · wᵀ) · shared (transformers, Qwen3.5 MoE)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.formats import format_fragments as ff
+from spark_engine.plugins.kernels.moe import shared_gate_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(routed, shared, x, w) -> (y,)."""
+    routed, shared, x, w = (a.astype(np.float64) for a in arrays)
+    return ((routed + shared / (1 + np.exp(-(x @ w.T)))).astype(arrays[0].dtype),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One column of a MatMul, sigmoid, multiply, add."""
+    f = Text()
+    weight = fr.sigmoid(f, ff.times(f, fr.widen(f, "x"), fr.widen(f, "w")))
+    scaled = f("Mul", weight, fr.widen(f, "shared"))
+    f.cast(f("Add", fr.widen(f, "routed"), scaled), OP.named(attrs, specs)["routed"].dtype, "y")
+    return f.function("shared_gate", ("routed", "shared", "x", "w"), ("y",))
+
+
+def _case(rows: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        three = [random_arrays.normal(rng, rows, k, dtype=dtype) for _ in range(3)]
+        return (*three, random_arrays.normal(rng, 1, k, dtype=weight))
+
+    rtol, atol = (1e-5, 1e-5) if dtype is DType.F32 else (1e-2, 1e-2)
+    return Case(f"{rows}x{k} {weight} {dtype}", {}, make, rtol=rtol, atol=atol, bench=bench)
+
+
+CASES = (
+    _case(1, 64, DType.F32),
+    _case(3, 37, DType.BF16),
+    _case(65, 256, DType.BF16, bench=True),
+    _case(3, 64, DType.BF16, DType.BF16),
+)
+
+OP = serve(
+    Op(
+        name="shared_gate",
+        operands=(
+            operands.x("A[tokens,H]", name="routed"),
+            operands.x("A[tokens,H]", name="shared"),
+            operands.x("A[tokens,H]"),
+            operands.weight("w", "W[1,H]"),
+        ),
+        results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    shared_gate_kernels.CANDIDATES,
+)

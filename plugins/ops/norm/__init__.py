@@ -1,0 +1,1 @@
+"""RMSNorm over whole rows, alone and with what it is fused with."""

@@ -1,0 +1,137 @@
+"""[x + residual ->] RMSNorm -> quantisation, the fusion of Add, rms_norm and *_quant.
+
+s = x + residual (if `add`), y = rms_norm(s), then `n` quantised copies of y (quantised.py).
+Written with the fragments of the ops it replaces, so that the CPU's bits do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Chain, Inputs, Op, Part, rtol_of
+from spark_engine.operand import Operand, Result, Role, When
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.formats import quantised
+from spark_engine.plugins.kernels.rowwise import norm_quant_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.norm import rms_norm
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _operands(attrs: Attrs) -> list[str]:
+    """The meaning of the operands after x and weight."""
+    residual = ["residual"] if attrs["add"] else []
+    return residual + (["scales"] if quantised.takes_scales(attrs) else [])
+
+
+def parts(attrs: Attrs) -> Chain:
+    """[Add], rms_norm, the quantisers."""
+    add = (Part("Add", ("x", "residual"), ("sum",)),) if attrs["add"] else ()
+    norm = Part("rms_norm", ("sum" if add else "x", "weight"), ("y",), {"eps": attrs["eps"]})
+    return quantised.chain(attrs, (*add, norm), after=("sum",) if add else ())
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, weight, …) -> [y], [sum], quantised…"""
+    named = dict(zip(["x", "weight", *_operands(attrs)], arrays, strict=True))
+    total = named["x"]
+    if attrs["add"]:
+        wide = total.astype(np.float32) + named["residual"].astype(np.float32)
+        total = wide.astype(total.dtype)
+    y = rms_norm.normalise(total, named["weight"], float(attrs["eps"]))
+    kept = ([y] if attrs["keep"] else []) + ([total] if attrs["add"] else [])
+    return (*kept, *quantised.reference(attrs, y, named.get("scales")))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Add, then rms_norm's body, then the quantisers'."""
+    f = Text()
+    inputs = ["x", "weight", *_operands(attrs)]
+    outs = [s.name for s in OP.infer(attrs, specs)]
+    total = f("Add", fr.widen(f, "x"), fr.widen(f, "residual")) if attrs["add"] else "x"
+    fragment(f, attrs, OP.named(attrs, specs)["x"], (total, "weight", inputs[-1]), outs)
+    return f.function("norm_quant", inputs, outs)
+
+
+def fragment(
+    f: Text, attrs: Attrs, x: TensorSpec, given: tuple[str, str, str], outs: Sequence[str]
+) -> None:
+    """What comes after the addition: writes `outs`, in the op's order.
+
+    `given`: the f32 sum (x itself where nothing is added), the norm's weight, the scales.
+    """
+    total, weight, scales = given
+    free = iter(outs)
+    y_out = next(free) if attrs["keep"] else ""
+    if attrs["add"]:
+        total = f.cast(total, x.dtype, next(free))
+    k = int(x.shape[-1])
+    scaled = fr.rms_norm(f, fr.widen(f, total), weight, k, float(attrs["eps"]))
+    y = fr.widen(f, f.cast(scaled, x.dtype, y_out))
+    quantised.body(f, attrs, y, k, scales, list(free))
+
+
+def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = random_arrays.awkward(rng, rows, width, dtype)
+        operands = [x, random_arrays.positive(rng, width)]
+        if attrs["add"]:
+            operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
+        if quantised.takes_scales(attrs):
+            operands.append(random_arrays.static_scales(rng, int(attrs["n"])))
+        return tuple(operands)
+
+    return make
+
+
+def _case(
+    rows: int,
+    width: int,
+    quant: str,
+    n: int = 1,
+    add: int = 0,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
+    nan = random_arrays.ignore_rows(5) if rows > 5 else None
+    label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
+    inputs = _inputs(attrs, rows, width, dtype)
+    return Case(label, attrs, inputs, rtol=rtol_of(dtype), ignore=nan, bench=bench)
+
+
+CASES = (
+    _case(1, 64, "fp8", add=1),
+    _case(7, 48, "fp8", n=3, add=1, keep=1, bench=True),
+    _case(3, 37, "fp8"),
+    _case(7, 200, "fp8_block", add=1, keep=1),
+    _case(1, 256, "fp8_block"),
+    _case(7, 48, "nvfp4", n=2, add=1, bench=True),
+    _case(1, 16, "nvfp4", keep=1),
+    _case(3, 64, "none", add=1, keep=1),
+    _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
+    _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
+)
+
+KEPT = (Result("y", "A[tokens,K]", When("keep")), Result("sum", "A[tokens,K]", When("add")))
+RESIDUAL = Operand("residual", Role.ACTIVATION, "A[tokens,K]", When("add"))
+OP = serve(
+    Op(
+        name="norm_quant",
+        operands=(operands.x(), operands.weight("weight", "f32[K]"), RESIDUAL, operands.SCALES),
+        results=(quantised.several("[y if keep], [sum if add], quantised…", "K", *KEPT),),
+        attrs={"eps": None, "add": None, "keep": None, "quant": None, "n": None},
+        legal=quantised.LEGAL,
+        check=quantised.check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+        fuses=parts,
+    ),
+    norm_quant_kernels.CANDIDATES,
+)

@@ -1,0 +1,1 @@
+"""What ranks of one engine exchange within a step."""

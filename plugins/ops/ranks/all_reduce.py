@@ -1,0 +1,74 @@
+"""The sum over all ranks: y = x of rank 0 + x of rank 1 + …, the same bits on every rank.
+
+Each rank enters its part in the activation's dtype; parts are added in f32 in the order of ranks
+and rounded once, whatever the batch. A node by itself knows one rank: its reference and body are
+those of `ranks` = 1. Executors run what lies between: launches that read the other ranks' memory,
+or a graph that is cut here (docs/engine_file.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.named import Named
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.kernels.ranks import collectives_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _check(node: Named) -> str | None:
+    ranks = node.number("ranks")
+    return f"ranks is {ranks}" if ranks < 1 else None
+
+
+def summed(parts: tuple[Array, ...]) -> Array:
+    """What every rank gets: `parts` [ranks] of one dtype and shape added in f32, in their order."""
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = total + part.astype(np.float32)
+    return np.asarray(total.astype(parts[0].dtype))
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x,) -> (y,) of a single rank."""
+    return (summed(arrays),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The same values."""
+    f = Text()
+    f("Identity", "x", out="y")
+    return f.function("all_reduce", ("x",), ("y",))
+
+
+def _case(rows: int, columns: int, dtype: DType, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        return (random_arrays.normal(rng, rows, columns, dtype=dtype),)
+
+    return Case(f"{rows}x{columns} {dtype}", {"ranks": 1}, make, bench=bench)
+
+
+CASES = (
+    _case(1, 64, DType.F32),
+    _case(3, 40, DType.F32),
+    _case(1, 256, DType.BF16),
+    _case(65, 136, DType.BF16, bench=True),
+)
+
+OP = serve(
+    Op(
+        name="all_reduce",
+        operands=(operands.x("A[tokens,H]"),),
+        results=(Result("y", "A[tokens,H]"),),
+        attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
+        check=_check,
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    collectives_kernels.ALL_REDUCE,
+)

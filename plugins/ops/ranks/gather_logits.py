@@ -1,0 +1,56 @@
+"""The logits of all ranks side by side: each has those of its share of the vocabulary.
+
+Every rank then samples, from the same bits. A node by itself knows one rank, as `all_reduce` does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.kernels.ranks import collectives_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, TensorSpec
+
+
+def gathered(parts: tuple[Array, ...]) -> Array:
+    """What every rank gets of `parts` [ranks]."""
+    return np.concatenate(parts, axis=1)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x,) -> (y,) of a single rank."""
+    return (gathered(arrays),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The same values."""
+    f = Text()
+    f("Identity", "x", out="y")
+    return f.function("gather_logits", ("x",), ("y",))
+
+
+def _case(rows: int, columns: int) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        return (random_arrays.normal(rng, rows, columns),)
+
+    return Case(f"{rows}x{columns}", {"ranks": 1}, make)
+
+
+CASES = (_case(1, 128), _case(5, 68))
+
+OP = serve(
+    Op(
+        name="gather_logits",
+        operands=(operands.x("f32[rows,V/ranks]"),),
+        results=(Result("y", "f32[rows,V]"),),
+        attrs={"ranks": None, "across": 0},  # 1: the ranks are on several hosts
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    collectives_kernels.GATHER_LOGITS,
+)

@@ -1,0 +1,1 @@
+"""Ops that work on one row at a time: embedding, activations, quantisers."""

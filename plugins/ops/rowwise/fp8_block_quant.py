@@ -1,0 +1,68 @@
+"""Dynamic FP8 quantisation per token and 128 columns: s = amax/448 (1 if 0), f8 = e4m3(x/s).
+
+The activation side of the official 128×128-block FP8 checkpoints (DeepSeek-V3, section 3.3).
+A last block narrower than 128 is legal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.fragments import widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats.format_fragments import fp8_block_quantise
+from spark_engine.plugins.kernels.rowwise import act_quant_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x,) -> (codes, scale)."""
+    return numeric.fp8_block_quantise(arrays[0].astype(np.float32))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Pad, block maxima, divide, clamp, cast."""
+    f = Text()
+    k = OP.named(attrs, specs).dim("K")
+    fp8_block_quantise(f, widen(f, "x"), k, ("codes", "scale"))
+    return f.function("fp8_block_quant", ("x",), ("codes", "scale"))
+
+
+def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = random_arrays.awkward(rng, rows, width, dtype)
+        x[0, width // 2 :] = 0  # a block of zeros in a row that is not
+        return (x,)
+
+    return make
+
+
+NAN_ROW = random_arrays.ignore_rows(5)
+CASES = (
+    Case("one row", {}, _inputs(1, 256)),
+    Case("narrow last block", {}, _inputs(7, 200), ignore=NAN_ROW),
+    Case("narrower than a block", {}, _inputs(3, 48)),
+    Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
+    Case("bf16", {}, _inputs(6, 384, DType.BF16), ignore=NAN_ROW),
+)
+
+OP = serve(
+    Op(
+        name="fp8_block_quant",
+        operands=(operands.x(),),
+        results=(Result("codes", "f8[tokens,K]"), Result("scale", "f32[tokens,⌈K/128⌉]")),
+        attrs={},
+        reference=reference,
+        body=body,
+        cases=CASES,
+        quantises="fp8_block",
+    ),
+    act_quant_kernels.CANDIDATES,
+    whole=act_quant_kernels.alone("none", "fp8_block"),
+    called={"codes": "q0", "scale": "s0"},
+)

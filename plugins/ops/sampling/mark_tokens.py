@@ -1,0 +1,172 @@
+"""Counts the launch's tokens into `token_counts`, for the sampling penalties.
+
+token_counts[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
+`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first, whatever
+it held.
+
+The body rewrites whole rows, once per sequence, so that the state is written by one scatter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import (
+    Rows,
+    final_slots,
+    positions,
+    read_rows,
+    valid_tokens,
+)
+from spark_engine.plugins.kernels.sampling import mark_tokens_kernels
+from spark_engine.plugins.launch import serve
+from spark_engine.plugins.ops.rowwise.embed import resolved_ids, tile_of
+from spark_engine.tensors import Array, TensorSpec
+
+OPERANDS = (
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
+    operands.TOKEN_IDS,
+    operands.LAST_TOKENS,
+    *operands.ROWS,
+    Operand("prompt_lens", Role.TABLE, "i32[S+1]"),
+)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The arrays of INPUTS -> (token_counts_out,)."""
+    token_counts, tokens, last, slots, starts, counts, lens = arrays
+    token_counts = token_counts.copy()
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        if starts[row] == 0:
+            token_counts[slot] = 0
+        for t in range(counts[row]):
+            token = tokens[row * tile_of(attrs) + t]
+            token = last[slot] if token < 0 else token
+            if starts[row] + t < lens[slot]:
+                token_counts[slot, token] |= 1
+            else:
+                token_counts[slot, token] += 2
+    return (token_counts,)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Gathers each sequence's row, adds its tokens, scatters the rows back."""
+    f = Text()
+    tile, (n, vocab) = tile_of(attrs), OP.named(attrs, specs).shape("rows", "V")
+    rows = read_rows(f, "slots", "starts", "counts")
+    home = _home_rows(f, rows, n) if tile > 1 else np.arange(n)
+    clears = f("Equal", rows.starts, 0)
+    if tile > 1:  # a later tile's row belongs to a fresh sequence if an earlier tile starts it
+        hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", home, [1]),
+                 f.long(clears), reduction="max")  # fmt: skip
+        clears = f("Equal", hits, 1)
+    old = f("Gather", "token_counts", "slots")  # [rows, V]
+    base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
+    ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
+    at = _indices(f, home, ids, n, tile)
+    prompt, generated = _kinds(f, rows, tile)
+    new = _add_tokens(f, base, at, prompt, generated)
+    target = final_slots(f, rows, n) if tile > 1 else rows.slots
+    f("ScatterND", "token_counts", f("Unsqueeze", target, [1]), new, out="token_counts_out")
+    return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
+
+
+def _home_rows(f: Text, rows: Rows, n: int) -> str:
+    """int64 [rows]: the last tile of the same sequence, where all its tokens are counted."""
+    same = f("Equal", f("Unsqueeze", rows.slots, [1]), f("Unsqueeze", rows.slots, [0]))
+    own = np.eye(n, dtype=np.bool_)
+    both = f("Or", f("And", same, f("Unsqueeze", rows.live, [1])), own)
+    candidates = f("Where", both, np.arange(n)[None], -1)
+    return f("ReduceMax", candidates, [1], keepdims=0)
+
+
+def _indices(f: Text, home: str | Array, ids: str, n: int, tile: int) -> str:
+    """int64 [rows, tile, 2]: (home row, id)."""
+    column = f("Reshape", home, [n, 1, 1])
+    wide = f("Expand", column, [n, tile, 1])
+    return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
+
+
+def _kinds(f: Text, rows: Rows, tile: int) -> tuple[str, str]:
+    """bool [rows, tile] twice: a valid prompt token, a valid generated token."""
+    valid = valid_tokens(f, rows, tile)
+    lens = f("Unsqueeze", f.long(f("Gather", "prompt_lens", "slots")), [1])
+    before = f("Less", positions(f, rows, tile), lens)
+    return f("And", valid, before), f("And", valid, f("Not", before))
+
+
+def _add_tokens(f: Text, base: str, at: str, prompt: str, generated: str) -> str:
+    """The rows with bit 0 set by prompt tokens and 2 added by each generated one."""
+    now = f("GatherND", base, at)
+    odd = f("Mod", now, np.int32(2))
+    raised = f("Where", prompt, f("Add", f("Sub", now, odd), np.int32(1)), now)
+    marked = f("ScatterND", base, at, raised, reduction="max")
+    twos = f("Where", generated, np.int32(2), np.int32(0))
+    return f("ScatterND", marked, at, twos, reduction="add")
+
+
+def _inputs(
+    slots: tuple[int, ...], starts: tuple[int, ...], counts: tuple[int, ...], tile: int
+) -> Inputs:
+    vocab, units = 12, 6  # few ids, so that they repeat
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        token_counts = rng.integers(0, 9, (units + 1, vocab))
+        lens = np.asarray([0, 1, 5, 70, 100, 1000, -7])
+        token_counts[-1] = -(1 << 31) + 5
+        for slot, start in zip(slots, starts, strict=True):
+            if slot >= 0 and start == 0:
+                token_counts[slot] = 1 << 30  # stale: whatever the slot held before
+        tokens = np.full((len(slots), tile), 1 << 30)
+        for row, n in enumerate(counts):
+            tokens[row, :n] = rng.integers(-1 if tile == 1 else 0, vocab, n)
+        last = rng.integers(0, vocab, units + 1)
+        last[-1] = 1 << 29
+        columns = (token_counts, tokens.reshape(-1), last, slots, starts, counts, lens)
+        return tuple(np.asarray(c, np.int32) for c in columns)
+
+    return make
+
+
+def _without_scratch(outputs: tuple[Array, ...]) -> None:
+    outputs[0][-1] = 0
+
+
+def _case(
+    label: str, tile: int, slots: tuple[int, ...], starts: tuple[int, ...], counts: tuple[int, ...]
+) -> Case:
+    return Case(
+        label, {"tile": tile}, _inputs(slots, starts, counts, tile), ignore=_without_scratch
+    )
+
+
+CASES = (
+    _case("decode", 1, (3, -1, 0, 2, 5), (69, 99, 7, 5, 0), (1, 0, 1, 1, 1)),
+    _case("decode alone", 1, (4,), (100,), (1,)),
+    _case("all inert", 1, (-1, -1), (0, 1 << 30), (0, 0)),
+    _case("round", 4, (3, -1, 0, 2, 5), (69, 0, 7, 5, 0), (1, 0, 1, 0, 1)),
+    _case("round of two", 2, (1, 4), (0, 100), (1, 1)),
+    _case("longest round", 8, (4, -1, 2), (99, 0, 5), (1, 0, 1)),
+    _case("prefill", 64, (3, 3, -1, 1, 5), (0, 64, 0, 0, 131), (64, 9, 0, 20, 64)),
+    _case("several tiles", 64, (2, 5, 5, 5, -1), (0, 31, 95, 159, 0), (1, 64, 64, 3, 0)),
+    _case("prompt and generated", 64, (3, 3, 4), (10, 74, 90), (64, 64, 30)),
+)
+
+OP = serve(
+    Op(
+        name="mark_tokens",
+        operands=OPERANDS,
+        results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
+        attrs={"tile": None},
+        reference=reference,
+        body=body,
+        cases=CASES,
+    ),
+    mark_tokens_kernels.CANDIDATES,
+)

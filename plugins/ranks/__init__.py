@@ -1,1 +1,0 @@
-"""What ranks of one engine tell each other within a step."""

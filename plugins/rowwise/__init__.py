@@ -1,1 +1,0 @@
-"""Ops that work on one row at a time: norms, activations, quantisers, embedding."""

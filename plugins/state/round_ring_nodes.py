@@ -1,0 +1,142 @@
+"""Pieces of the bodies of ops over a replay ring with drafts (`round_ring`): a slot while a launch
+goes over it, token after token.
+
+Every token's nodes have the shapes that they have in a round of one token, so that its bits are the
+same. What is not live is zero before it meets anything. Knows no op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import Rows, over
+from spark_engine.plugins.state.replay_ring import Ring
+from spark_engine.plugins.state.replay_ring_nodes import keys, part
+from spark_engine.tensors import DType
+
+
+@dataclass(frozen=True)
+class Held:
+    """Names of what every row's slot holds; states are f32 with values of `dtype`."""
+
+    ring: Ring
+    dtype: DType
+    stored: str  # [rows,Hv,Dv,Dk], as it was found
+    header: str  # [rows,1,width], as it was found
+    state: str  # [rows,Hv,Dv,Dk]
+    since: str  # int64 [rows,Hv,Dv]: the position before which `state` stands
+    records: str  # [rows,R,width]
+
+
+def opened(f: Text, ring: Ring, rows: Rows, dtype: DType) -> Held:
+    """What rows of `gdn_state` and `gdn_ring` begin from, all accepted tokens' folds made."""
+    stored = f.cast(f("Gather", "gdn_state", rows.sources), DType.F32)
+    all_rows = f("Gather", "gdn_ring", rows.sources)
+    records = f("Slice", all_rows, [0], [ring.records], [1])
+    header = f("Slice", all_rows, [ring.records], [ring.rows], [1])
+    done, base = (_told(f, rows, header, i * ring.heads.values) for i in range(2))
+    since = f("Sub", over(f, done, [1, 2]), _phases(f, ring, done))
+    since = f("Max", over(f, base, [1, 2]), since)
+    since = f("Where", over(f, rows.fresh, [1, 2]), 0, since)
+    state = f("Where", over(f, rows.fresh, [1, 2, 3]), 0.0, stored)
+    held = Held(ring, dtype, stored, header, state, since, records)
+    for i in range(ring.drafts):
+        position = f("Add", done, i)
+        held = _fold_recorded(f, held, position, f("Less", position, rows.starts))
+    return held
+
+
+def _told(f: Text, rows: Rows, header: str, column: int) -> str:
+    """int64 [rows]: a number of the header, 0 where fresh."""
+    found = f("Reshape", f("Slice", header, [column], [column + 1], [2]), [-1])
+    return f.long(f("Where", rows.fresh, 0.0, found))
+
+
+def _phases(f: Text, ring: Ring, position: str) -> str:
+    """int64 [rows,Hv,Dv]: (position + group) mod L."""
+    return f("Mod", f("Add", over(f, position, [1, 2]), ring.groups[None]), ring.length)
+
+
+def before(f: Text, held: Held, position: str) -> str:
+    """f32 [rows,Hv,Dv,Dk]: the state before `position` int64 [rows]."""
+    ring, h = held.ring, held.ring.heads
+    ages = np.arange(1, ring.length + 1)
+    places = f("Mod", f("Sub", over(f, position, [1]), ages[None]), ring.records)
+    records = f("GatherND", held.records, over(f, places, [2]), batch_dims=1)  # [rows,L,width]
+    lag = f("Sub", over(f, position, [1, 2]), held.since)
+    mine = f("LessOrEqual", ages[None, None, None], over(f, lag, [3]))  # [rows,Hv,Dv,L]
+    most = over(f, f("ReduceMax", lag, [1, 2], keepdims=0), [1])
+    live = over(f, f("LessOrEqual", ages[None], most), [2])  # [rows,L,1]
+    g = f("Where", live, part(f, records, ring.decays, h.values), 0.0)
+    g = over(f, f("Transpose", g, perm=[0, 2, 1]), [2])  # [rows,Hv,1,L]
+    younger = np.tril(np.ones((ring.length, ring.length), np.bool_), -1)
+    after = f("ReduceSum", f("Where", younger, g, 0.0), [3], keepdims=0)
+    delta = f("Reshape", part(f, records, 0, ring.keys), [0, ring.length, h.values, h.value_dim])
+    delta = f("Mul", f("Transpose", delta, perm=[0, 2, 3, 1]), over(f, f("Exp", after), [2]))
+    delta = f("Where", mine, delta, 0.0)
+    total = f("Exp", f("ReduceSum", f("Where", mine, g, 0.0), [3], keepdims=1))
+    added = f("MatMul", delta, keys(f, ring, f("Where", live, records, 0.0)))
+    return f("Add", f("Mul", held.state, total), added)
+
+
+def _fold_recorded(f: Text, held: Held, position: str, there: str) -> Held:
+    """Folds what is due after the recorded token at `position`, in rows that are `there`."""
+    ring, h = held.ring, held.ring.heads
+    place = f("Mod", over(f, position, [1]), ring.records)
+    record = f("GatherND", held.records, over(f, place, [2]), batch_dims=1)  # [rows,1,width]
+    delta = f("Reshape", part(f, record, 0, ring.keys), [0, h.values, h.value_dim])
+    k = f("Reshape", part(f, record, ring.keys, h.keys * h.key_dim), [0, h.keys, 1, h.key_dim])
+    k = f("Expand", k, [1, 1, h.repeat, 1])
+    k = f("Reshape", k, [0, h.values, h.key_dim])
+    g = f("Reshape", part(f, record, ring.decays, h.values), [0, h.values, 1])
+    new = advanced(f, before(f, held, position), delta, k, f("Exp", g))
+    return fold(f, held, position, there, new)
+
+
+def advanced(f: Text, state: str, delta: str, k: str, decay: str) -> str:
+    """The state after a token: decay [rows,Hv,1], δ [rows,Hv,Dv], k [rows,Hv,Dk]."""
+    outer = f("MatMul", over(f, delta, [3]), over(f, k, [2]))
+    return f("Add", f("Mul", state, over(f, decay, [3])), outer)
+
+
+def fold(f: Text, held: Held, position: str, there: str, new: str) -> Held:
+    """`new`, the state after the token at `position`, where it is due in rows that are `there`."""
+    due = f("Equal", _phases(f, held.ring, position), held.ring.length - 1)
+    due = f("Or", due, over(f, f("Equal", position, 0), [1, 2]))
+    due = f("And", due, over(f, there, [1, 2]))
+    if held.dtype is not DType.F32:
+        new = f.cast(f.cast(new, held.dtype), DType.F32)
+    state = f("Where", over(f, due, [3]), new, held.state)
+    since = f("Where", due, over(f, f("Add", position, 1), [1, 2]), held.since)
+    return replace(held, state=state, since=since)
+
+
+def append(f: Text, held: Held, position: str, there: str, token: tuple[str, str, str]) -> Held:
+    """Records a token's (δ [rows,Hv,Dv], k [rows,Hv,Dk], g [rows,Hv,1]) where one is `there`."""
+    ring, h, (delta, k, g) = held.ring, held.ring.heads, token
+    k = f("Reshape", k, [0, h.keys, h.repeat, h.key_dim])
+    k = f("Reshape", f("Slice", k, [0], [1], [2]), [0, h.keys * h.key_dim])
+    parts = (f("Reshape", delta, [0, ring.keys]), k, f("Squeeze", g, [2]))
+    place = f("Mod", over(f, position, [1]), ring.records)
+    old = f("GatherND", held.records, over(f, place, [2]), batch_dims=1)
+    padding = f("Slice", old, [ring.decays + h.values], [ring.width], [2])
+    record = f("Concat", over(f, f("Concat", *parts, axis=1), [1]), padding, axis=2)
+    here = f("Equal", np.arange(ring.records)[None], place)
+    here = over(f, f("And", here, over(f, there, [1])), [2])
+    return replace(held, records=f("Where", here, record, held.records))
+
+
+def header(f: Text, held: Held, done: str, base: str) -> str:
+    """f32 [rows,1,width] of `done` and `base`, both int64 [rows]."""
+    values = held.ring.heads.values
+    numbers = [f("Expand", over(f, x, [1, 2]), [1, 1, values]) for x in (done, base)]
+    rest = f("Slice", held.header, [2 * values], [held.ring.width], [2])
+    return f("Concat", *(f.cast(n, DType.F32) for n in numbers), rest, axis=2)
+
+
+def base(f: Text, held: Held, rows: Rows) -> str:
+    """int64 [rows]: as stored, 1 where the row is fresh."""
+    return f("Where", rows.fresh, 1, _told(f, rows, held.header, held.ring.heads.values))

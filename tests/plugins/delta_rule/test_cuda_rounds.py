@@ -1,0 +1,79 @@
+"""Rounds of drafts through the gated delta net's kernels: every token has the bits it has alone,
+whatever tactic, and those of an engine without drafts. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.op import Attrs, Case, Op  # noqa: E402
+from spark_engine.plugins.ops.delta_rule import gated_delta_cases, gdn_decode  # noqa: E402
+from spark_engine.tensors import Array, DType  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.delta_rule.test_rounds import (  # noqa: E402
+    PROMPTS,
+    Sequence_,
+    check_rounds,
+    followed,
+    one_by_one,
+)
+
+SERVED = gated_delta_cases.Launch(
+    1, (), (), (), 1, 3, 128, 128, DType.BF16, DType.F32, ring=8, drafts=3
+)
+KERNELS = {
+    "served heads": SERVED,
+    "served heads, bf16 state": replace(SERVED, state=DType.BF16),
+    "seven drafts": replace(SERVED, keys=2, values=4, key_dim=64, value_dim=64, drafts=7),
+    "short ring": replace(SERVED, keys=2, values=2, key_dim=32, value_dim=64, ring=2),
+    "long ring": replace(SERVED, keys=1, values=2, value_dim=64, ring=16, drafts=2),
+}
+
+
+class OnGpu:
+    """The kernels; of the steps those of one tactic."""
+
+    def __init__(self, bench: cuda_node.Bench, tactic: str) -> None:
+        self.bench, self.tactic = bench, tactic
+
+    def __call__(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:
+        arrays = tuple(operands.values())
+        case = Case("", attrs, lambda _: arrays)
+        works = list(cuda_node.planned(op, case, self.bench.target))
+        names = {w.tactic.name: w for w in works}
+        if len(op.cuda.tactics) > 1 and self.tactic not in names:
+            pytest.skip(f"{self.tactic} refuses {op.name}")
+        return cuda_node.run(self.bench, names.get(self.tactic, works[0]), arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True], ids=["parts", "fused"])
+@pytest.mark.parametrize("tactic", [t.name for t in gdn_decode.OP.cuda.tactics])
+@pytest.mark.parametrize("form", KERNELS)
+def test_kernels_give_the_bits_of_single_tokens(
+    form: str, tactic: str, fused: bool, bench: cuda_node.Bench
+) -> None:
+    compute = OnGpu(bench, tactic)
+    check_rounds(KERNELS[form], PROMPTS["prompts between"], compute, fused)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tactic", [t.name for t in gdn_decode.OP.cuda.tactics])
+@pytest.mark.parametrize("form", KERNELS)
+def test_kernels_with_drafts_give_the_bits_of_those_without(
+    form: str, tactic: str, bench: cuda_node.Bench
+) -> None:
+    """Single tokens behind a ring with drafts and behind a plain one, from position 0."""
+    compute, launch = OnGpu(bench, tactic), KERNELS[form]
+    drafted = Sequence_(launch, compute, True)
+    plain = Sequence_(replace(launch, drafts=0), compute, True)
+    plain.given = drafted.given
+    y = [
+        [part.tobytes() for _, part in followed(sequence, one_by_one(30, {}))]
+        for sequence in (drafted, plain)
+    ]
+    assert y[0] == y[1]

@@ -1,0 +1,93 @@
+// What common/wgmma_sm90.cuh and common/wgmma16_sm90.cuh mean, for a compiler of the host: a
+// warpgroup's matrix instructions as the PTX manual says, in double precision, done when they are
+// asked for. What is read too late, or overwritten too early, does not show; what is wrong in a
+// descriptor, a swizzle, a fragment or a phase of a barrier does.
+#pragma once
+#include "common/ptx.cuh"
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int PENDING>
+void wgmma_wait() {
+  __syncwarp();  // all lanes have read
+}
+inline u32 uniform(u32 value) { return __reduce_or_sync(~0u, value); }
+template <int N>
+void keep_order(float (&)[N][4]) {}
+template <int N>
+void more_registers() {}
+template <int N>
+void fewer_registers() {}
+
+// A descriptor: where a tile begins, and how far behind it its second panel of 64 columns begins.
+inline u64 wgmma_tile(u32 tile) {
+  check(tile % 1024 == 0, "a tile is not at a multiple of 1024");
+  return tile >> 4;
+}
+template <int ROWS>
+u64 wgmma_columns(u32 tile) {
+  return wgmma_tile(tile) | (u64)(ROWS * 128 >> 4) << 16;
+}
+// The value at (row, column) of rows of 128 bytes: 16-byte chunks are XOR-ed with the row.
+inline u16 wgmma_value(u64 of, int row, int column) {
+  const u32 begin = (u32)(of & 0x3FFF) << 4, panel = (u32)(of >> 16 & 0x3FFF) << 4;
+  const u32 at = begin + column / 64 * panel + row * 128 + column % 64 * 2;
+  return load_shared<u16>(at ^ (at >> 7 & 7) << 4);
+}
+template <bool F16>
+struct Wgmma16 {
+  static float value(u16 bits) { return F16 ? from_f16(bits) : value_of_bf16(bits); }
+  // Rows g and g + 8 of a lane's part of A.
+  struct Operand {
+    float x[2][16];
+  };
+  static Operand operand(u64 a) {
+    const int first = (threadIdx.x % 128 / 32) * 16 + lane_id() / 4;
+    Operand found;
+    for (int j = 0; j < 2; ++j)
+      for (int k = 0; k < 16; ++k) found.x[j][k] = value(wgmma_value(a, first + 8 * j, k));
+    return found;
+  }
+  static Operand operand(const u32 (&a)[4]) {
+    const auto all = gathered({a[0], a[1], a[2], a[3]});
+    Operand found;
+    for (int j = 0; j < 2; ++j)
+      for (int k = 0; k < 16; ++k) {
+        const u32 pair = all[lane_id() / 4 * 4 + k % 8 / 2][j + k / 8 * 2];
+        found.x[j][k] = value(pair >> k % 2 * 16 & 0xffff);
+      }
+    __syncwarp();
+    return found;
+  }
+  template <bool FRESH, int N, class B>
+  static void add(float (&d)[N][4], const Operand& a, const B& b) {
+    for (int n = 0; n < N; ++n)
+      for (int column = 0; column < 2; ++column) {
+        float of[16];
+        for (int k = 0; k < 16; ++k) of[k] = value(b(k, 8 * n + lane_id() % 4 * 2 + column));
+        for (int j = 0; j < 2; ++j) {
+          double sum = FRESH ? 0 : d[n][2 * j + column];
+          for (int k = 0; k < 16; ++k) sum += (double)a.x[j][k] * of[k];
+          d[n][2 * j + column] = (float)sum;
+        }
+      }
+  }
+  template <bool FRESH, int N, class A>
+  static void keys(float (&d)[N][4], const A& a, u64 b) {
+    add<FRESH>(d, operand(a), [=](int k, int n) { return wgmma_value(b, n, k); });
+  }
+  template <bool FRESH, int N>
+  static void values(float (&d)[N][4], const u32 (&a)[4], u64 b) {
+    add<FRESH>(d, operand(a), [=](int k, int n) { return wgmma_value(b, k, n); });
+  }
+};
+
+// common/wgmma_sm90.cuh's: A in registers, K-major B. Of e4m3 there is none yet.
+template <bool FP8, int N>
+struct Wgmma {
+  static_assert(!FP8, "no kernel that is tested here multiplies e4m3 by wgmma");
+  static void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {
+    using Of = Wgmma16<false>;
+    Of::add<false>(d, Of::operand(a), [=](int k, int n) { return wgmma_value(b, n, k); });
+  }
+};

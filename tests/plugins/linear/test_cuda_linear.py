@@ -1,0 +1,351 @@
+"""The streaming linear kernels: packs, tiles, compilation at the served shapes, and the GPU.
+
+Knows `linear`, `fp8_linear` and `nvfp4_linear`; the cases of the ops run in `test_cuda_ops`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spark_engine.errors import GraphError
+from spark_engine.kernel import H200, TARGETS, Target
+from spark_engine.op import Case
+from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.formats import linear_layout as wt
+from spark_engine.plugins.formats import numeric, weight_packing
+from spark_engine.plugins.kernels.gemm import (
+    linear_bf16_kernels,
+    linear_fp8_kernels,
+    linear_nvfp4_kernels,
+    skinny_gemm,
+)
+from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
+from spark_engine.plugins.ops.linear import fp8_linear, linear, nvfp4_linear
+from spark_engine.tensors import Array, DType, TensorSpec
+from tests.plugins.packed_node import linear_node
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FORMS = {
+    "linear": linear_bf16_kernels.FORM,
+    "fp8_linear": linear_fp8_kernels.FORM,
+    "nvfp4_linear": linear_nvfp4_kernels.FORM,
+}
+OPS = {"linear": linear.OP, "fp8_linear": fp8_linear.OP, "nvfp4_linear": nvfp4_linear.OP}
+# The layers of the 27B and of the 35B: op, N, K.
+LAYERS = (
+    ("fp8_linear", 16384, 5120),
+    ("fp8_linear", 5120, 6144),
+    ("fp8_linear", 14336, 5120),
+    ("linear", 96, 5120),
+    ("nvfp4_linear", 34816, 5120),
+    ("nvfp4_linear", 5120, 17408),
+    ("nvfp4_linear", 248320, 5120),
+    ("fp8_linear", 12288, 2048),
+    ("fp8_linear", 2048, 4096),
+    ("fp8_linear", 9216, 2048),
+    ("linear", 64, 2048),
+    ("nvfp4_linear", 248320, 2048),
+)
+BUCKETS = (1, 8, 16, 32, 64, 128, 256)
+
+
+# ---- packs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [8, 16, 96, 250, 256, 1040])
+@pytest.mark.parametrize("k", [16, 80, 256, 640])
+def test_packs_are_undone_exactly(n: int, k: int) -> None:
+    raw = np.random.default_rng(n + k).integers(0, 256, (n, k), dtype=np.uint8)
+    np.testing.assert_array_equal(wt.unpack_bytes(wt.pack_bytes(raw), k)[:n], raw)
+    np.testing.assert_array_equal(wt.unpack_fp4(wt.pack_fp4(raw), k)[:n], raw)
+    scales = np.minimum(raw & 0x7F, 0x7E)  # 0x7f is NaN
+    np.testing.assert_array_equal(wt.unpack_scales(wt.pack_scales(scales), k)[:n], scales)
+
+
+@pytest.mark.parametrize("n", [1, 8, 16, 17, 250])
+@pytest.mark.parametrize("op", OPS)
+def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
+    arrays = operands(op, 3, n, 80)
+    given = dict(zip(OPS[op].names({}, len(arrays)), arrays, strict=True))
+    for name, pack in OPS[op].cuda.packs.items():
+        spec = TensorSpec(name, DType.of(given[name].dtype), given[name].shape)
+        packed = pack.apply({}, given[name])
+        assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
+        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * given[name].nbytes // n
+
+
+def test_a_lane_finds_its_fragment() -> None:
+    """Element (row g + 8r, k 16h + 2t + i) of a bf16 tile is in register 2h + r of lane 4g + t."""
+    rows = np.arange(16 * 64, dtype=np.uint16).reshape(16, 64)
+    packed = wt.pack_bytes(rows.view(np.uint8)).view(np.uint16).reshape(4, 8, 4, 2, 2, 2)
+    for step, g, t, h, r, i in np.ndindex(packed.shape):
+        k = 16 * step + 8 * h + 2 * t + i
+        assert packed[step, g, t, h, r, i] == rows[g + 8 * r, k]
+
+
+def test_codes_decode_by_rotations_and_masks() -> None:
+    """As the kernel does it: each pair of a word becomes bf16 · 2^-126."""
+    codes = np.random.default_rng(0).integers(0, 256, (16, 32), dtype=np.uint8)
+    want = numeric.e2m1_decode(numeric.unpack(codes)).reshape(2, 8, 2, 2, 2, 4, 2)
+    words = wt.pack_fp4(codes).view(np.uint32).reshape(8, 4, 2, 2)  # g, t, p, r
+    for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
+        masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
+        pair = np.zeros_like(words)
+        for turn, mask in zip(turns, masks, strict=True):
+            turned = words << np.uint32(turn) | words >> np.uint32((32 - turn) % 32)
+            pair |= turned & np.uint32(mask)
+        for i in range(2):
+            bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
+            got = bits.view(np.float32).astype(np.float64) * 2.0**126
+            # want: r, g, p, odd step, half of k, t, i
+            expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
+            np.testing.assert_array_equal(got, expect)
+
+
+def test_scales_decode_by_one_addition() -> None:
+    """A stored byte with 224 added to its exponent is the scale · 2^119 in bf16."""
+    scales = np.arange(1, 0x7F, dtype=np.uint8)
+    stored = weight_packing.WIDE[scales].astype(np.uint32)
+    got = ((stored << 4 | 0x7000) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+    want = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    np.testing.assert_array_equal(got * 2.0**-119, want)
+
+
+@pytest.mark.parametrize("scale", [0x7F, 0x81, 0xFF])
+def test_scales_that_have_no_packed_form_are_refused(scale: int) -> None:
+    for pack in (wt.pack_scales, et.pack_scales):
+        scales = np.full((64, 4), 0x7E, np.uint8)
+        pack(scales)
+        scales[63, 3] = scale
+        with pytest.raises(GraphError, match="negative or NaN"):
+            pack(scales)
+
+
+# ---- tiles -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_tiles_fit(layer: tuple[str, int, int], target: Target) -> None:
+    op, n, k = layer
+    for m in BUCKETS:
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        tile = sg.choose(problem, form, target)
+        launch = sg.plan(linear_node(OPS[op], m, n, k, target), tile, problem, form).launches[0]
+        assert launch.shared + 1024 <= target.shared_bytes
+        assert tile.stages >= (3 if tile.wgmma else 2)
+        assert launch.grid[0] <= target.sms
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    cuts = set()
+    for m in BUCKETS[:-1]:
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        tile = sg.choose(problem, form, H200)
+        launch = sg.plan(linear_node(OPS[op], m, n, k, H200), tile, problem, form).launches[0]
+        cuts.add((tile.block_n, dict(launch.defines)["CUT"], launch.grid))
+    assert len(cuts) == 1
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], target: Target) -> None:
+    op, n, k = layer
+    form, orders, taken = FORMS[op], set(), 0
+    for m in (1, 8, 9, 16):
+        problem = sg.Problem(m, n, k)
+        if skinny_gemm.refuse(problem, form, target) is not None:
+            continue
+        share = skinny_gemm.choose(problem, form, target)
+        node = linear_node(OPS[op], m, n, k, target)
+        (launch,) = skinny_gemm.plan(node, share, problem, form).launches
+        assert launch.shared + share.static_bytes(problem) <= target.shared_bytes
+        blocks = launch.grid[1]
+        assert (blocks - 1) * share.each < -(-n // wt.M16) <= blocks * share.each
+        assert blocks * share.splits <= target.sms
+        assert share.held * share.wn >= share.each and share.stages >= 2
+        orders.add((share.splits, share.wk))
+        taken += 1
+    assert len(orders) <= 1
+    assert taken == 4 or not target.large_shared or n > 100_000
+    assert skinny_gemm.refuse(sg.Problem(17, n, k), form, target) is not None
+
+
+@pytest.mark.parametrize("layer", [a for a in LAYERS if a[0] == "nvfp4_linear"], ids=str)
+def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    form, problem = FORMS[op], sg.Problem(128, n, k)
+    tile = sg.choose(problem, form, H200)
+    cut = sg.cut_of(tile.block_n, problem, form, H200)
+    cuts = -(-n // tile.block_n) * (k // form.slab) // cut
+    assert cut % tile.stage_slabs == 0
+    assert -(-cuts // H200.sms) * H200.sms <= 1.03 * cuts
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    for m in (128, 1024, 8192):
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        plan = sg.plan_large(linear_node(OPS[op], m, n, k, H200), problem, form)
+        if plan is None:
+            assert m == 128 or n < 6000
+            continue
+        (launch,) = plan.launches
+        macros = {name: int(value) for name, value in launch.defines}
+        assert m > 128 and launch.grid[0] == H200.sms and not launch.resident
+        assert launch.shared + 1024 <= H200.shared_bytes and macros["STAGES"] >= 3
+        # A round's tiles fetch no less with half the band, nor with twice.
+        weights, rows = macros["BLOCK_N"] * form.weight_bits, macros["BLOCK_M"] * form.x_bytes * 8
+
+        def fetched(band: int, weights: int = weights, rows: int = rows) -> float:
+            return band * rows + H200.sms / band * weights
+
+        band = macros["BAND"]
+        assert fetched(band) <= min(fetched(band // 2), fetched(2 * band))
+
+
+# ---- compilation -------------------------------------------------------------------------------
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", FORMS)
+def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder.native import nvrtc
+
+    form, jobs = FORMS[op], {}
+    for name, n, k in LAYERS:
+        for m in BUCKETS if name == op else ():
+            problem = sg.Problem(m, n, k)
+            tile = sg.choose(problem, form, target)
+            node = linear_node(OPS[op], m, n, k, target)
+            (launch,) = sg.plan(node, tile, problem, form).launches
+            jobs[nvrtc.Job(form.source, launch.defines, (op,))] = m
+            if skinny_gemm.refuse(problem, form, target) is None:
+                share = skinny_gemm.choose(problem, form, target)
+                (launch,) = skinny_gemm.plan(node, share, problem, form).launches
+                jobs[nvrtc.Job(form.source, launch.defines, (launch.symbol,))] = m
+        many = sg.plan_large(linear_node(OPS[op], 8192, n, k, target), sg.Problem(8192, n, k), form)
+        if name == op and many is not None:
+            jobs[nvrtc.Job(form.source, many.launches[0].defines, (op,))] = 8192
+    for job, m in jobs.items():
+        (usage,) = nvrtc.compile(job, target, cache).usage.values()
+        assert usage.spills == 0, (m, job.defines, usage)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+
+def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
+    rng = np.random.default_rng(m + n + k)
+    x = rng.standard_normal((m, k), dtype=np.float32)
+    if op == "fp8_linear":
+        w = numeric.e4m3(rng.standard_normal((n, k), dtype=np.float32) * 100)
+        w_scale = rng.uniform(0.0005, 0.001, n).astype(np.float32)
+        return numeric.e4m3(x * 100), w, np.asarray(0.007, np.float32), w_scale
+    if op == "linear":
+        return x.astype(BF16), rng.standard_normal((n, k), dtype=np.float32).astype(BF16)
+    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (n, k // 16), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return x.astype(BF16), codes, scales, rng.uniform(0.5, 2, n).astype(np.float32)
+
+
+def rows_of(op: str, arrays: tuple[Array, ...], rows: np.ndarray) -> tuple[Array, ...]:
+    """The operands of the same op over some of the weight's rows."""
+    return tuple(a[rows] if i and a.ndim else a for i, a in enumerate(arrays))
+
+
+def run(bench: object, op: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
+    """The result of each tactic by its name."""
+    from tests.plugins import cuda_node
+
+    assert isinstance(bench, cuda_node.Bench)
+    case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
+    works = cuda_node.planned(OPS[op], case, bench.target)
+    return {w.tactic.name: cuda_node.run(bench, w, arrays)[0] for w in works}
+
+
+SHAPES = (
+    ("linear", 5, 176, 192),
+    ("linear", 200, 320, 1088),
+    ("linear", 9, 8, 256),
+    ("linear", 130, 277, 256),
+    ("fp8_linear", 7, 176, 80),
+    ("fp8_linear", 7, 173, 80),
+    ("fp8_linear", 33, 1040, 1024),
+    ("fp8_linear", 129, 272, 256),
+    ("nvfp4_linear", 1, 64, 128),
+    ("nvfp4_linear", 1, 8, 128),
+    ("nvfp4_linear", 40, 301, 128),
+    ("nvfp4_linear", 7, 176, 80),
+    ("nvfp4_linear", 17, 96, 5120),
+    ("nvfp4_linear", 100, 4096, 512),
+    ("nvfp4_linear", 200, 320, 1088),
+    ("nvfp4_linear", 9, 4112, 2064),
+    ("nvfp4_linear", 16, 34816, 1040),
+    ("nvfp4_linear", 3, 5120, 17392),
+    ("fp8_linear", 16, 2120, 1040),
+    ("linear", 11, 9216, 336),
+    ("linear", 1100, 4112, 336),  # large tiles, from here on
+    ("fp8_linear", 2200, 2120, 400),
+    ("fp8_linear", 2200, 2117, 256),
+    ("nvfp4_linear", 1100, 4112, 272),
+    ("nvfp4_linear", 1100, 4105, 128),
+    ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
+)
+SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES + SERVED, ids=lambda a: "-".join(map(str, a)))
+def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -> None:
+    op, m, n, k = shape
+    arrays = operands(op, m, n, k)
+    rows = np.unique(np.r_[np.arange(0, n, max(1, n // 97)), n - 1])
+    (want,) = OPS[op].reference({"dtype": "f32"}, rows_of(op, arrays, rows))
+    for tactic, bits in run(bench, op, arrays).items():
+        got = bits.astype(np.float64)
+        assert np.isfinite(got).all(), tactic
+        # 2^-8: one bf16 rounding, should a single output outweigh the others.
+        assert np.linalg.norm(got[:, rows] - want) <= 2**-8 * np.linalg.norm(want), tactic
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [96, 2048])
+@pytest.mark.parametrize("op", FORMS)
+def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str, n: int) -> None:
+    arrays = operands(op, 128, n, 2048)
+    full: dict[str, Array] = {}
+    for m in (8, 16, 128):  # of each tactic the most rows that it takes
+        full |= run(bench, op, (arrays[0][:m], *arrays[1:]))
+    for m in (1, 8, 9, 16, 32, 64):
+        for tactic, part in run(bench, op, (arrays[0][:m], *arrays[1:])).items():
+            rows = min(m, len(full[tactic]))
+            assert part[:rows].tobytes() == full[tactic][:rows].tobytes(), (tactic, m)
+
+
+@pytest.mark.gpu
+def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the check that no activation is read before it is there: 30 runs each."""
+    chosen = sg.choose
+    arrays = operands("nvfp4_linear", 32, 4096, 512)
+    results = []
+    for wgmma in (True, False):
+
+        def choose(
+            p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma
+        ) -> sg.StreamKConfig:
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
+
+        monkeypatch.setattr(sg, "choose", choose)
+        results += [run(bench, "nvfp4_linear", arrays)["stream-k"].tobytes() for _ in range(15)]
+    assert len(set(results)) == 1

@@ -1,0 +1,245 @@
+"""The experts and the router on the GPU, at routings that the ops' own cases do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.kernel import TARGETS, Target  # noqa: E402
+from spark_engine.op import Attrs, Case, Tolerance  # noqa: E402
+from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant  # noqa: E402
+from spark_engine.plugins.ops.norm import norm_quant  # noqa: E402
+from spark_engine.plugins.ops.rowwise import silu_mul  # noqa: E402
+from spark_engine.tensors import Array, DType  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.moe.test_moe_grouped import squeezed  # noqa: E402
+from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
+
+OP = grouped_moe.OP
+Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, H, I
+TINY: Sizes = (13, 5, 256, 128)
+MANY: Sizes = (257, 9, 256, 128)
+LARGE: Sizes = (12, 9, 2048, 512)
+OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
+QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats that round activations to codes
+Route = Callable[[np.random.Generator, int, Sizes], Array]
+
+
+def uniform(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """Distinct experts at random, the shared one last."""
+    experts, chosen = sizes[0] - 1, sizes[1] - 1
+    ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen]
+    return np.concatenate([ids, np.full((tokens, 1), experts)], axis=1).astype(np.int32)
+
+
+def same(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """All tokens to the same experts; those with poisoned weights get none."""
+    return np.repeat(uniform(rng, 1, sizes), tokens, axis=0)
+
+
+def crowded(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """Expert 3 in every row, the others at random."""
+    ids = uniform(rng, tokens, sizes)
+    missing = ~(ids == 3).any(axis=1)
+    ids[missing, 0] = 3
+    return ids
+
+
+def case(tokens: int, sizes: Sizes, route: Route = uniform, kind: str = "nvfp4") -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x, _, weights, *params = grouped_moe.arrays(rng, kind, tokens, sizes)
+        ids = route(rng, tokens, sizes)
+        unused = np.setdiff1d(np.arange(sizes[0]), ids)
+        for name, param in zip(grouped_moe.PARAMS[kind], params, strict=True):
+            if kind.startswith("nvfp4") and name.endswith("_scale"):
+                param[unused] = 448  # packed block scales hold no NaN
+            elif param.dtype.kind != "u":
+                param[unused] = np.nan
+        if tokens > 2:
+            x[2] = np.nan
+        return x.astype(DType.BF16.numpy), ids, weights, *params
+
+    label = f"{kind} {tokens} tokens {route.__name__} {sizes}"
+    return Case(label, {"format": kind, "dtype": "bf16"}, make)
+
+
+CASES = [
+    *(case(n, TINY) for n in (1, 2, 4, 5, 33)),
+    *(case(n, TINY, kind="dense") for n in (1, 7, 40)),
+    *(case(n, MANY) for n in (1, 3, 17, 129)),
+    case(40, TINY, same),
+    case(60, MANY, same),
+    case(200, MANY, crowded),
+    *(case(n, LARGE) for n in (1, 4, 6, 30, 140)),
+    case(700, TINY),
+    case(300, LARGE, crowded),
+    case(260, TINY, kind="dense"),
+    case(600, LARGE, crowded),
+    case(530, (13, 5, 336, 144)),  # half k-slabs
+    *(case(600, LARGE, crowded, kind) for kind in ("dense", "fp8", "nvfp4_a4")),
+    case(530, (13, 5, 112, 144), kind="nvfp4_a4"),
+    case(1030, MANY, kind="nvfp4_a4"),
+    case(520, TINY, kind="dense"),
+    *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
+    *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
+    case(30, (12, 9, 1024, 512), kind="fp8_block"),
+]
+
+
+def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array:
+    """The reference with activations between the two products as the kernels have them: bf16,
+    where the format does not round them itself; an expert's output too, if `parts`."""
+    kind = str(one.attrs["format"])
+    if kind in QUANTISED:
+        return OP.reference(one.attrs, arrays)[0]
+    x, ids, weights, *params = arrays
+    y = np.zeros(x.shape, np.float64)
+    for e in np.unique(ids):
+        rows, places = np.nonzero(ids == e)
+        own = {n: p[e] for n, p in zip(grouped_moe.PARAMS[kind], params, strict=True)}
+        up = grouped_moe._project(kind, own, "w13", x[rows].astype(np.float32))
+        inner = silu_mul.evaluate(up).astype(DType.BF16.numpy).astype(np.float32)
+        down = grouped_moe._project(kind, own, "w2", inner)
+        down = (down.astype(DType.BF16.numpy) if parts else down).astype(np.float64)
+        y[rows] += weights.astype(np.float64)[rows, places][:, None] * down
+    return y.astype(DType.BF16.numpy)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
+def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
+    sizes: Sizes = (3, 9, 2048, 512)
+    some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
+    works = list(cuda_node.planned(OP, some, target))
+    few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
+    more = ["wide_128"] * (target.wgmma and tokens >= 512)
+    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)]
+    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more, *tiles]
+    for work in works:
+        for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+            usage = nvrtc.compile(job, target, cache).usage
+            for launch in work.plan.launches:
+                spared = 16 if launch.symbol == "wide_down" else 0  # bytes
+                assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", ["dense", "fp8", "nvfp4_a4"])
+def test_prefills_of_other_formats_compile_without_spills(
+    kind: str, target: Target, cache: Path, tmp_path: Path
+) -> None:
+    sizes: Sizes = (3, 9, 2048, 512)
+    some = case(512, sizes, lambda rng, n, s: np.zeros((n, s[1]), np.int32), kind)
+    works = {w.tactic.name: w for w in cuda_node.planned(OP, some, target)}
+    work = works["tiles_fp4" if kind == "nvfp4_a4" else "tiles_128"]
+    for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+        usage = nvrtc.compile(job, target, cache).usage
+        for launch in work.plan.launches:
+            assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
+            assert usage[launch.symbol].shared + launch.shared <= target.shared_bytes
+        if kind == "nvfp4_a4" and target.fp4_mma:
+            assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("one", CASES, ids=lambda c: c.label)
+def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
+    arrays = one.inputs(np.random.default_rng(5))
+    (want,) = OP.reference(one.attrs, arrays)
+    works = list(cuda_node.planned(OP, one, bench.target))
+    assert works
+    found = []
+    for work in works:
+        (got,) = cuda_node.run(bench, work, arrays)
+        label = f"{work.tactic.name} {one.label}"
+        cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
+        own = work.tactic.name in OWN_ORDER
+        norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may round differently
+        near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 or own else 2.0**-7)
+        cuda_node.compare(label, got, with_bf16_inside(one, arrays, own), near, False)
+        if not own:
+            found.append(got.tobytes())
+    assert len(set(found)) == 1, "the tactics differ in bits"
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("quant", "n"), [("none", 1), ("fp8", 2), ("fp8_block", 1), ("nvfp4", 1)])
+@pytest.mark.parametrize("kind", ["nvfp4", "dense", *QUANTISED])
+@pytest.mark.parametrize("tokens", [1, 4, 7, 140, 600])
+def test_the_norm_in_the_same_launch_changes_no_bit(
+    tokens: int, kind: str, quant: str, n: int, bench: cuda_node.Bench
+) -> None:
+    """moe_norm_quant, each tactic, is grouped_moe and then norm_quant, in chunks too."""
+    one, rng = case(tokens, TINY, crowded, kind), np.random.default_rng(9)
+    x, ids, weights, *params = one.inputs(rng)
+    residual = (3 * rng.standard_normal(x.shape)).astype(x.dtype)
+    norm = rng.uniform(0.5, 2, x.shape[1]).astype(np.float32)
+    scales = [rng.uniform(3e-3, 3e-2, n).astype(np.float32)] if quant in ("fp8", "nvfp4") else []
+    attrs: Attrs = {"eps": 1e-6, "keep": 1, "quant": quant, "n": n}
+    works = list(cuda_node.planned(OP, one, bench.target))
+    apart = Case("", {**attrs, "add": 1}, lambda rng: (x, norm, residual, *scales))
+    (second,) = cuda_node.planned(norm_quant.OP, apart, bench.target)
+    wanted = {}
+    for work in (works[0], *(w for w in works if w.tactic.name in OWN_ORDER)):
+        (y,) = cuda_node.run(bench, work, (x, ids, weights, *params))
+        wanted[work.tactic.name] = cuda_node.run(bench, second, (y, norm, residual, *scales))
+    given = (x, ids, weights, residual, norm, *params, *scales)
+    whole = Case("", {**attrs, **one.attrs}, lambda rng: given)
+    found = list(cuda_node.planned(moe_norm_quant.OP, whole, bench.target))
+    assert [w.tactic.name for w in found] == [w.tactic.name for w in works]
+    if tokens > 48:
+        inner = cuda_node.specs_of(OP, one.attrs, (x, ids, weights, *params))
+        packed = cuda_node.packed_specs(OP, one.attrs, inner)
+        small = squeezed(one.attrs, packed, bench.target, 48)
+        chunked = cuda_node.planned(moe_norm_quant.OP, whole, small)
+        found += [w for w in chunked if w.tactic.name == "grouped"]
+        assert [n.symbol for n in found[-1].plan.launches].count("moe_combine") > 1
+    for work in found:
+        got = cuda_node.run(bench, work, given)
+        want = wanted.get(work.tactic.name, wanted[works[0].tactic.name])
+        for index, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert a.tobytes() == b.tobytes(), (work.tactic.name, index)
+
+
+@pytest.mark.gpu
+def test_a_tokens_bits_do_not_depend_on_its_company(bench: cuda_node.Bench) -> None:
+    arrays = case(64, TINY, crowded).inputs(np.random.default_rng(6))
+    arrays[0][2] = 1
+    whole = _run_first(bench, arrays, 64)
+    order = np.random.default_rng(7).permutation(64)
+    mixed = (*(a[order] for a in arrays[:3]), *arrays[3:])
+    assert _run_first(bench, mixed, 64).tobytes() == whole[order].tobytes()
+    few = (*(a[10:13] for a in arrays[:3]), *arrays[3:])
+    assert _run_first(bench, few, 3).tobytes() == whole[10:13].tobytes()
+
+
+def _run_first(bench: cuda_node.Bench, arrays: tuple[Array, ...], tokens: int) -> Array:
+    one = Case("", {"format": "nvfp4", "dtype": "bf16"}, lambda rng: arrays)
+    work = next(cuda_node.planned(OP, one, bench.target))
+    return cuda_node.run(bench, work, arrays)[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["nvfp4", "dense", *QUANTISED])
+def test_chunks_give_the_bits_of_one_launch(kind: str, bench: cuda_node.Bench) -> None:
+    one = case(140, TINY, crowded, kind)
+    arrays = one.inputs(np.random.default_rng(8))
+    specs = cuda_node.packed_specs(OP, one.attrs, cuda_node.specs_of(OP, one.attrs, arrays))
+    found = []
+    for tokens, chunks in ((140, 1), (70, 2), (48, 3), (3, 47)):
+        target = squeezed(one.attrs, specs, bench.target, tokens)
+        works = cuda_node.planned(OP, one, target)
+        (work,) = (w for w in works if w.tactic.name == "grouped")
+        assert [n.symbol for n in work.plan.launches].count("moe_up") == chunks
+        found.append(cuda_node.run(bench, work, arrays)[0].tobytes())
+    assert len(set(found)) == 1
