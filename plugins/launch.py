@@ -33,6 +33,7 @@ from spark_engine.kernel import (
 from spark_engine.named import Named
 from spark_engine.op import Op
 from spark_engine.operand import Operand, Role
+from spark_engine.plugins.tuning import recorded
 from spark_engine.tensors import TensorSpec
 
 Grid = int | tuple[int, int] | tuple[int, int, int]
@@ -185,7 +186,10 @@ def _never(node: Node) -> None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A `Tactic` before it is bound to an op, for nodes with the operands that it names."""
+    """A `Tactic` before it is bound to an op, for nodes with the operands that it names.
+
+    `recorded`: the size and tokens of a node, for `tuning.recorded`.
+    """
 
     name: str
     source: str
@@ -193,6 +197,9 @@ class Candidate:
     cost: Callable[[Node], float]
     refuse: Callable[[Node], str | None] = _never
     reduction: Callable[[Node], str | None] | None = None
+    why: str = ""
+    form: str = ""
+    recorded: Callable[[Node], tuple[int, int] | None] | None = None
 
 
 def _same(attrs: Attrs) -> Attrs:
@@ -242,6 +249,16 @@ def serve(
     return replace(op, cuda=Cuda(tuple(_bound(c, view) for c in candidates), packs or {}))
 
 
+def _seconds(candidate: Candidate, node: Node) -> float:
+    """Recorded, where the candidate says at which size and tokens, else its `cost`."""
+    at = candidate.recorded(node) if candidate.recorded else None
+    architecture = node.target.architecture
+    found = at and recorded.seconds(
+        architecture.rehearses or architecture.name, node.op, candidate.name, *at
+    )
+    return found or candidate.cost(node)
+
+
 def _bound(candidate: Candidate, view: Callable[[Attrs, Specs, Target], Node]) -> Tactic:
     reduction = candidate.reduction
     return Tactic(
@@ -249,8 +266,10 @@ def _bound(candidate: Candidate, view: Callable[[Attrs, Specs, Target], Node]) -
         candidate.source,
         lambda attrs, specs, target: candidate.refuse(view(attrs, specs, target)),
         lambda attrs, specs, target: candidate.plan(view(attrs, specs, target)),
-        lambda attrs, specs, target: candidate.cost(view(attrs, specs, target)),
+        lambda attrs, specs, target: _seconds(candidate, view(attrs, specs, target)),
         (lambda attrs, specs, target: reduction(view(attrs, specs, target))) if reduction else None,
+        candidate.why,
+        candidate.form or candidate.name,
     )
 
 

@@ -334,6 +334,8 @@ class Tactic:
             give a token bit-identical results in any batch. None: the result depends on the
             token's place in its batch. Where it is not given, the key is the tactic's name: one
             order for any number of rows.
+        why: what it is for, where no published bucket chose it by a recorded time.
+        form: equal for tactics that differ in sizes alone.
     """
 
     name: str
@@ -342,6 +344,8 @@ class Tactic:
     plan: Callable[[Attrs, Specs, Target], Plan]
     cost: Callable[[Attrs, Specs, Target], float]
     reduction: Callable[[Attrs, Specs, Target], str | None] | None = None
+    why: str = ""
+    form: str = ""
 
     def reduction_key(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
         """`reduction` with its default."""

@@ -15,15 +15,12 @@ SIZES = frozenset(
     "H K N VOCAB WIDTH SLOTS HIDDEN EXPERTS HEADS KV_HEADS HK HV SHARED EPS COLUMNS ROWS_ALL "
     "PAGE OFFSET THREADS".split()
 )
-NAMED = frozenset("CHUNK SPLITS".split())  # lengths that tactics' names have
 Form = tuple[str, ...]
 
 
 def tactic_of(work: Planned, every: bool = False) -> str:
-    """The tactic's name, without the lengths in it: chunks_128_8 and chunks_256_8 are chunks_8."""
-    lengths = {v for launch in work.plan.launches for n, v in launch.defines if n in NAMED}
-    parts = work.tactic.name.split("_")
-    return "_".join(parts if every else (p for p in parts if p not in lengths))
+    """The tactic, or what tactics share that differ in sizes alone."""
+    return work.tactic.name if every else work.tactic.form
 
 
 def forms(work: Planned, every: bool = False) -> set[Form]:

@@ -163,7 +163,12 @@ def test_ops_share_what_is_compiled_of_a_kernel() -> None:
     one, other = "attention_decode", "paged_attention"
     names = {tactic_of(w) for name in (one, other) for w in _planned(name, H200)}
     assert {tactic_of(w) for name in (one, other) for w in made[name]} == names
-    assert {"8_chunks_12", "round_3_by_4", "pairs", "pairs_by"} <= names, "not of any length"
+    assert {
+        "8 chunks, 12 warps",
+        "64 chunks, 3 warps, 4 queries",
+        "pairs",
+        "pairs_split",
+    } <= names, "not of any length"
     apart = sum(len(chosen(registry.get(name), H200)) for name in (one, other))
     assert len(made[one]) + len(made[other]) < apart / 2
 

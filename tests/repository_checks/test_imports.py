@@ -29,11 +29,12 @@ ALLOWED = {
 # to them.
 FOLDERS = {
     "plugins": {
-        "launch": set(),  # a file
+        "tuning": set(),
+        "launch": {"tuning"},  # a file
         "common": set(),
         "formats": {"common"},
         "state": {"common", "formats"},
-        "kernels": {"launch", "common", "formats", "state"},
+        "kernels": {"launch", "common", "formats", "state", "tuning"},
         "ops": {"launch", "common", "formats", "state", "kernels"},
         "": {"launch", "common", "formats", "state", "kernels", "ops"},
     },

@@ -8,38 +8,23 @@ share: sizes, macros and refusals.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from spark_engine.kernel import Early, Plan, Scratch, Target
 from spark_engine.plugins.formats.quantised import QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.paged_kv import Sizes, sizes_of
+from spark_engine.plugins.tuning import sm_90a, sm_121a
+from spark_engine.plugins.tuning.sizes import FAN, Chunks
 from spark_engine.tensors import DType
 
 DIMS = (32, 64, 128, 256)
 COLUMNS = 8  # heads of a group, padded
-FAN = 8  # parts that are merged at once
-# (tokens that a chunk has about, warps of a block over e4m3 pages, chunks of a row at most), a
-# tactic each: where rows times kv heads times chunks are as many as blocks are resident, nothing
-# waits for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones; three
-# warps are as many as a round's teams of four.
-ALONE = FAN * FAN
-SHAPES = (
-    (128, 8, ALONE),
-    (256, 8, ALONE),
-    (256, 3, ALONE),
-    (128, 8, FAN),
-    (256, 8, FAN),
-    (512, 12, FAN),
-    (1024, 12, FAN),
-    (1024, 6, FAN),
-    (1024, 3, FAN),
-)
-# For less shared memory than Hopper has.
-SMALL = ((128, 4, ALONE), (256, 4, ALONE), (512, 4, FAN), (1024, 4, FAN))
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
 COPIES = 2  # quantised copies that one launch writes at most
+UNFUSED = "nodes of one token or of a round that no fusion takes, and --no-fuse"
 ROW = 16  # bytes of `struct Row`
 # Of the kernels of one token and of a round; y is the result in the activations' dtype.
 PAGES = "k_pages_out v_pages_out page_table slots starts counts"
@@ -90,19 +75,19 @@ def refuse_pages(node: Node, x: str = "qkv") -> str | None:
     return None
 
 
-def refuse_decode(node: Node, most: int) -> str | None:
+def refuse_decode(node: Node, size: Chunks) -> str | None:
     """Refuses tiles, and what `refuse_group` does, too many warps."""
     s, target = sizes(node), node.target
     if s.tile != 1:
         return f"rows are of {s.tile} tokens, not one"
-    reason = refuse_group(node, most)
-    shared = _shape(s, most)[2] + ROW * node.dim("rows")
+    reason = refuse_group(node, size)
+    shared = _shape(s, size.warps)[2] + ROW * node.dim("rows")
     if reason is None and shared > target.shared_bytes:
-        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
+        return f"{size.warps} warps take {shared} bytes of shared memory; {target.name} has less"
     return reason
 
 
-def refuse_group(node: Node, most: int) -> str | None:
+def refuse_group(node: Node, size: Chunks) -> str | None:
     """Refuses groups that the matrix unit's eight columns do not hold, copies that are not written,
     another target's numbers of warps."""
     s = sizes(node)
@@ -112,8 +97,8 @@ def refuse_group(node: Node, most: int) -> str | None:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
     if node.number("n") > COPIES:
         return f"{node.number('n')} quantised copies; at most {COPIES} are written"
-    if (most == SMALL[0][1]) == node.target.large_shared:
-        return f"blocks of {most} warps are not for the shared memory of {node.target.name}"
+    if size.large != node.target.large_shared:
+        return f"blocks of {size.warps} warps are not for the shared memory of {node.target.name}"
     return refuse_pages(node)
 
 
@@ -140,20 +125,20 @@ def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
     return warps, stages, warps * arena + rest + 80
 
 
-def plan_decode(node: Node, chunk: int, most: int, parts: int) -> Plan:
+def plan_decode(node: Node, size: Chunks) -> Plan:
     """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
-    warps, stages, shared = _shape(s, most)
+    warps, stages, shared = _shape(s, size.warps)
     each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
-    blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
+    blocks = min(RESIDENT // size.warps, (target.shared_bytes + 1024) // each)
     longest = node.dim("MP") * s.page
-    items = rows * s.kv_heads * min(parts, -(-longest // chunk))
+    items = rows * s.kv_heads * min(size.most, -(-longest // size.tokens))
     macros = {
         **pages_macros(node, s.heads),
         "WARPS": warps,
         "STAGES": stages,
-        "CHUNK": chunk,
-        "MOST_CHUNKS": parts,
+        "CHUNK": size.tokens,
+        "MOST_CHUNKS": size.most,
         "BLOCKS": blocks,
         "SHARED": shared,
         **epilogue(node),
@@ -183,32 +168,31 @@ def epilogue(node: Node) -> dict[str, int]:
     }
 
 
-def cost_decode(node: Node, chunk: int, most: int) -> float:
+def cost_decode(node: Node, size: Chunks) -> float:
     """Rows of a typical length: a warp's own way, or all bytes and the cost of each round of work
     items; merges. Fitted to measurements behind a launch that fills the GPU."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     length = min(node.dim("MP") * s.page, TYPICAL)
-    chunks = max(1, (length + chunk // 2) // chunk)
+    chunks = max(1, (length + size.tokens // 2) // size.tokens)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
-    way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
+    way = 8e-6 + 2.3e-6 * length / (16 * chunks * size.warps)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    resident = target.sms * (RESIDENT // most if target.large_shared else 1)
+    resident = target.sms * (RESIDENT // size.warps if target.large_shared else 1)
     return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 
-def name_of(chunk: int, most: int, parts: int) -> str:
-    """What decides how a row's sums are cut and come together."""
-    return f"chunks_{chunk}_{most}" if parts == ALONE else f"{parts}_chunks_{chunk}_{most}"
-
-
-def _candidate(chunk: int, most: int, parts: int) -> Candidate:
+def _candidate(size: Chunks) -> Candidate:
     return Candidate(
-        name_of(chunk, most, parts),
+        size.name,
         "attention/attention_decode_mma.cu",
-        partial(plan_decode, chunk=chunk, most=most, parts=parts),
-        partial(cost_decode, chunk=chunk, most=most),
-        partial(refuse_decode, most=most),
+        partial(plan_decode, size=size),
+        partial(cost_decode, size=size),
+        partial(refuse_decode, size=size),
+        why=size.why,
+        form=size.form,
     )
 
 
-DECODE = tuple(_candidate(*shape) for shape in (*SHAPES, *SMALL))
+SIZES = (*sm_90a.DECODE, *sm_121a.DECODE)
+DECODE = tuple(map(_candidate, SIZES))
+FALLBACK = tuple(_candidate(replace(size, why=UNFUSED)) for size in SIZES if size.fallback)

@@ -10,14 +10,14 @@ from functools import partial
 
 from spark_engine.kernel import Launch, Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
-    DECODE,
+    FALLBACK,
     PAGES,
     pages_macros,
     refuse_pages,
     sizes,
     token_bytes,
 )
-from spark_engine.plugins.kernels.attention.attention_round_kernels import ROUNDS
+from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED_ROUNDS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.paged_kv import Sizes
 from spark_engine.tensors import DType
@@ -40,7 +40,7 @@ PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens 
 # Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
 # consumer's and a producer's thread: three groups of 128 have 504 for each lane.
 HELD = {True: (0, 208, 88), False: (6, 232, 40)}
-SPLITS = (2, 4, 8, 16)  # blocks that share a tile's keys, a tactic each
+SPLITS = (16, 8, 4, 2)  # blocks that share a tile's keys
 
 
 def refuse_prefill(node: Node) -> str | None:
@@ -76,13 +76,25 @@ def refuse_group_of_two(node: Node) -> str | None:
     return refuse_prefill(node)
 
 
-def refuse_split(node: Node, splits: int) -> str | None:
-    """Refuses rows that fill the GPU without splits, or as well with half of them."""
+def splits_of(node: Node) -> int:
+    """The most parts of a tile's keys that one wave of blocks takes; 1: rows alone are as many."""
+    blocks = node.dim("rows") * sizes(node).heads // PAIR
+    return next((n for n in SPLITS if blocks * n <= node.target.sms), 1)
+
+
+def refuse_split(node: Node) -> str | None:
+    """Refuses rows that fill the GPU without splits."""
     s, rows, sms = sizes(node), node.dim("rows"), node.target.sms
     reason = refuse_pairs(node)
-    if reason is None and rows * s.heads // PAIR * splits > 3 * sms // 2:
-        return f"{rows} rows of {s.heads} heads fill {sms} multiprocessors with fewer splits"
+    if reason is None and splits_of(node) == 1:
+        return f"{rows} rows of {s.heads} heads fill {sms} multiprocessors without splits"
     return reason
+
+
+def _order(node: Node) -> str:
+    """A token's bits depend on the parts, and on its tile's end: on the grid of 64, on its
+    position."""
+    return f"{splits_of(node)} parts"
 
 
 def plan_prefill(node: Node) -> Plan:
@@ -93,9 +105,10 @@ def plan_prefill(node: Node) -> Plan:
     return node.plan(appended(node), attend)
 
 
-def plan_pairs(node: Node, splits: int) -> Plan:
+def plan_pairs(node: Node, split: bool) -> Plan:
     """`paged_append`, then `paged_pairs` over rows, pairs of heads and parts of the keys."""
-    s, rows, node = sizes(node), node.dim("rows"), with_queries(node)
+    s, rows, splits = sizes(node), node.dim("rows"), splits_of(node) if split else 1
+    node = with_queries(node)
     held, most, rest = HELD[s.storage is DType.U8]
     numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
     if splits > 1:
@@ -163,32 +176,41 @@ def cost_prefill(node: Node, share: float, heads: int, resident: int, splits: in
     return 4 * pairs * s.heads * s.dim / rate + (12e-6 if splits > 1 else 8e-6)
 
 
+def _cost_pairs(node: Node, split: bool) -> float:
+    return cost_prefill(node, 0.8, PAIR, 1, splits_of(node) if split else 1)
+
+
 TILES = Candidate(
     "tiles",
     "attention/attention_prefill_mma.cu",
     plan_prefill,
     partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1),
     refuse_prefill,
+    why="heads of fewer than 256 dimensions, odd groups and pages of fewer than 64 tokens",
 )
-
 TILES_PAIR = Candidate(
     "tiles_pair",
     "attention/attention_prefill_pair_mma.cu",
     plan_tiles_pair,
     partial(cost_prefill, share=0.51, heads=PAIR, resident=1, splits=1),
     refuse_tiles_pair,
+    why="0.65 of the time of tiles, rehearsed: benchmarks/log/attention/paged_prefill_pair.md",
 )
-
-
-def _pairs(splits: int) -> Candidate:
-    """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
-    return Candidate(
-        f"pairs_by_{splits}" if splits > 1 else "pairs",
-        "attention/attention_prefill_wgmma_sm90.cu",
-        partial(plan_pairs, splits=splits),
-        partial(cost_prefill, share=0.8, heads=PAIR, resident=1, splits=splits),
-        partial(refuse_split, splits=splits) if splits > 1 else refuse_pairs,
-    )
-
-
-CANDIDATES = (*DECODE, *ROUNDS, TILES, TILES_PAIR, *(_pairs(n) for n in (1, *SPLITS)))
+PAIRS_WHOLE = Candidate(
+    "pairs",
+    _PAIRS,
+    partial(plan_pairs, split=False),
+    partial(_cost_pairs, split=False),
+    refuse_pairs,
+    why="half of the time of tiles: benchmarks/log/attention/paged_pairs.md",
+)
+PAIRS_SPLIT = Candidate(
+    "pairs_split",
+    _PAIRS,
+    partial(plan_pairs, split=True),
+    partial(_cost_pairs, split=True),
+    refuse_split,
+    _order,
+    why="few tokens of a prompt behind many: benchmarks/log/runtime.md",
+)
+CANDIDATES = (*FALLBACK, *UNFUSED_ROUNDS, TILES, TILES_PAIR, PAIRS_WHOLE, PAIRS_SPLIT)

@@ -8,24 +8,20 @@ ring (paged_team.cuh).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_engine.kernel import Plan, Target
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
-    ALONE,
     ARGS,
     COLUMNS,
     DECODE,
-    FAN,
     RESIDENT,
     ROW,
-    SHAPES,
-    SMALL,
     TYPICAL,
+    UNFUSED,
     epilogue,
     most_warps,
-    name_of,
     pages_macros,
     refuse_group,
     sizes,
@@ -36,14 +32,14 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.paged_kv import ROUND, Sizes
+from spark_engine.plugins.tuning import sm_90a, sm_121a
+from spark_engine.plugins.tuning.sizes import FAN, Shared
 
 ROUNDED = Kernel("paged_round", ARGS)
 LISTED = 11 << 10  # bytes that a block keeps free for its list of runs
-SHARING = (1, 2, 4)  # queries that read one copy of a row's tiles, by a team of as many warps
 DEEP = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
 LEAST = 128  # dimensions of a head that a team takes
 WEIGHTS = 512  # bytes of a team for each query, twice where values lag
-OWN = ((512, 3, ALONE),)  # chunks that only rounds have: more work items for rings that are shared
 
 
 def runs_of(tile: int, queries: int) -> int:
@@ -52,21 +48,19 @@ def runs_of(tile: int, queries: int) -> int:
     return min(tile, -(-tile // queries) + 3)
 
 
-def refuse(node: Node, chunk: int, most: int, queries: int) -> str | None:
+def refuse(node: Node, size: Shared) -> str | None:
     """Refuses other tiles, queries without a gain, more warps or shared memory than there are."""
-    s, target = sizes(node), node.target
+    s, target, most, queries = sizes(node), node.target, size.chunks.warps, size.queries
     if not 2 <= s.tile <= ROUND:
         return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
     if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries // 2)):
         return f"{s.tile} queries by {queries} read no less than by {queries // 2}"
     if queries > 1 and s.dim < LEAST:
         return f"heads of {s.dim} are too small to share out; from {LEAST} on"
-    if (chunk, most, ALONE) in OWN and queries == 1:
-        return "single queries have enough work items in other tactics"
     warps = walkers_of(s, most) * queries
     if queries > 1 and warps > most_warps(s, target):
         return f"{warps} warps have too few registers each"
-    reason = refuse_group(node, most)
+    reason = refuse_group(node, size.chunks)
     shared = _shape(s, target, most, queries).shared + _listed(s, node, queries)
     if reason is None and shared > target.shared_bytes:
         return f"{warps} warps take {shared} bytes of shared memory; {target.name} has less"
@@ -108,14 +102,15 @@ def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
     return next((f for f in forms if f.shared <= room), made(alone, 1))
 
 
-def plan(node: Node, chunk: int, most: int, parts: int, queries: int) -> Plan:
+def plan(node: Node, size: Shared) -> Plan:
     """As many blocks as are resident; partial sums of every chunk of every query."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
-    shape = _shape(s, target, most, queries)
+    chunks, queries = size.chunks, size.queries
+    shape = _shape(s, target, chunks.warps, queries)
     walkers, shared = shape.walkers, shape.shared
     listed, runs = _listed(s, node, queries), runs_of(s.tile, queries)
-    blocks = _resident(target, most, walkers * queries, queries, shared + listed)
-    places = min(parts, -(-node.dim("MP") * s.page // chunk))
+    blocks = _resident(target, chunks.warps, walkers * queries, queries, shared + listed)
+    places = min(chunks.most, -(-node.dim("MP") * s.page // chunks.tokens))
     items = rows * runs * s.kv_heads * places
     macros = {
         **pages_macros(node, s.heads),
@@ -125,8 +120,8 @@ def plan(node: Node, chunk: int, most: int, parts: int, queries: int) -> Plan:
         "WARPS": walkers * queries,
         "STAGES": shape.stages,
         "AT_ONCE": shape.at_once,
-        "CHUNK": chunk,
-        "MOST_CHUNKS": parts,
+        "CHUNK": chunks.tokens,
+        "MOST_CHUNKS": chunks.most,
         "BLOCKS": blocks,
         "SHARED": shared,
         **epilogue(node),
@@ -146,9 +141,10 @@ def _resident(target: Target, most: int, warps: int, queries: int, shared: int) 
     return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
 
 
-def cost(node: Node, chunk: int, most: int, queries: int) -> float:
+def cost(node: Node, size: Shared) -> float:
     """As of one token, with every run reading its row once more."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
+    chunk, most, queries = size.chunks.tokens, size.chunks.warps, size.queries
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
@@ -162,17 +158,19 @@ def cost(node: Node, chunk: int, most: int, queries: int) -> float:
     return max(way, read + 6.5e-6 * max(1.0, rounds)) + merges
 
 
-def _candidate(chunk: int, most: int, parts: int, queries: int) -> Candidate:
-    key = name_of(chunk, most, parts)
+def _candidate(size: Shared) -> Candidate:
     return Candidate(
-        f"{key.replace('chunks', 'round')}_by_{queries}",
+        size.name,
         "attention/attention_round_mma.cu",
-        partial(plan, chunk=chunk, most=most, parts=parts, queries=queries),
-        partial(cost, chunk=chunk, most=most, queries=queries),
-        partial(refuse, chunk=chunk, most=most, queries=queries),
-        lambda node: key,
+        partial(plan, size=size),
+        partial(cost, size=size),
+        partial(refuse, size=size),
+        lambda node: size.chunks.name,
+        size.why,
+        size.form,
     )
 
 
-ROUNDS = tuple(_candidate(*shape, n) for shape in (*SHAPES, *OWN, *SMALL) for n in SHARING)
-FUSED = (*DECODE, *ROUNDS)
+ROUNDS = (*sm_90a.ROUNDS, *sm_121a.ROUNDS)
+FUSED = (*DECODE, *map(_candidate, ROUNDS))
+UNFUSED_ROUNDS = tuple(_candidate(replace(size, why=UNFUSED)) for size in ROUNDS if size.fallback)

@@ -69,6 +69,6 @@ def cost_words(node: Node) -> float:
 
 SOURCE = "delta_rule/causal_conv_fma.cu"
 CANDIDATES = (
-    Candidate("segments", SOURCE, plan, cost, refuse),
+    Candidate("segments", SOURCE, plan, cost, refuse, why="widths that are no multiples of words"),
     Candidate("words", SOURCE, partial(plan, words=True), cost_words, refuse_words),
 )

@@ -15,6 +15,8 @@ from spark_engine.kernel import Early, Plan, Scratch
 from spark_engine.plugins.formats.quantised import QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import FOLD_ROWS
+from spark_engine.plugins.tuning import sm_90a
+from spark_engine.plugins.tuning.sizes import Heads
 from spark_engine.tensors import DType
 
 ARGS = (
@@ -31,20 +33,6 @@ ROUND_BLOCKS = {
     4: 4,
 }  # by warps: of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Warps of a block, blocks of a multiprocessor, and the way of the state.
-
-    `stages`: chunks that each warp has on their way to shared memory; 0, they come through
-    registers. `grouped`: a block has all value heads of a key head, else one.
-    """
-
-    warps: int
-    blocks: int
-    grouped: bool = False
-    stages: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,11 +66,11 @@ class Problem:
             return self.lanes // 2
         return 8 if self.state is DType.F32 else 4
 
-    def heads(self, shape: Shape) -> int:
+    def heads(self, shape: Heads) -> int:
         """Value heads of one block."""
         return self.repeat if shape.grouped else 1
 
-    def shared(self, shape: Shape) -> int:
+    def shared(self, shape: Heads) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""
         heads, ages = self.heads(shape), max(self.ring - 1, 0)
         values = heads * self.value_dim
@@ -92,10 +80,10 @@ class Problem:
         floats += ages * (values + self.key_dim + 3 * heads)
         return self._staged(shape) + 4 * floats + 256
 
-    def _staged(self, shape: Shape) -> int:
+    def _staged(self, shape: Heads) -> int:
         return shape.warps * shape.stages * (self.accesses * 512 + 8)
 
-    def _round(self, shape: Shape, heads: int, ages: int) -> int:
+    def _round(self, shape: Heads, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
         floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
@@ -126,7 +114,7 @@ class Problem:
         )
 
 
-def refuse(node: Node, shape: Shape) -> str | None:
+def refuse(node: Node, shape: Heads) -> str | None:
     """Says which size the kernel has no shape for."""
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
@@ -158,7 +146,7 @@ def _refuse_ends(p: Problem, node: Node) -> str | None:
     return None
 
 
-def plan(node: Node, shape: Shape) -> Plan:
+def plan(node: Node, shape: Heads) -> Plan:
     """A block for each row and value head or group of them."""
     p = Problem.of(node)
     # Several blocks read a key head's channels, which the last of them shifts.
@@ -177,7 +165,7 @@ def plan(node: Node, shape: Shape) -> Plan:
     return node.plan(launch)
 
 
-def _macros(p: Problem, shape: Shape, node: Node) -> dict[str, int]:
+def _macros(p: Problem, shape: Heads, node: Node) -> dict[str, int]:
     room = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
@@ -201,7 +189,7 @@ def _macros(p: Problem, shape: Shape, node: Node) -> dict[str, int]:
     }
 
 
-def cost(node: Node, shape: Shape) -> float:
+def cost(node: Node, shape: Heads) -> float:
     """The state once in and once out (of a ring's, one part in L and half the records), by what
     was measured; few blocks are bound by latency."""
     p, target = Problem.of(node), node.target
@@ -213,8 +201,6 @@ def cost(node: Node, shape: Shape) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
         over += 0.2  # less to move behind each block's start and end
-    if shape.stages and not shape.grouped and not target.large_shared:
-        over += 0.1  # one block an SM: loads and products take turns
     over += 0.15 * (p.tile - 1)
     return over * moved / (target.bandwidth * reached) + 4e-6
 
@@ -224,19 +210,27 @@ def reduction_key(node: Node) -> str:
     return "one order"
 
 
-def _candidate(name: str, shape: Shape) -> Candidate:
-    planned, costs = partial(plan, shape=shape), partial(cost, shape=shape)
-    refused = partial(refuse, shape=shape)
-    return Candidate(name, "delta_rule/delta_decode_fma.cu", planned, costs, refused, reduction_key)
+def _recorded(node: Node) -> tuple[int, int] | None:
+    """Value heads and rows, of states in f32 with a ring; rounds of drafts as one token."""
+    p = Problem.of(node)
+    kept = p.ring and p.state is DType.F32 and p.key_dim == p.value_dim == 128
+    return (p.key_heads * p.repeat, p.rows) if kept else None
 
 
-CANDIDATES = (
-    _candidate("staged", Shape(8, 3, stages=2)),
-    _candidate("registers", Shape(8, 2)),
-    _candidate("small registers", Shape(4, 4)),
-    _candidate("many registers", Shape(16, 1)),
-    _candidate("grouped", Shape(4, 4, grouped=True, stages=2)),
-    _candidate("wide grouped", Shape(8, 3, grouped=True, stages=1)),
-)
+def _candidate(shape: Heads, why: str = "") -> Candidate:
+    return Candidate(
+        shape.name,
+        "delta_rule/delta_decode_fma.cu",
+        partial(plan, shape=shape),
+        partial(cost, shape=shape),
+        partial(refuse, shape=shape),
+        reduction_key,
+        why or shape.why,
+        recorded=_recorded,
+    )
+
+
+CANDIDATES = tuple(map(_candidate, sm_90a.HEADS))
+UNFUSED = tuple(_candidate(h, "nodes that no fusion takes") for h in sm_90a.HEADS if h.fallback)
 # gated_delta_step's operands and results, as the kernel calls gdn_decode's.
 STEP = {"c": "qkvz", "state_out": "gdn_state_out", "ring_out": "gdn_ring_out", "o": "y"}

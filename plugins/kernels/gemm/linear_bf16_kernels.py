@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_engine.plugins.kernels.gemm import skinny_gemm
 from spark_engine.plugins.kernels.gemm.linear_small_n_kernels import SMALL_N
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
@@ -27,5 +29,7 @@ def cost(node: Node) -> float:
 
 
 SKINNY = skinny_gemm.candidate(FORM, refuse)
-CANDIDATES = (SMALL_N, SKINNY, *order.streaming(FORM, refuse, cost))
+STREAM_K, WHOLE = order.streaming(FORM, refuse, cost)
+INVARIANT = replace(WHOLE, why="--invariant: one order of prefill's sums without clusters")
+CANDIDATES = (SMALL_N, SKINNY, STREAM_K, INVARIANT)
 PACKS = {"w": sg.pack(FORM, DType.BF16)}

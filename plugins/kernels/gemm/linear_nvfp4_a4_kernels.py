@@ -93,6 +93,7 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 
 CODES = Pack(lambda attrs, spec: _wide(spec, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, 16), _pack_scales)
-FEW_ROWS = Candidate("m16 tiles", SOURCE, plan_few, cost_few, refuse_few)
-CANDIDATES = (FEW_ROWS, *order.streaming(FORM, refuse, cost))
+W4A4 = "checkpoints that quantise activations to NVFP4 too"
+FEW_ROWS = Candidate("m16 tiles", SOURCE, plan_few, cost_few, refuse_few, why=W4A4)
+CANDIDATES = (FEW_ROWS, *(replace(c, why=W4A4) for c in order.streaming(FORM, refuse, cost)))
 PACKS = {"w": CODES, "w_scale": SCALES}

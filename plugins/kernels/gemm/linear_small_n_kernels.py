@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_engine.kernel import Early, Plan
 from spark_engine.plugins.formats.linear_layout import M16, PANEL
+from spark_engine.plugins.kernels.gemm.stream_k.stream_k_gemm import Problem
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
@@ -49,4 +50,6 @@ def cost(node: Node) -> float:
     return 2.5e-6 + 0.86e-6 * blocks / node.target.sms
 
 
-SMALL_N = Candidate("small n", "gemm/linear_small_n_cluster_sm90.cu", plan, cost, refuse)
+SMALL_N = Candidate(
+    "small n", "gemm/linear_small_n_cluster_sm90.cu", plan, cost, refuse, recorded=Problem.recorded
+)

@@ -191,4 +191,4 @@ def candidate(form: Format, refused: Callable[[Node], str | None]) -> Candidate:
         least = 1.05 * floor(problem, form, node.target, node.text("dtype"))
         return max(least, decoding, 2e-6) + 1e-6
 
-    return Candidate("skinny", form.source, planned, cost, refusing)
+    return Candidate("skinny", form.source, planned, cost, refusing, recorded=Problem.recorded)

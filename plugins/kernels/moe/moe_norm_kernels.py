@@ -96,6 +96,14 @@ def candidates(grouped_moe: Op, norm_quant: Op) -> tuple[Candidate, ...]:
     """By the tactics of the first of these ops."""
     made = (Followed(each, grouped_moe, norm_quant) for each in experts_kernels.CANDIDATES)
     return tuple(
-        Candidate(m.experts.name, m.experts.source, m.plan, m.cost, m.refuse, m.reduction)
+        Candidate(
+            m.experts.name,
+            m.experts.source,
+            m.plan,
+            m.cost,
+            m.refuse,
+            m.reduction,
+            m.experts.why,
+        )
         for m in made
     )

@@ -30,6 +30,13 @@ SUM = Kernel("all_reduce", "x y count peers rank")
 SIDE_BY_SIDE = Kernel("gather_logits", "x y count peers rank")
 
 
+WHY = {
+    ONE_SHOT: "medium parts: benchmarks/log/collectives.md",
+    TWO_SHOT: "large parts of more than two ranks",
+    PUSH: "small parts: benchmarks/log/collectives.md",
+}
+
+
 def symmetric_bytes(nbytes: int) -> int:
     """Of the memory of each rank that shows so many bytes in a launch."""
     return DATA + 2 * TURN * -(-nbytes // TURN)
@@ -127,11 +134,18 @@ def _sum(way: str) -> Candidate:
         partial(_cost, way=way),
         partial(_refuse_sum, way=way),
         one_order,
+        why=WHY[way],
     )
 
 
 SUMS = tuple(_sum(way) for way in WAYS)
-_GATHER = Candidate(ONE_SHOT, "ranks/gather_logits_peer.cu",
-                    _plan_gather, partial(_cost, way=ONE_SHOT), _refuse_gather)  # fmt: skip
+_GATHER = Candidate(
+    ONE_SHOT,
+    "ranks/gather_logits_peer.cu",
+    _plan_gather,
+    partial(_cost, way=ONE_SHOT),
+    _refuse_gather,
+    why="the only one of one host",
+)
 ALL_REDUCE = nccl_kernels.also_across(SUMS, nccl_kernels.SUMS)
 GATHER_LOGITS = nccl_kernels.also_across((_GATHER,), nccl_kernels.LOGITS)

@@ -114,7 +114,11 @@ def _in_order(node: Node) -> str | None:
 
 
 SUMS = (
-    Candidate("nccl_sum", SOURCE, _plan_sum, _cost, _refuse_own_order, _in_order),
-    Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, _in_order),
+    Candidate("nccl_sum", SOURCE, _plan_sum, _cost, _refuse_own_order, _in_order, "two hosts"),
+    Candidate("nccl_parts", SOURCE, _plan_parts, _cost_parts, _refuse_sum, _in_order, "more hosts"),
 )
-LOGITS = (Candidate("nccl_gather", SOURCE, _plan_logits, _cost_parts, _refuse_logits),)
+LOGITS = (
+    Candidate(
+        "nccl_gather", SOURCE, _plan_logits, _cost_parts, _refuse_logits, why="several hosts"
+    ),
+)

@@ -96,15 +96,20 @@ def _joined(way: str, ops: Ops) -> Candidate:
         partial(_cost, way=way, ops=ops),
         partial(_refuse, way=way, ops=ops),
         collectives.one_order,
+        why="few rows: the norm in the launch of the sum",
     )
 
 
 def _apart(total: Candidate, ops: Ops) -> Candidate:
-    plan = partial(_plan_apart, total=total, ops=ops)
-    cost = partial(_cost_apart, total=total, ops=ops)
-    refuse = partial(_refuse_apart, total=total, ops=ops)
-    name = f"{total.name}_apart"
-    return Candidate(name, total.source, plan, cost, refuse, collectives.one_order)
+    return Candidate(
+        f"{total.name}_apart",
+        total.source,
+        partial(_plan_apart, total=total, ops=ops),
+        partial(_cost_apart, total=total, ops=ops),
+        partial(_refuse_apart, total=total, ops=ops),
+        collectives.one_order,
+        why="many rows: each launch fills the GPU",
+    )
 
 
 def candidates(total: Op, norm: Op) -> tuple[Candidate, ...]:

@@ -258,7 +258,7 @@ STEP = serve(
         body=step_body,
         cases=cases.STEP,
     ),
-    delta_decode_kernels.CANDIDATES,
+    delta_decode_kernels.UNFUSED,
     called=delta_decode_kernels.STEP,
 )
 

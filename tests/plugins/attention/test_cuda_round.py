@@ -126,9 +126,9 @@ def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) 
 @pytest.mark.parametrize(("dim", "half", "most"), [(64, 8, 1), (128, 16, 4)])
 def test_teams_take_heads_with_rows_that_fill_the_banks(dim: int, half: int, most: int) -> None:
     launch = replace(rounds(3, F8, 4, 2, (5, 100)), dim=dim, half=half)
-    arrays = launch.inputs(np.random.default_rng(3))
-    found = works(paged_attention.OP, launch.attrs, arrays, TARGETS["sm_90a"])
-    assert max(int(w.tactic.name.rpartition("_by_")[2]) for w in found) == most
+    arrays = given(launch)
+    found = works(attention_decode.OP, fused(launch), arrays, TARGETS["sm_90a"])
+    assert max(int(dict(w.plan.launches[0].defines)["QUERIES"]) for w in found) == most
 
 
 def test_runs_fit_their_list() -> None:

@@ -13,7 +13,7 @@
 constexpr int GROUP = 128;
 constexpr int PANEL = TILE * 128;  // bytes of 64 rows of 64 columns
 constexpr int CORNER = TILE * 32;  // of a warp's outputs
-static_assert(KD == 128 && DS == 64 && TILE == 64 && SWIZZLED, "unsupported sizes");
+static_assert(KD == 128 && DS == 64 && TILE == 64 && !PACKED, "unsupported sizes");
 
 struct Tile {  // of one buffer
   u8 k[2 * PANEL], q[2 * PANEL];

@@ -6,6 +6,8 @@ Knows the two kernels' shapes and what lies between them. A state's output is it
 
 from __future__ import annotations
 
+from functools import partial
+
 from spark_engine.kernel import Plan, Target
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import Heads, heads_of
@@ -31,11 +33,6 @@ SCAN = Kernel(
 )
 
 
-def columns(h: Heads) -> int:
-    """Value columns of one block of the scan."""
-    return 32 if h.value_dim % 32 == 0 else 16
-
-
 def prepare_bytes(h: Heads) -> int:
     """Shared memory of `Prepare`."""
     triangle = 6 * 2 * 512 + 4 * (2 * 512 + 16)  # A's blocks below the diagonal, and those on it
@@ -43,16 +40,11 @@ def prepare_bytes(h: Heads) -> int:
     return max(2 * TILE * h.key_dim * 2, later) + 2 * ALIGNMENT
 
 
-def scan_bytes(h: Heads, buffers: int) -> int:
-    """Shared memory of `Scan` with so many buffers for k."""
-    ds = columns(h)
-    halves = (buffers + 1) * TILE * h.key_dim + 4 * TILE * TILE
-    halves += 3 * TILE * ds + max(2 * h.key_dim, 3 * TILE) * ds
-    return 2 * halves + 8 * FACTORS * TILE + 2 * ALIGNMENT
-
-
 def warp_columns(h: Heads, target: Target) -> int:
-    """Value columns of one block of delta_prefill_warps_mma.cu: half a head if all run at once."""
+    """Value columns of one block of delta_prefill_warps_mma.cu: half a head if all run at once, 16
+    or 32 where heads are no multiples of 64."""
+    if h.value_dim % 64:
+        return 16 if h.value_dim % 32 else 32
     halves = h.values * h.value_dim // 64
     return 64 if halves <= target.sms or h.value_dim % 128 else 128
 
@@ -70,7 +62,7 @@ def refuse(node: Node) -> str | None:
         return f"{c.name} is {c.dtype}; only bf16 is served"
     if h.tile != TILE or h.key_dim not in (16, 32, 64, 128) or h.value_dim % 16:
         return f"tiles of {h.tile}, heads of {h.key_dim} and {h.value_dim}: no such kernel"
-    needed = max(prepare_bytes(h), scan_bytes(h, 1))
+    needed = max(prepare_bytes(h), warps_bytes(h, node.target))
     if h.repeat > MOST_HEADS or needed > node.target.shared_bytes:
         return f"{h.repeat} value heads a key head need {needed} bytes of shared memory"
     return None
@@ -87,50 +79,39 @@ def refuse_wgmma(node: Node) -> str | None:
 
 
 def refuse_warps(node: Node) -> str | None:
-    """Serves GPUs without wgmma and the keys of served models."""
-    h = heads_of(node.attrs)
-    if node.target.wgmma:
+    """Serves all others."""
+    if refuse_wgmma(node) is None:
         return f"{node.target.name} has wgmma"
-    if h.key_dim != 128 or h.value_dim % 64:
-        return f"heads of {h.key_dim} and {h.value_dim}: 128 and a multiple of 64"
     return refuse(node)
 
 
 def plan_wgmma(node: Node) -> Plan:
     """The same launches and operands, the scan with 64 value columns a block."""
-    return _plan(node, WGMMA_COLUMNS, WGMMA_BYTES, "SWIZZLED")
+    return _plan(node, WGMMA_COLUMNS, WGMMA_BYTES, packed=False)
 
 
 def plan_warps(node: Node) -> Plan:
     """The same launches and operands, T and P packed, a warp of the scan for 16 value columns."""
     h, target = heads_of(node.attrs), node.target
-    return _plan(node, warp_columns(h, target), warps_bytes(h, target), "PACKED")
+    return _plan(node, warp_columns(h, target), warps_bytes(h, target), packed=True)
 
 
-def plan(node: Node) -> Plan:
-    """Two launches, T and P row-major."""
-    h, buffers = heads_of(node.attrs), 2 if node.target.large_shared else 1
-    return _plan(node, columns(h), scan_bytes(h, buffers), "", buffers)
-
-
-def _plan(node: Node, ds: int, shared: int, layout: str, buffers: int = 1) -> Plan:
-    """Two launches; between them T, P (`layout` says how) and the factors of every tile and value
+def _plan(node: Node, ds: int, shared: int, packed: bool) -> Plan:
+    """Two launches; between them T, P (as `packed` says) and the factors of every tile and value
     head. `ds`, `shared`: value columns of a block of the scan, and its shared memory."""
-    h, rows, packed = heads_of(node.attrs), node.dim("rows"), layout == "PACKED"
+    h, rows = heads_of(node.attrs), node.dim("rows")
     macros = {
         "ACT_F32": 0,
         "DRAFTS": node.number("drafts"),
         "DS": ds,
         "HK": h.keys,
-        "KBUFFERS": buffers,
         "KD": h.key_dim,
+        "PACKED": packed,
         "R": h.repeat,
         "RING": node.number("ring"),
         "STATE_BYTES": node["gdn_state"].dtype.itemsize,
         "VD": h.value_dim,
     }
-    if layout:
-        macros[layout] = 1
     tile_heads, triangle = rows * h.values, TRIANGLE if packed else 2 * TILE * TILE * 2
     node = node.with_scratch(
         t=tile_heads * triangle, p=tile_heads * triangle, factors=tile_heads * FACTORS * TILE * 4
@@ -143,30 +124,33 @@ def _plan(node: Node, ds: int, shared: int, layout: str, buffers: int = 1) -> Pl
     return node.plan(prepare, SCAN.launch(node, grid, threads, macros, shared, rows=rows))
 
 
-def cost(node: Node) -> float:
-    """The products at a third of the tensor cores' rate, what lies between once out and in."""
+def _cost(node: Node, share: float) -> float:
+    """The products at a share of a third of the tensor cores' rate, what lies between once out and
+    in."""
     h, target = heads_of(node.attrs), node.target
     tile_heads = node.dim("rows") * h.values
     wide = TILE * h.key_dim * h.value_dim
     inner = TILE * TILE * (7 * h.value_dim + 2 * h.key_dim)
     flops = 2 * tile_heads * (7 * wide + inner)
-    return 3 * flops / target.bf16_flops + 2 * tile_heads * 34_000 / target.bandwidth + 6e-6
-
-
-def cost_wgmma(node: Node) -> float:
-    """At WGMMA_SHARE of what the other scan and its prepare take."""
-    return WGMMA_SHARE * cost(node)
-
-
-def cost_warps(node: Node) -> float:
-    """At WARPS_SHARE of what the other scan and its prepare take."""
-    return WARPS_SHARE * cost(node)
+    least = 3 * flops / target.bf16_flops + 2 * tile_heads * 34_000 / target.bandwidth + 6e-6
+    return share * least
 
 
 CANDIDATES = (
-    Candidate("two launches", "delta_rule/prefill/delta_prefill_mma.cu", plan, cost, refuse),
-    Candidate("wgmma", "delta_rule/prefill/delta_prefill_wgmma_sm90.cu",
-              plan_wgmma, cost_wgmma, refuse_wgmma),
-    Candidate("warps", "delta_rule/prefill/delta_prefill_warps_mma.cu",
-              plan_warps, cost_warps, refuse_warps),
-)  # fmt: skip
+    Candidate(
+        "wgmma",
+        "delta_rule/prefill/delta_prefill_wgmma_sm90.cu",
+        plan_wgmma,
+        partial(_cost, share=WGMMA_SHARE),
+        refuse_wgmma,
+        why="0.6 of the time of mma.sync: benchmarks/log/delta_rule/delta_prefill.md",
+    ),
+    Candidate(
+        "warps",
+        "delta_rule/prefill/delta_prefill_warps_mma.cu",
+        plan_warps,
+        partial(_cost, share=WARPS_SHARE),
+        refuse_warps,
+        why="GPUs without wgmma, and heads that it does not serve",
+    ),
+)

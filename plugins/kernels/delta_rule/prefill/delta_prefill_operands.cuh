@@ -1,8 +1,7 @@
-// delta_prefill_mma.cu's operands of mma.m16n8k16: bf16 tiles of 64 rows in shared memory,
-// fragments by ldmatrix, and products whose fragments are loaded one k-step ahead.
+// Operands of mma.m16n8k16: bf16 tiles of 64 rows in shared memory, fragments by ldmatrix.
 //
 // A tile's row is PIECES pieces of 16 bytes, XOR-swizzled by the row, so that eight rows' pieces
-// lie in different banks. Blocks have 256 threads. DS: columns of B.
+// lie in different banks.
 #pragma once
 #include "delta_rule/delta_rule.cuh"
 
@@ -24,15 +23,10 @@ DEVICE void fetch(char* to, const u16* from, int stride, int valid) {
                  row < valid ? 16 : 0);
   }
 }
-// A fragments [16 rows, 16 columns] of a row-major tile, and of a tile that holds the transpose.
+// A fragments [16 rows, 16 columns] of a row-major tile.
 template <int PIECES>
 DEVICE void load_a(u32 (&a)[4], const char* tile, int row, int column, int lane) {
   load_matrix(a, tile + at<PIECES>(row + (lane & 15), column / 8 + (lane >> 4)));
-}
-template <int PIECES>
-DEVICE void load_a_transposed(u32 (&a)[4], const char* tile, int row, int column, int lane) {
-  load_matrix_transposed(
-      a, tile + at<PIECES>(column + (lane & 7) + (lane >> 4 & 1) * 8, row / 8 + (lane >> 3 & 1)));
 }
 // B fragments of 16 inner x 16 outer, two n-tiles: stored [outer][inner], and [inner][outer].
 template <int PIECES>
@@ -47,21 +41,6 @@ DEVICE void load_b_inner(u32 (&b)[4], const char* tile, int inner, int outer, in
 DEVICE void mma_pair(float (&d)[2][4], const u32 (&a)[4], const u32 (&b)[4]) {
   mma_bf16(d[0], a, b[0], b[1]);
   mma_bf16(d[1], a, b[2], b[3]);
-}
-// The operands of one step of 16 inner columns; they are loaded a step ahead of their products.
-template <int A, int B = 2>
-struct Fragments {
-  u32 a[A][4], b[B][DS / 16][4];
-};
-template <int INNER, int A = 1, int B = 2, typename Load, typename Multiply>
-DEVICE void product(Load load, Multiply multiply) {
-  Fragments<A, B> x[2];
-  load(x[0], 0);
-#pragma unroll
-  for (int i = 0; i < INNER; i += 16) {
-    if (i + 16 < INNER) load(x[(i / 16 + 1) % 2], i + 16);
-    multiply(x[i / 16 % 2]);
-  }
 }
 // Two neighbouring f32 as high and low bf16 parts.
 DEVICE void split(float x, float y, u32& high, u32& low) {

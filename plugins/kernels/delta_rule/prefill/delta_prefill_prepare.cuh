@@ -1,5 +1,5 @@
 // gated_delta_prepare: what of a tile of 64 tokens needs no state, for all tiles at once; the first
-// launch of delta_prefill_mma.cu, which says what P, T and A are.
+// launch of either form (delta_prefill_warps_mma.cu, delta_prefill_wgmma_sm90.cu).
 //
 // Grid (key heads, tiles): decays summed in f64, norms, Q K^T and K K^T by mma.sync, then for each
 // value head P, the factors of the scan and T (delta_prefill_inverse.cuh) to memory.
@@ -12,7 +12,6 @@
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
-constexpr int TAILS = TILE * DS * 2;  // bytes of one part of tail V'
 constexpr int TOLD = DRAFTS ? 2 : 1;  // numbers that a ring tells of its state
 constexpr int FACTORS = 5;            // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:

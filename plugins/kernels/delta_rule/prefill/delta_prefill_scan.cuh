@@ -1,5 +1,15 @@
-// gated_delta_scan: the second launch of the three forms (delta_prefill_mma.cu, …_warps_mma.cu,
-// …_wgmma_sm90.cu), its operands, and which sequences a block scans.
+// gated_delta_scan: the second launch of both forms (delta_prefill_warps_mma.cu, …_wgmma_sm90.cu),
+// its operands, and which sequences a block scans.
+//
+// prepare (delta_prefill_prepare.cuh), all tiles at once: for each value head the decays' sums G,
+// P = (Q K^T) . D and T = (I + A)^-1. scan, tile after tile, on transposes:
+//   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
+//   S^T <- e^Gc S^T + K^T (tail V')
+// the reference's U - W S^T with T applied last, so that only T and P are stored between the
+// launches. q and k stay bf16; their norms are factors of rows.
+// The first tile's state is that of row `sources`, with RING caught up (delta_prefill_state.cuh); a
+// sequence's last tile leaves its own in the slot, a tile that saves in that row too, and the ring
+// there says that nothing is pending.
 //
 // A form defines THREADS (of a block) and RESIDENT (blocks a multiprocessor) before it includes
 // this, and `scan_block`, what a block does, after it.

@@ -4,22 +4,8 @@
 #pragma once
 #include "delta_rule/prefill/delta_prefill_scan.cuh"
 
-#if STATE_BYTES == 4
-DEVICE float load_state(const state_t* p) { return *p; }
-DEVICE void store_state(state_t* p, float x) { *p = x; }
-#else
-DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
-DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
-#endif
-
-// What a lane holds of S^T, of 16 value columns that fold together: element i is that of value
-// value(i) and key key(i).
-struct Columns {  // mma.sync: rows of keys
-  static constexpr int HELD = 8;
-  int row, pair;
-  DEVICE int value(int i) const { return pair + i / 4 * 8 + i % 2; }
-  DEVICE int key(int i) const { return row + i % 4 / 2 * 8; }
-};
+// What a lane holds of S, of 16 values that fold together: element i is that of value value(i) and
+// key key(i).
 struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
   static constexpr int HELD = KD / 2;
   int row, pair;

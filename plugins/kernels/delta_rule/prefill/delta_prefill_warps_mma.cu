@@ -1,5 +1,5 @@
-// gated_delta_chunk (prefill) in little shared memory: delta_prefill_mma.cu's launches and
-// sums, its scan by warps that do not wait for one another's sums. Keys of 128.
+// gated_delta_chunk (prefill) by mma.sync, in two launches (delta_prefill_scan.cuh). The warps of the
+// scan do not wait for one another's sums.
 //
 // The scan, grid (columns / DS, value heads, sequences), a warp for 16 values, computes
 // transposes, values by tokens:
@@ -10,11 +10,10 @@
 // fragments (PACKED of delta_prefill_prepare.cuh). The block meets twice a tile, for the copies.
 // Precision: S, R, T, P, V' and tail V' in two bf16 parts each. 4,096 tokens of the 35B on 48
 // multiprocessors of an H200: 467 us with prepare (benchmarks/log/delta_rule/delta_prefill.md).
-// Macros besides those of delta_prefill_mma.cu: PACKED (1).
 constexpr int THREADS = DS * 2, RESIDENT = 1;
 #include "delta_rule/prefill/delta_prefill_state.cuh"
 
-static_assert(KD == 128 && DS % 64 == 0 && TILE == 64 && PACKED, "unsupported sizes");
+static_assert(KD % 16 == 0 && DS % 16 == 0 && TILE == 64 && PACKED, "unsupported sizes");
 
 struct Scan {  // what was fetched of a tile; keys are read to its end
   alignas(128) char k[2][TILE * KD * 2];
@@ -161,8 +160,11 @@ struct Fetch {
   DEVICE void outputs(int row) const { triangle(s.p[0], m.p, row); }
   DEVICE void rest(int row) const {
     const float* f = m.factors + ((i64)row * HV + blockIdx.y) * FACTORS * TILE;
-    if (threadIdx.x < FACTORS * TILE / 4)
-      copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
+#pragma unroll
+    for (int u = 0; u < (FACTORS * TILE / 4 + THREADS - 1) / THREADS; u++) {
+      const int i = u * THREADS + threadIdx.x;
+      if (i < FACTORS * TILE / 4) copy_async(s.f[row % 2] + i * 4, f + i * 4);
+    }
     fetch<KP, THREADS>(s.q, tokens(row) + blockIdx.y / R * KD, WIDTH, own.valid(row));
     fetch<DP, THREADS>(s.v, tokens(row) + 2 * HK * KD + blockIdx.y * VD + blockIdx.x * DS, WIDTH,
                        own.valid(row));

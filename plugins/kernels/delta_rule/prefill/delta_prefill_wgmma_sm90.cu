@@ -1,5 +1,5 @@
-// gated_delta_chunk (prefill) on the warpgroup matrix unit: delta_prefill_mma.cu's launches and
-// sums, its scan turned round. Keys of 128 dimensions, 64 value columns a block.
+// gated_delta_chunk (prefill) on the warpgroup matrix unit, in two launches
+// (delta_prefill_scan.cuh). Keys of 128 dimensions, 64 value columns a block.
 //
 // The scan, grid (columns / 64, value heads, sequences), computes the transposes, values by tokens:
 //   R^T = beta V^T - (beta e^G) S K^T;  V'^T = R^T T^T;  O^T = e^G S Q^T + V'^T P^T;
@@ -9,9 +9,8 @@
 // never meet. What the next product does not need is asked for in between and runs beside the sums
 // of single lanes: S Q^T in two halves, P V' behind the state's product. A warpgroup of producers
 // fetches (delta_prefill_fetch_sm90.cuh). One block a multiprocessor.
-// Precision: the parts of delta_prefill_mma.cu. 8,192 tokens of the 27B, H200: 532 us with prepare
+// Precision: S, R, T, P and V' in two bf16 parts, tail V' in three. 8,192 tokens of the 27B, H200: 532 us with prepare
 // (benchmarks/log/delta_rule/delta_prefill.md).
-// Macros besides those of delta_prefill_mma.cu: SWIZZLED (1).
 constexpr int THREADS = 256, RESIDENT = 1;
 #include "delta_rule/prefill/delta_prefill_fetch_sm90.cuh"
 #include "delta_rule/prefill/delta_prefill_state.cuh"

@@ -71,6 +71,12 @@ class Problem:
         """That of a node."""
         return Problem(*node.shape("tokens", "N", form.k))
 
+    @staticmethod
+    def recorded(node: Node) -> tuple[int, int]:
+        """`Candidate.recorded`: elements of the weight, and tokens."""
+        m, n, k = node.shape("tokens", "N", "K")
+        return n * k, m
+
 
 @dataclass(frozen=True)
 class StreamKConfig:

@@ -112,8 +112,16 @@ def streaming(
         return reduction_key(plan(node))
 
     return (
-        Candidate("stream-k", form.source, plan, cost, refuse, reduction),
         Candidate(
-            "whole tiles", form.source, plan_whole, cost_whole, refuse_whole, lambda node: WHOLE
+            "stream-k", form.source, plan, cost, refuse, reduction, recorded=sg.Problem.recorded
+        ),
+        Candidate(
+            "whole tiles",
+            form.source,
+            plan_whole,
+            cost_whole,
+            refuse_whole,
+            lambda node: WHOLE,
+            recorded=sg.Problem.recorded,
         ),
     )

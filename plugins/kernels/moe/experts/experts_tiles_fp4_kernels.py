@@ -94,5 +94,11 @@ def cost_fp4(node: Node) -> float:
     return by_tiles.seconds(p, target, rate, rows)
 
 
-TILES_FP4 = Candidate("tiles_fp4", "moe/experts/experts_tiles_fp4_sm120.cu",
-                      plan_fp4, cost_fp4, refuse_fp4)  # fmt: skip
+TILES_FP4 = Candidate(
+    "tiles_fp4",
+    "moe/experts/experts_tiles_fp4_sm120.cu",
+    plan_fp4,
+    cost_fp4,
+    refuse_fp4,
+    why="prefill of checkpoints that quantise activations to NVFP4 too",
+)

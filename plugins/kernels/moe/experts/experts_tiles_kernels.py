@@ -7,7 +7,7 @@ has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_engine.kernel import Launch, Plan, Target
@@ -159,5 +159,6 @@ def _candidate(name: str, tiling: wide.Tiling, key: wide.Key | None = None) -> C
     return Candidate(name, "moe/experts/experts_tiles_mma.cu", plan, cost, refusal, key)
 
 
-TILES = _candidate("tiles", wide.BY_PARTS, by_parts)
-TILES_128 = _candidate("tiles_128", wide.ASCENDING)
+_WHY = "{} without wgmma, rehearsed: benchmarks/log/moe/experts_tiles_mma.md"
+TILES = replace(_candidate("tiles", wide.BY_PARTS, by_parts), why=_WHY.format("rounds of 64 rows"))
+TILES_128 = replace(_candidate("tiles_128", wide.ASCENDING), why=_WHY.format("prefill"))

@@ -8,7 +8,7 @@ has registers for one sum alone: k ascending. An expert's output then passes thr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -129,4 +129,7 @@ def _candidate(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) 
 
 
 WIDE = _candidate("wide", refuse_wide, BY_PARTS, by_parts)
-WIDE_128 = _candidate("wide_128", refuse_wide_128, ASCENDING)
+WIDE_128 = replace(
+    _candidate("wide_128", refuse_wide_128, ASCENDING),
+    why="prefill by wgmma: benchmarks/log/moe/experts_wide_wgmma_sm90.md",
+)

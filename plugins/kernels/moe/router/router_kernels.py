@@ -1,14 +1,12 @@
 """The CUDA side of `moe_router`: one launch.
 
 `cluster`: eight blocks that exchange logits through their shared memory. `last`: any number of
-blocks; the one that arrives last at its tokens chooses for them. `wide_*`: a block has that many
+blocks; the one that arrives last at its tokens chooses for them. `wide_96`: a block has that many
 tokens and all experts, for prefill. `wgmma`: two blocks of a cluster have 128 tokens, all experts
 and half of k each.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 from spark_engine.kernel import Early, Plan, Scratch
 from spark_engine.plugins.launch import Candidate, Kernel, Node
@@ -18,7 +16,7 @@ ROWS, TOKENS = 16, 8  # of a block
 HELD = 4  # k-slabs of 64 k that a warp holds
 ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
 WIDE_EXPERTS = 320  # of a block, the gate among them
-WIDE_STAGES = 4
+WIDE_TOKENS, WIDE_STAGES = 96, 4  # of a block
 WGMMA_TOKENS, WGMMA_STAGES = 128, 4  # of a cluster; of its blocks
 NOT_EARLY = Early()
 CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
@@ -119,53 +117,46 @@ def cost(node: Node) -> float:
     return node["w"].nbytes * (1 + 0.3 * (groups - 1)) / node.target.bandwidth + 4e-6
 
 
-def _wide(node: Node, tokens: int) -> tuple[int, int, int]:
-    """(stages, bytes of shared memory, n8 tiles of a warp) of blocks of so many tokens."""
+def _wide(node: Node) -> tuple[int, int, int]:
+    """(stages, bytes of shared memory, n8 tiles of a warp)."""
     width = -(-(node.dim("E") + ("gate" in node)) // 32)
-    stage = (32 * width + tokens) * 128
+    stage = (32 * width + WIDE_TOKENS) * 128
     stages = min(WIDE_STAGES, node.target.shared_bytes // stage)
     return stages, stages * stage, width
 
 
-def refuse_wide(node: Node, tokens: int) -> str | None:
+def refuse_wide(node: Node) -> str | None:
     """Refuses fewer tokens than a block has, and more experts than its registers hold."""
     given, hidden, experts = node.shape("tokens", "H", "E")
     if reason := _refuse_dtype(node):
         return reason
-    if given < tokens:
-        return f"{given} tokens; a block of {tokens} is for more"
+    if given < WIDE_TOKENS:
+        return f"{given} tokens; a block of {WIDE_TOKENS} is for more"
     if hidden % 8 or experts + ("gate" in node) > WIDE_EXPERTS:
         return f"H = {hidden}, {experts} experts; multiples of 8, up to {WIDE_EXPERTS} experts"
     if reason := _refuse_lanes(node):
         return reason
-    if _wide(node, tokens)[0] < 2:
-        return f"two stages of {tokens} tokens do not fit the shared memory of {node.target.name}"
+    if _wide(node)[0] < 2:
+        return f"two stages of {WIDE_TOKENS} tokens do not fit {node.target.name}'s shared memory"
     return None
 
 
-def plan_wide(node: Node, tokens: int) -> Plan:
-    """One launch, a block for every `tokens` tokens."""
-    given, (stages, shared, _) = node.dim("tokens"), _wide(node, tokens)
-    macros = _macros(node, TOKENS=tokens, STAGES=stages)
+def plan_wide(node: Node) -> Plan:
+    """One launch, a block for every 96 tokens."""
+    given, (stages, shared, _) = node.dim("tokens"), _wide(node)
+    macros = _macros(node, TOKENS=WIDE_TOKENS, STAGES=stages)
     kernel = _kernel("moe_router_wide", node)
-    launch = kernel.launch(node, -(-given // tokens), 256, macros, shared, tokens=given)
+    launch = kernel.launch(node, -(-given // WIDE_TOKENS), 256, macros, shared, tokens=given)
     return node.plan(launch)
 
 
-def cost_wide(node: Node, tokens: int) -> float:
+def cost_wide(node: Node) -> float:
     """A wave of blocks multiplies at about a third of the card's rate."""
     given, hidden = node.shape("tokens", "H")
     target = node.target
-    waves = -(-given // (tokens * target.sms))
-    each = 2.0 * tokens * hidden * 32 * _wide(node, tokens)[2]
+    waves = -(-given // (WIDE_TOKENS * target.sms))
+    each = 2.0 * WIDE_TOKENS * hidden * 32 * _wide(node)[2]
     return waves * each * target.sms / (0.33 * target.bf16_flops) + 8e-6
-
-
-def _wide_candidate(tokens: int) -> Candidate:
-    refuse_, plan_ = partial(refuse_wide, tokens=tokens), partial(plan_wide, tokens=tokens)
-    cost_ = partial(cost_wide, tokens=tokens)
-    source = "moe/router/router_wide_mma.cu"
-    return Candidate(f"wide_{tokens}", source, plan_, cost_, refuse_, _wide_order)
 
 
 def _wgmma_stage(node: Node) -> int:
@@ -224,18 +215,32 @@ def _wgmma_order(node: Node) -> str | None:
     return "halves"
 
 
-def _wide_order(node: Node) -> str | None:
-    """Sums run over k in order, whatever the block's tokens."""
-    return "wide"
-
-
 CANDIDATES = (
-    Candidate("cluster", "moe/router/router_cluster_sm90.cu",
-              plan_cluster, cost_cluster, refuse_cluster),
-    Candidate("wgmma", "moe/router/router_wgmma_sm90.cu",
-              plan_wgmma, cost_wgmma, refuse_wgmma, _wgmma_order),
-    _wide_candidate(96),
-    _wide_candidate(64),
-    _wide_candidate(32),
-    Candidate("last", "moe/router/router_last_mma.cu", plan, cost, refuse),
-)  # fmt: skip
+    Candidate(
+        "cluster", "moe/router/router_cluster_sm90.cu", plan_cluster, cost_cluster, refuse_cluster
+    ),
+    Candidate(
+        "wgmma",
+        "moe/router/router_wgmma_sm90.cu",
+        plan_wgmma,
+        cost_wgmma,
+        refuse_wgmma,
+        _wgmma_order,
+    ),
+    Candidate(
+        f"wide_{WIDE_TOKENS}",
+        "moe/router/router_wide_mma.cu",
+        plan_wide,
+        cost_wide,
+        refuse_wide,
+        why="prefill without wgmma, rehearsed: benchmarks/log/moe/router.md",
+    ),
+    Candidate(
+        "last",
+        "moe/router/router_last_mma.cu",
+        plan,
+        cost,
+        refuse,
+        why="decode without clusters, and sizes that the others refuse",
+    ),
+)

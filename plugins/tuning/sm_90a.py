@@ -1,0 +1,36 @@
+"""The sizes that are tactics on Hopper. Rows without a `why` are the best of some published bucket
+in sm_90a.json.
+
+Attention: where rows times kv heads times chunks are as many as blocks are resident, nothing waits
+for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones.
+"""
+
+from __future__ import annotations
+
+from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Heads, Shared
+
+_LOG = "best of a round of four at {}: benchmarks/log/attention/paged_round.md"
+_TEAM = Chunks(256, 3, ALONE, True, why="the order of sums of teams at long contexts")
+_FIRST, _NEXT = Chunks(128, 8, ALONE, True), Chunks(256, 8, ALONE, True, fallback=True)
+_WIDE, _WIDEST = Chunks(512, 12, FAN, True), Chunks(1024, 12, FAN, True)
+_SIX, _THREE = Chunks(1024, 6, FAN, True), Chunks(1024, 3, FAN, True)
+DECODE = (_FIRST, _NEXT, _TEAM, _WIDE, _WIDEST, _SIX, _THREE)
+ROUNDS = (
+    Shared(_FIRST, 1, why=_LOG.format("1 row of the 35B")),
+    Shared(_NEXT, 1, why=_LOG.format("1 row of the 27B"), fallback=True),
+    Shared(_TEAM, 2, why="two tokens of long rows read their keys once"),
+    Shared(_TEAM, 4, why="four tokens of long rows read their keys once"),
+    Shared(_WIDE, 1, why=_LOG.format("8 rows of the 35B")),
+    Shared(_WIDEST, 1, why=_LOG.format("8 rows of the 27B")),
+    Shared(_SIX, 2, why=_LOG.format("32 rows of the 35B")),
+    Shared(_THREE, 2, why="rounds of two in the order of one token's best at 128 rows"),
+    Shared(_THREE, 4, why=_LOG.format("32 to 128 rows of the 27B")),
+)
+# A token of the delta rule; every architecture has them.
+HEADS = (
+    Heads("registers", 8, 2),
+    Heads("small registers", 4, 4, fallback=True),
+    Heads("many registers", 16, 1),
+    Heads("grouped", 4, 4, grouped=True, stages=2),
+    Heads("wide grouped", 8, 3, grouped=True, stages=1),
+)
