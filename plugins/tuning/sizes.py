@@ -43,8 +43,8 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Shared:
-    """How attention over a round of drafts cuts a row: as `chunks`, and so many of its queries read
-    one copy of the row's tiles, by a team of as many warps. The rest is as in `Chunks`."""
+    """How attention over a round of drafts cuts a row: as `chunks`; so many queries read one copy
+    of its tiles, by a team of as many warps."""
 
     chunks: Chunks
     queries: int

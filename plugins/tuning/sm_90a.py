@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Heads, Shared
 
-_LOG = "best of a round of four at {}: benchmarks/log/attention/paged_round.md"
+_LOG = "best of a round of four at {}: benchmarks/log/attention/attention_round_mma.md"
 _TEAM = Chunks(256, 3, ALONE, True, why="the order of sums of teams at long contexts")
 _FIRST, _NEXT = Chunks(128, 8, ALONE, True), Chunks(256, 8, ALONE, True, fallback=True)
 _WIDE, _WIDEST = Chunks(512, 12, FAN, True), Chunks(1024, 12, FAN, True)

@@ -30,7 +30,6 @@ HEADER, WIDTH = 15, 100  # lines of the comment at the top of a CUDA file; colum
 LONG = {
     "gdn_decode": "it decides the time of a step; split by phase it takes up to 4 registers more",
     "gdn_round": "as gdn_decode, token by token of a round",
-    "scan_sequence": "its state stays in registers; split by phase it takes up to 9 more",
 }
 _BEGIN = re.compile(r'^( *)(?:template\b.*|extern "C".*|__global__\b.*|DEVICE\b.*)')
 _NAME = re.compile(r"(\w+)\((?<!__launch_bounds__\()")

@@ -181,36 +181,22 @@ def _cost_pairs(node: Node, split: bool) -> float:
 
 
 TILES = Candidate(
-    "tiles",
-    "attention/attention_prefill_mma.cu",
-    plan_prefill,
-    partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1),
-    refuse_prefill,
+    "tiles", "attention/attention_prefill_mma.cu", plan_prefill,
+    partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1), refuse_prefill,
     why="heads of fewer than 256 dimensions, odd groups and pages of fewer than 64 tokens",
-)
+)  # fmt: skip
 TILES_PAIR = Candidate(
-    "tiles_pair",
-    "attention/attention_prefill_pair_mma.cu",
-    plan_tiles_pair,
-    partial(cost_prefill, share=0.51, heads=PAIR, resident=1, splits=1),
-    refuse_tiles_pair,
-    why="0.65 of the time of tiles, rehearsed: benchmarks/log/attention/paged_prefill_pair.md",
-)
+    "tiles_pair", _PAIR, plan_tiles_pair,
+    partial(cost_prefill, share=0.51, heads=PAIR, resident=1, splits=1), refuse_tiles_pair,
+    why="0.65 of the time of tiles: benchmarks/log/attention/attention_prefill_pair_mma.md",
+)  # fmt: skip
 PAIRS_WHOLE = Candidate(
-    "pairs",
-    _PAIRS,
-    partial(plan_pairs, split=False),
-    partial(_cost_pairs, split=False),
+    "pairs", _PAIRS, partial(plan_pairs, split=False), partial(_cost_pairs, split=False),
     refuse_pairs,
-    why="half of the time of tiles: benchmarks/log/attention/paged_pairs.md",
-)
+    why="half of the time of tiles: benchmarks/log/attention/attention_prefill_wgmma_sm90.md",
+)  # fmt: skip
 PAIRS_SPLIT = Candidate(
-    "pairs_split",
-    _PAIRS,
-    partial(plan_pairs, split=True),
-    partial(_cost_pairs, split=True),
-    refuse_split,
-    _order,
-    why="few tokens of a prompt behind many: benchmarks/log/runtime.md",
-)
+    "pairs_split", _PAIRS, partial(plan_pairs, split=True), partial(_cost_pairs, split=True),
+    refuse_split, _order, why="few tokens of a prompt behind many: benchmarks/log/runtime.md",
+)  # fmt: skip
 CANDIDATES = (*FALLBACK, *UNFUSED_ROUNDS, TILES, TILES_PAIR, PAIRS_WHOLE, PAIRS_SPLIT)

@@ -97,7 +97,7 @@ def test_every_order_of_one_token_is_there(tile: int, kv: DType, target: Target)
         found = works(attention_decode.OP, fused(launch), arrays, target)
         _, alone = next(one_by_one(arrays, tile))
         ones = works(attention_decode.OP, {**fused(launch), "tile": 1}, alone, target)
-        assert len({w.tactic.name for w in found}) == len(found) > len(ones) > 0
+        assert len({w.tactic.name for w in found}) == len(found) >= len(ones) > 0
         assert {w.tactic.name for w in ones} <= {key(w, target) for w in found}
         shared = [w for w in found if dict(w.plan.launches[0].defines)["QUERIES"] != "1"]
         assert shared, "no tactic reads a row's keys once for several queries"

@@ -137,20 +137,10 @@ def _cost(node: Node, share: float) -> float:
 
 
 CANDIDATES = (
-    Candidate(
-        "wgmma",
-        "delta_rule/prefill/delta_prefill_wgmma_sm90.cu",
-        plan_wgmma,
-        partial(_cost, share=WGMMA_SHARE),
-        refuse_wgmma,
-        why="0.6 of the time of mma.sync: benchmarks/log/delta_rule/delta_prefill.md",
-    ),
-    Candidate(
-        "warps",
-        "delta_rule/prefill/delta_prefill_warps_mma.cu",
-        plan_warps,
-        partial(_cost, share=WARPS_SHARE),
-        refuse_warps,
-        why="GPUs without wgmma, and heads that it does not serve",
-    ),
-)
+    Candidate("wgmma", "delta_rule/prefill/delta_prefill_wgmma_sm90.cu",
+              plan_wgmma, partial(_cost, share=WGMMA_SHARE), refuse_wgmma,
+              why="0.6 of the time of mma.sync: benchmarks/log/delta_rule/delta_prefill.md"),
+    Candidate("warps", "delta_rule/prefill/delta_prefill_warps_mma.cu",
+              plan_warps, partial(_cost, share=WARPS_SHARE), refuse_warps,
+              why="GPUs without wgmma, and heads that it does not serve"),
+)  # fmt: skip

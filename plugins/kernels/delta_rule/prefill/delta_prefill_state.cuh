@@ -7,7 +7,6 @@
 // What a lane holds of S, of 16 values that fold together: element i is that of value value(i) and
 // key key(i).
 struct Rows {  // accumulators of S, values by keys, of one warp's 16 values
-  static constexpr int HELD = KD / 2;
   int row, pair;
   DEVICE int value(int i) const { return row + i % 4 / 2 * 8; }
   DEVICE int key(int i) const { return i / 4 * 8 + pair + i % 2; }
@@ -32,8 +31,7 @@ DEVICE void split_pair(u32 (&high)[4], u32 (&low)[4], const float (&x)[4], const
 #if DRAFTS
 // Brings values first … first + 15, which lag `lag` tokens, up to the recorded position q, as a
 // step folds them.
-template <class Held>
-DEVICE void fold(float (&acc)[Held::HELD], const Held& held, const float* ring, int q, int lag,
+DEVICE void fold(float (&acc)[KD / 2], const Rows& held, const float* ring, int q, int lag,
                  int first) {
   const int head = blockIdx.y, lane = threadIdx.x % 32;
   auto record = [&](int age) { return ring + (u32)(q + 16 * KEPT - age) % KEPT * RECORD; };
@@ -46,29 +44,28 @@ DEVICE void fold(float (&acc)[Held::HELD], const Held& held, const float* ring, 
   const float decay = expf(__fadd_rn(record(0)[DECAYS_AT + head], since));
   const float all = __shfl_sync(~0u, decay, lag);
 #pragma unroll
-  for (int i = 0; i < Held::HELD; i++) acc[i] *= all;
+  for (int i = 0; i < KD / 2; i++) acc[i] *= all;
 #pragma unroll 1
   for (int age = 1; age <= lag + 1; age++) {  // then the position's own
     const float grown = __shfl_sync(~0u, decay, age <= lag ? age - 1 : 0);
     const float *from = record(age <= lag ? age : 0), *k = from + KEYS_AT + head / R * KD;
 #pragma unroll
-    for (int i = 0; i < Held::HELD; i++) {
+    for (int i = 0; i < KD / 2; i++) {
       const float delta = from[first + held.value(i)], d = age <= lag ? grown * delta : delta;
       acc[i] = fmaf(d, k[held.key(i)], acc[i]);
     }
   }
 #if STATE_BYTES == 2
 #pragma unroll
-  for (int i = 0; i < Held::HELD; i++) acc[i] = from_bf16(to_bf16(acc[i]));
+  for (int i = 0; i < KD / 2; i++) acc[i] = from_bf16(to_bf16(acc[i]));
 #endif
 }
 #endif
 
 // Adds what row `source` of the rings holds to values `column` … `column` + 15 of all heads'
 // HV * VD, from which tile `row` goes on.
-template <class Held>
-DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const Operands& m, int source,
-                     int row, int column) {
+DEVICE void catch_up(float (&acc)[KD / 2], const Rows& held, const Operands& m, int source, int row,
+                     int column) {
 #if RING
   const int head = blockIdx.y, start = m.starts[row];
   const float *ring = m.ring_in + (i64)source * SLOT_RING, *told = m.bases + row * TOLD;
@@ -90,14 +87,14 @@ DEVICE void catch_up(float (&acc)[Held::HELD], const Held& held, const Operands&
   for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
   const float decay = expf(since);
 #pragma unroll
-  for (int i = 0; i < Held::HELD; i++) acc[i] *= decay;
+  for (int i = 0; i < KD / 2; i++) acc[i] *= decay;
   since = 0.f;
 #pragma unroll 1
   for (int age = 1; age <= last; age++) {
     const float *from = record(age), grown = expf(since);
     const float *d = from + column, *k = from + KEYS_AT + head / R * KD;
 #pragma unroll
-    for (int i = 0; i < Held::HELD; i++)
+    for (int i = 0; i < KD / 2; i++)
       acc[i] = fmaf(grown * d[held.value(i)], k[held.key(i)], acc[i]);
     since += from[DECAYS_AT + head];
   }

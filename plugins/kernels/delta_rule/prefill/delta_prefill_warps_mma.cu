@@ -1,5 +1,5 @@
-// gated_delta_chunk (prefill) by mma.sync, in two launches (delta_prefill_scan.cuh). The warps of the
-// scan do not wait for one another's sums.
+// gated_delta_chunk (prefill) by mma.sync, in two launches (delta_prefill_scan.cuh); the scan's
+// warps do not wait for one another's sums.
 //
 // The scan, grid (columns / DS, value heads, sequences), a warp for 16 values, computes
 // transposes, values by tokens:

@@ -9,8 +9,8 @@
 // never meet. What the next product does not need is asked for in between and runs beside the sums
 // of single lanes: S Q^T in two halves, P V' behind the state's product. A warpgroup of producers
 // fetches (delta_prefill_fetch_sm90.cuh). One block a multiprocessor.
-// Precision: S, R, T, P and V' in two bf16 parts, tail V' in three. 8,192 tokens of the 27B, H200: 532 us with prepare
-// (benchmarks/log/delta_rule/delta_prefill.md).
+// Precision: S, R, T, P and V' in two bf16 parts, tail V' in three. 8,192 tokens of the 27B, H200:
+// 532 us with prepare (benchmarks/log/delta_rule/delta_prefill.md).
 constexpr int THREADS = 256, RESIDENT = 1;
 #include "delta_rule/prefill/delta_prefill_fetch_sm90.cuh"
 #include "delta_rule/prefill/delta_prefill_state.cuh"

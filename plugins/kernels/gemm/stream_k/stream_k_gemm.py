@@ -13,7 +13,7 @@ import numpy as np
 
 from spark_engine.kernel import Attrs, Early, Pack, Plan, Scratch, Target
 from spark_engine.plugins.formats import linear_layout as wt
-from spark_engine.plugins.formats.linear_layout import KSLAB, M16
+from spark_engine.plugins.formats.linear_layout import KSLAB, M16, PANEL
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.launch import Kernel, Node
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -72,10 +72,11 @@ class Problem:
         return Problem(*node.shape("tokens", "N", form.k))
 
     @staticmethod
-    def recorded(node: Node) -> tuple[int, int]:
-        """`Candidate.recorded`: elements of the weight, and tokens."""
+    def recorded(node: Node) -> tuple[int, int] | None:
+        """`Candidate.recorded`: elements of the weight, and tokens. `linear` was recorded of narrow
+        weights, the others of wide ones."""
         m, n, k = node.shape("tokens", "N", "K")
-        return n * k, m
+        return (n * k, m) if (n <= PANEL) == (node.op == "linear") else None
 
 
 @dataclass(frozen=True)

@@ -216,31 +216,13 @@ def _wgmma_order(node: Node) -> str | None:
 
 
 CANDIDATES = (
-    Candidate(
-        "cluster", "moe/router/router_cluster_sm90.cu", plan_cluster, cost_cluster, refuse_cluster
-    ),
-    Candidate(
-        "wgmma",
-        "moe/router/router_wgmma_sm90.cu",
-        plan_wgmma,
-        cost_wgmma,
-        refuse_wgmma,
-        _wgmma_order,
-    ),
-    Candidate(
-        f"wide_{WIDE_TOKENS}",
-        "moe/router/router_wide_mma.cu",
-        plan_wide,
-        cost_wide,
-        refuse_wide,
-        why="prefill without wgmma, rehearsed: benchmarks/log/moe/router.md",
-    ),
-    Candidate(
-        "last",
-        "moe/router/router_last_mma.cu",
-        plan,
-        cost,
-        refuse,
-        why="decode without clusters, and sizes that the others refuse",
-    ),
-)
+    Candidate("cluster", "moe/router/router_cluster_sm90.cu",
+              plan_cluster, cost_cluster, refuse_cluster),
+    Candidate("wgmma", "moe/router/router_wgmma_sm90.cu",
+              plan_wgmma, cost_wgmma, refuse_wgmma, _wgmma_order),
+    Candidate(f"wide_{WIDE_TOKENS}", "moe/router/router_wide_mma.cu",
+              plan_wide, cost_wide, refuse_wide,
+              why="prefill without wgmma, rehearsed: benchmarks/log/moe/router.md"),
+    Candidate("last", "moe/router/router_last_mma.cu", plan, cost, refuse,
+              why="decode without clusters, and sizes that the others refuse"),
+)  # fmt: skip
