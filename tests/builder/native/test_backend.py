@@ -173,7 +173,7 @@ def test_rounds_of_an_invariant_build_take_decodes_order(folder: Path) -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 def test_launches_with_blocks_that_wait_for_one_another_are_recorded(folder: Path) -> None:
-    wider = {**HEADS, "intermediate_size": 4096}
+    wider = {**HEADS, "intermediate_size": 8192}
     engine = open_folder(built(folder, config_kwargs=wider), "sm_90a")
     found = set()
     for bucket in engine.manifest.buckets:
