@@ -11,7 +11,7 @@ from spark_engine import interface
 from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.rewrite import Rewritten
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.plan.options import BuildPlan
 from spark_engine.errors import GraphError
 from spark_engine.manifest import (
     Bucket,
@@ -49,7 +49,7 @@ def weight_specs(families: Sequence[FamilyGraph]) -> list[TensorSpec]:
 def make_manifest(
     name: str,
     model: Model,
-    plan: Plan,
+    plan: BuildPlan,
     graphs: Mapping[str, FamilyGraph],
     rewritten: Mapping[str, Rewritten],
     buckets: Sequence[Bucket],

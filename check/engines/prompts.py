@@ -33,7 +33,7 @@ GENERATED = 24  # tokens decoded greedily after each prompt of the text level
 
 
 @dataclass(frozen=True)
-class Launch:
+class CheckLaunch:
     """One launch of a bucket: the arrays of docs/graph.md's step inputs."""
 
     family: str
@@ -53,7 +53,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Text:
+class CheckText:
     """One sequence: its slot and pages, its tokens, and the length of its prompt."""
 
     slot: int
@@ -63,13 +63,13 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Session:
+class CheckSession:
     """Launches over initially empty states, with the same tables for all."""
 
     label: str
-    texts: tuple[Text, ...]
+    texts: tuple[CheckText, ...]
     tables: dict[str, Array]
-    launches: tuple[Launch, ...]
+    launches: tuple[CheckLaunch, ...]
 
 
 def sessions(
@@ -77,7 +77,7 @@ def sessions(
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
-) -> list[Session]:
+) -> list[CheckSession]:
     """Every session of a check.
 
     Args:
@@ -120,7 +120,7 @@ def greedy_session(
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
-) -> Session:
+) -> CheckSession:
     """Prompts for greedy decoding: has the launches of their prefills; `next_launches` has the
     rest.
 
@@ -139,8 +139,8 @@ def greedy_session(
 
 
 def next_launches(
-    session: Session, said: Mapping[int, Sequence[int]], rows: int
-) -> Iterator[Launch]:
+    session: CheckSession, said: Mapping[int, Sequence[int]], rows: int
+) -> Iterator[CheckLaunch]:
     """One decode step: each text's input is the last of its tokens in `said`, by slot.
 
     `rows` is the decode bucket. A text at the end of its context is left out.
@@ -154,7 +154,7 @@ def next_launches(
         yield _launch("decode", rows, going[i : i + rows])
 
 
-def verified(rows: int, k: int, going: Sequence[tuple[Text, int, int]]) -> Launch:
+def verified(rows: int, k: int, going: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
     """A round of k drafts. `going`: texts, their positions, and the number of input tokens."""
     return _launch(verify_family(k), rows, going)
 
@@ -165,7 +165,7 @@ def _rounds(
     prefill_rows: int,
     verify: Sequence[tuple[int, int]],
     limits: Limits,
-) -> Session:
+) -> CheckSession:
     """A round in every bucket (drafts, rows), with as many texts as fit.
 
     Drafts are random, so almost none is accepted: each text gains one token a round, and the next
@@ -233,7 +233,7 @@ def _session(
     limits: Limits,
     split: int = 0,
     more: int = 0,
-) -> Session:
+) -> CheckSession:
     """`steps`: the decode buckets to step in, one after another. All texts step in the largest, in
     several launches if necessary, and as many as fit in the others. With `prefill_rows` 0 they
     start at the first token. `more`: the number of tokens, instead of that of `steps`."""
@@ -246,14 +246,14 @@ def _session(
         ids = (*prompt, *_random(rng, own, limits.vocab))
         need = -(-len(ids) // limits.page_size)
         held = tuple(int(next(pages)) for _ in range(need))
-        texts.append(Text(int(slot), held, ids, len(prompt)))
+        texts.append(CheckText(int(slot), held, ids, len(prompt)))
     tables = default_tables(limits)
     for text in texts:
         tables["page_table"][text.slot, : len(text.pages)] = text.pages
         tables["prompt_lens"][text.slot] = text.prompt
     launches = list(_prefill(texts, prefill_rows, split)) if prefill_rows else []
     launches += _decode(texts, steps, bool(prefill_rows))
-    return Session(label, tuple(texts), tables, tuple(launches))
+    return CheckSession(label, tuple(texts), tables, tuple(launches))
 
 
 def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
@@ -261,7 +261,7 @@ def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
     return rows == max(steps) or text < rows
 
 
-def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
+def _prefill(texts: Sequence[CheckText], rows: int, split: int) -> Iterator[CheckLaunch]:
     """All prompts, tiles packed; with `split` each prompt's tile ends there, in a separate launch.
 
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
@@ -277,7 +277,9 @@ def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
             yield _launch("prefill", rows, tiles[i : i + rows])
 
 
-def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Iterator[Launch]:
+def _decode(
+    texts: Sequence[CheckText], steps: Sequence[int], prefilled: bool
+) -> Iterator[CheckLaunch]:
     at = [text.prompt if prefilled else 0 for text in texts]
     for rows in steps:
         going = [i for i, x in enumerate(texts) if _steps(i, rows, steps) and at[i] < len(x.ids)]
@@ -288,7 +290,7 @@ def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Ite
             at[i] += 1
 
 
-def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:
+def _launch(family: str, rows: int, tiles: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
     tile = tile_of(family)
     ids = np.zeros((rows, tile), np.int32)
     per_row = np.zeros((5, rows), np.int32)
@@ -298,4 +300,4 @@ def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> L
         ids[row, :count] = text.ids[start:end]
         following = text.ids[end] if end < len(text.ids) else SAMPLED
         per_row[:, row] = text.slot, start, count, end >= text.prompt, following
-    return Launch(family, rows, ids.reshape(-1), *per_row)
+    return CheckLaunch(family, rows, ids.reshape(-1), *per_row)

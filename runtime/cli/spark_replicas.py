@@ -111,7 +111,7 @@ def run(
     port, TLS and connections are the front's, the others each replica's.
     """
     with standard_error(LogFormat(values["log_format"])), command(NAME):
-        from spark_engine.runtime.replicas.plan import Plan, counts, sizes, stamp_of
+        from spark_engine.runtime.replicas.plan import ReplicaPlan, counts, sizes, stamp_of
 
         serving, placing = _front(), _ray()
         options = _server_options(values)
@@ -122,7 +122,7 @@ def run(
         names = options.names or (manifest.name,)  # an update does not change the model's name
         own = replace(options, host=LOCAL if ray is None else "", names=names)
         own = replace(own, api_keys=_absolute(own.api_keys), dumps=_absolute(own.dumps))
-        plan = Plan(
+        plan = ReplicaPlan(
             str(folder),
             own,
             least,

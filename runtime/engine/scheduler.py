@@ -41,13 +41,13 @@ from spark_engine.runtime.engine.policy.admission import Admission
 from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
 from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
-from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, PageNode
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.policy.waiting import Waiting, rank_of
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 from spark_engine.runtime.executors.memory import BucketKey
 
 
@@ -56,7 +56,7 @@ class Scheduler:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: EngineSizes,
         policy: PrefillPolicy = BALANCED,
         costs: Mapping[BucketKey, float] | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Scheduler:
         self.frugal = False  # no sequence is swapped out
         self.preemptions = {"swap": 0, "recompute": 0}
         # step, slot, pages, and the deepest node of them
-        self._fence: deque[tuple[int, int, list[int], Node | None]] = deque()
+        self._fence: deque[tuple[int, int, list[int], PageNode | None]] = deque()
         self._next_step, self._collected = 0, -1
         pools = self.slots, self.pages, self.prefix
         self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
@@ -299,7 +299,7 @@ class Scheduler:
         self.prefix.restart(seq)
         seq.status = Status.WAITING
 
-    def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
+    def _free(self, slot: int, pages: list[int], node: PageNode | None) -> None:
         self.slots.give([slot])
         self.pages.give(pages)
         self.prefix.cache.released(node)

@@ -27,7 +27,7 @@ import numpy as np
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import PREFILL, drafts_of
-from spark_engine.runtime.engine.masks import Ended, Masks
+from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.policy.draft_depth import Ints
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_tables
@@ -153,7 +153,7 @@ class Loop:
         """Copies what ended sequences leave to the prefix cache, after every launch so far."""
         self.scheduler.keep_ended(self._memory.copy_rows)
 
-    def _end(self, ended: Ended) -> list[Event]:
+    def _end(self, ended: EndedSequences) -> list[Event]:
         events = []
         for seq in ended.done:
             self.scheduler.finish(seq, FinishReason.STOP)
@@ -171,7 +171,7 @@ class Loop:
             return None
         return first if self._masks.waits(first) else None
 
-    def _prepare(self, plan: StepPlan, late: Batch | None) -> Ended:
+    def _prepare(self, plan: StepPlan, late: Batch | None) -> EndedSequences:
         """Writes what the plan changes, and all masks but those of `late`. Sequences that their
         grammar ends still run in this step; their results are not read."""
         for move in plan.saves:
@@ -277,7 +277,7 @@ class Loop:
             if seq.constraint is not None and not reason:
                 words = self._masks.advance(seq, token)
                 if words:
-                    events += self._end(Ended(failed=[(seq, words)]))
+                    events += self._end(EndedSequences(failed=[(seq, words)]))
                     continue
             k = seq.request.params.logprobs
             more = "", seq.drafted, seq.accepted, seq.cached

@@ -26,7 +26,7 @@ from spark_engine.runtime.ranks.messages import (
     CopyPages,
     CopyRows,
     Drop,
-    Launch,
+    LaunchBucket,
     LaunchRest,
     Leave,
     Order,
@@ -86,7 +86,7 @@ class Follower:
     def _do(self, order: Order) -> None:
         memory = self.memory
         match order:
-            case Launch():
+            case LaunchBucket():
                 self._launch(order)
             case LaunchRest():
                 self._launch_rest()
@@ -105,7 +105,7 @@ class Follower:
             case Drop(number):
                 self.snapshots.pop(number, None)
 
-    def _launch(self, order: Launch) -> None:
+    def _launch(self, order: LaunchBucket) -> None:
         key = order.family, order.rows
         if key not in self._executors:
             raise ExecutorError(f"rank 0 launches {key}, which this rank does not have")

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 import msgspec
 
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, SparkError
-from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
+from spark_engine.runtime.ranks.channel import PacketRing, Sender, read_answer
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
 from spark_engine.runtime.ranks.messages import (
@@ -48,7 +48,7 @@ EXIT_CODE = 70  # of a rank 0 that cannot leave its step
 log = logging.getLogger(__name__)
 
 
-class Group:
+class RankGroup:
     """The other ranks. `controls`: rank 0's sockets to them. `processes`: those that rank 0 has
     started. `limit_s`: time limit of a call between ranks, once all are open. The watching thread
     runs `_watch`; all other methods belong to one thread.
@@ -59,7 +59,7 @@ class Group:
         comm: Communicator,
         controls: Mapping[int, socket.socket],
         processes: Mapping[int, subprocess.Popen[bytes]],
-        ring: Ring | None = None,
+        ring: PacketRing | None = None,
         limit_s: float = LIMIT_S,
     ) -> None:
         self.comm = comm

@@ -29,7 +29,7 @@ from spark_engine.runtime.ranks.messages import (
     CopyPages,
     CopyRows,
     Drop,
-    Launch,
+    LaunchBucket,
     LaunchRest,
     Order,
     Restore,
@@ -177,7 +177,7 @@ class LeadExecutor:
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
         inputs = b"".join(buffers[spec.name].tobytes() for spec in self._steps)
-        self._orders.add(Launch(*self._key, inputs, part))
+        self._orders.add(LaunchBucket(*self._key, inputs, part))
         self._orders.send()
 
     def _watched(self, wait: Wait) -> Wait:

@@ -21,7 +21,7 @@ START_S = 1800.0  # time limit of a replica's engine load
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaPlan:
     """Replicas of one engine.
 
     Attributes:
@@ -88,19 +88,19 @@ def stamp_of(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.encode()).hexdigest()
 
 
-def moved(plan: Plan, folder: str, manifest: Manifest, **named: float | None) -> Plan:
+def moved(plan: ReplicaPlan, folder: str, manifest: Manifest, **named: float | None) -> ReplicaPlan:
     """The plan for another engine: values in `follows` are recomputed."""
     kept = {name: getattr(plan, name) for name in ("gpus", "target") if name not in plan.follows}
     given = kept | {name: value for name, value in named.items() if value is not None}
     return replace(plan, folder=folder, stamp=stamp_of(manifest), **sizes(manifest, **given))
 
 
-def wanted(requests: float, plan: Plan) -> int:
+def wanted(requests: float, plan: ReplicaPlan) -> int:
     """Number of replicas for this total of running and waiting requests."""
     return min(plan.most, max(plan.least, math.ceil(requests / plan.target)))
 
 
-def check_room(plan: Plan, there: Mapping[str, float]) -> None:
+def check_room(plan: ReplicaPlan, there: Mapping[str, float]) -> None:
     """Raises CapacityError if the machines' resources `there` cannot hold the least number of
     replicas.
     """

@@ -22,7 +22,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Heartbeat, Noted, Rows
-from spark_engine.runtime.replicas.plan import START_S, Plan, check_room, wanted
+from spark_engine.runtime.replicas.plan import START_S, ReplicaPlan, check_room, wanted
 from spark_engine.runtime.replicas.server_process import ANSWER_S, ServerProcess
 from spark_engine.runtime.server.process.server import ServerOptions
 
@@ -39,7 +39,7 @@ STORE = 128 << 20  # bytes of Ray's object store, which is unused
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class EngineReplica:
     """One replica as a Ray Serve deployment: a server in a separate process."""
 
     def __init__(self, folder: str, server: bytes) -> None:
@@ -95,7 +95,7 @@ class ByQueue:
     """Scales the replicas by the running and waiting requests."""
 
     def __init__(self, plan: str) -> None:
-        self._plan = msgspec.json.decode(plan, type=Plan)
+        self._plan = msgspec.json.decode(plan, type=ReplicaPlan)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """(number of replicas, no state)."""
@@ -146,14 +146,14 @@ def check_free() -> None:
         raise OptionError(f"replicas are placed in this cluster already: {words} them")
 
 
-def place(plan: Plan) -> None:
+def place(plan: ReplicaPlan) -> None:
     """Starts the replicas; returns when they accept requests. Raises CapacityError."""
     _check_room(plan)
     _put(plan)
     _note(plan)
 
 
-def _check_room(plan: Plan) -> None:
+def _check_room(plan: ReplicaPlan) -> None:
     """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
     a machine.
     """
@@ -165,11 +165,11 @@ def _check_room(plan: Plan) -> None:
         log.warning("%s; waiting until the cluster has more", error)
 
 
-def _note(plan: Plan) -> None:
+def _note(plan: ReplicaPlan) -> None:
     ray.get(_made().note.remote(msgspec.json.encode(plan)))
 
 
-def _put(plan: Plan) -> None:
+def _put(plan: ReplicaPlan) -> None:
     """Places the plan with Ray, or changes the placed one: Ray replaces the replicas one after the
     other if the engine or the options differ, and none if only numbers do.
 
@@ -191,7 +191,7 @@ def _put(plan: Plan) -> None:
             )
         }
     deployment = serve.deployment(
-        Engine,
+        EngineReplica,
         name=DEPLOYMENT,
         ray_actor_options={"num_gpus": plan.gpus, "num_cpus": plan.cpus},
         health_check_period_s=HEALTH_S,
@@ -209,7 +209,7 @@ def _put(plan: Plan) -> None:
         raise CapacityError(f"the replicas do not start: {error}") from None
 
 
-def change(edit: Callable[[Plan], Plan]) -> None:
+def change(edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
     """Places the result of `edit` on the current plan; if that fails, places the old plan again.
     The directory records the plan first: Ray continues if this process ends. Raises OptionError,
     CapacityError.
@@ -226,7 +226,7 @@ def change(edit: Callable[[Plan], Plan]) -> None:
         raise CapacityError(f"{error}\n{old.folder} is placed as before") from None
 
 
-def placed() -> Plan:
+def placed() -> ReplicaPlan:
     """The plan of this cluster. Raises OptionError if there is none."""
     end = time.monotonic() + LEASE_S  # a new directory has received it by then
     while APPLICATION in serve.status().applications:
@@ -292,13 +292,13 @@ def address_here() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _noted() -> Plan | None:
+def _noted() -> ReplicaPlan | None:
     """The directory's plan, if there is one."""
     try:
         data = ray.get(_found().plan.remote(), timeout=TELL_S)
     except (ValueError, TimeoutError, ray.exceptions.RayError):
         return None
-    return msgspec.json.decode(data, type=Plan) if data else None
+    return msgspec.json.decode(data, type=ReplicaPlan) if data else None
 
 
 def _found() -> Any:

@@ -29,7 +29,7 @@ class Policy(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Choice:
+class RouteChoice:
     """A replica, and the number of the prompt's bytes that it received before."""
 
     name: str
@@ -79,24 +79,24 @@ class Router:
         self._order.pop(name, None)
         self._forget(name)
 
-    def choose(self, prompt: Sequence[Place], without: Collection[str] = ()) -> Choice | None:
+    def choose(self, prompt: Sequence[Place], without: Collection[str] = ()) -> RouteChoice | None:
         """A replica for this prompt, not in `without`; None if there is none."""
         names = [name for name in self._order if name not in without]
         if not names:
             return None
         if self._policy is Policy.TURN:
-            return Choice(min(names, key=lambda n: self._order[n]))
+            return RouteChoice(min(names, key=lambda n: self._order[n]))
         least = min(names, key=lambda n: (self._load(n), self._order[n]))
         if self._policy is Policy.LEAST:
-            return Choice(least)
-        best, gain = Choice(least), 0.0
+            return RouteChoice(least)
+        best, gain = RouteChoice(least), 0.0
         for name, (shared, worth) in self._held(prompt, without).items():
             worth -= self._load(name) - self._load(least)
             if worth > gain or name == least:
-                best, gain = Choice(name, shared), max(worth, gain)
+                best, gain = RouteChoice(name, shared), max(worth, gain)
         return best
 
-    def begin(self, choice: Choice, prompt: Sequence[Place]) -> Ticket:
+    def begin(self, choice: RouteChoice, prompt: Sequence[Place]) -> Ticket:
         """Records that the request goes to this replica. Call `started` and `end` later."""
         name = choice.name
         ticket = Ticket(name, (prompt[-1].length if prompt else 0) - choice.shared)

@@ -22,7 +22,7 @@ class Lost(Exception):
     """A replica could not be reached, or broke its answer."""
 
 
-class Refused(Lost):
+class ConnectRefused(Lost):
     """The connection was refused: the server drains, or there is none."""
 
 
@@ -30,7 +30,7 @@ class Unsendable(ValueError):
     """A request that cannot be encoded as HTTP: an error of its sender."""
 
 
-class Answer:
+class UpstreamAnswer:
     """An answer after its headers."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -82,7 +82,7 @@ class Upstream:
         headers: Headers = (),
         body: bytes = b"",
         sent: Callable[[], None] | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[UpstreamAnswer]:
         """The answer; leaving the block early aborts the request. Raises Lost, Unsendable. `url` is
         sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called.
         """
@@ -102,7 +102,7 @@ class Upstream:
         except BROKEN as error:
             raise Lost(_words(error)) from None
         try:
-            yield Answer(response)
+            yield UpstreamAnswer(response)
         finally:
             response.release() if response.content.at_eof() else response.close()
 
@@ -124,7 +124,7 @@ class Upstream:
                 return response.status, await response.read(), response.headers
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
-            raise (Refused if refused else Lost)(_words(error)) from None
+            raise (ConnectRefused if refused else Lost)(_words(error)) from None
         except (*BROKEN, ValueError) as error:
             raise Lost(_words(error)) from None
 

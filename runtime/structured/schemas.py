@@ -153,7 +153,7 @@ def _states(multiple: Any) -> int:
     return int("".join(map(str, digits[:9])))
 
 
-class Bundle:
+class SchemaBundle:
     """Parts of one schema as separate schemas, each with the definitions that it references.
 
     Keywords without effect are removed. All references become `#/$defs/NAME`.

@@ -25,7 +25,7 @@ from spark_engine.runtime.server.engine_client.engine_folder import (
     read_info,
 )
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
 from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -118,7 +118,7 @@ class Session:
         self._tokenizer, self._template = read_text(folder)
         grammars = grammars_of(self._tokenizer, self.info)
         self._options = replace(self._options, grammars=grammars)
-        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
+        self._reader = ChatReader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)

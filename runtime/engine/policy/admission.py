@@ -12,14 +12,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from spark_engine.runtime.engine.plan import StepPlan
-from spark_engine.runtime.engine.policy.line import Launch
+from spark_engine.runtime.engine.policy.line import PrefillLaunch
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
-from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, PageNode
 from spark_engine.runtime.engine.policy.waiting import Waiting
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 
 # A quarter of the slots: of prompts in progress that a launch does not complete; and of requests
 # that wait for such a prompt with a slot reserved. At least LEAST_OPEN, of three slots.
@@ -51,13 +51,13 @@ class Admission:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: EngineSizes,
         slots: Pool,
         pages: Pool,
         prefix: PrefixAdmission,
         running: list[Sequence],
         waiting: Waiting,
-        fence: deque[tuple[int, int, list[int], Node | None]],
+        fence: deque[tuple[int, int, list[int], PageNode | None]],
     ) -> None:
         self._sizes, self._slots, self._pages = sizes, slots, pages
         self._prefix, self._running, self._waiting = prefix, running, waiting
@@ -89,13 +89,13 @@ class Admission:
                 elif new.status is Status.RUNNING:
                     insort(launch.lefts, self._prefix.tiles_left(new))
 
-    def _launch(self, priority: int, tiles: int) -> Launch:
+    def _launch(self, priority: int, tiles: int) -> PrefillLaunch:
         """The next prefill launch, as requests of one priority see it."""
         started = [s for s in self._running if s.launched < s.prefill_end]
         above = [s for s in started if s.request.priority >= priority]
         lefts = sorted(map(self._prefix.tiles_left, above))
         started = [s for s in started if s.request.priority == priority]
-        return Launch(tiles, started, lefts, self._open_most)
+        return PrefillLaunch(tiles, started, lefts, self._open_most)
 
     def _try(
         self, seq: Sequence, reserved: _Reserved, plan: StepPlan, in_flight: int

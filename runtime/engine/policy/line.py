@@ -30,7 +30,7 @@ TilesLeft = Callable[[Sequence], int]  # of a prefill, at least up to where othe
 
 
 @dataclass(slots=True)
-class Launch:
+class PrefillLaunch:
     """The prefill launch that is being filled, of `most` tiles.
 
     Attributes:
@@ -96,7 +96,7 @@ def _size(flow: _Flow) -> Key:
     return seq.tiles, flow.owner.charged, seq.id
 
 
-class Line:
+class PriorityLine:
     """Those of one priority. `tile`: tokens of a tile.
 
     Attributes:
@@ -197,7 +197,7 @@ class Line:
                 self._shares.gives_turn(flow.owner)
         return self.turn
 
-    def next(self, launch: Launch) -> Sequence | None:
+    def next(self, launch: PrefillLaunch) -> Sequence | None:
         """The waiting request to start now; None: the launch is full."""
         seq, before, most = self.shortest(), 0, launch.most
         if seq is None:

@@ -47,7 +47,7 @@ class LogLevel(enum.StrEnum):
 def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
     """Replaces the handlers of the root logger; `stream` is standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Json() if form is LogFormat.JSON else Text())
+    handler.setFormatter(Json() if form is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -57,7 +57,7 @@ def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> No
     logging.getLogger(ACCESS).setLevel(logging.INFO)  # another option enables it
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`spark-run: ` and the message, with the current request's id."""
 
     def format(self, record: logging.LogRecord) -> str:

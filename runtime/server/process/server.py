@@ -66,7 +66,7 @@ from spark_engine.runtime.server.process.lifecycle import (
 from spark_engine.runtime.server.process.port import bind
 from spark_engine.runtime.server.prompts.contract import Setup
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
-from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
 from spark_engine.runtime.server.service.service import Service
 
@@ -188,7 +188,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
     begun = find_manifest(folder)
-    pool = Pool(folder)
+    pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service: Service | None = None

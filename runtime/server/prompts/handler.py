@@ -15,12 +15,12 @@ from spark_engine.errors import CapacityError, RequestError
 from spark_engine.runtime.server.prompts.contract import (
     ERRORS,
     Blobs,
+    BodyRefused,
     Broken,
     Done,
     FormAsked,
-    Job,
     JobKind,
-    Refused,
+    PromptJob,
     Result,
     Setup,
     decode_job,
@@ -80,7 +80,7 @@ class Handler:
             if self.grammars is not None:
                 self.grammars.forget()
 
-    def _do(self, job: Job, blobs: Sequence[bytes]) -> tuple[Result, list[bytes]]:
+    def _do(self, job: PromptJob, blobs: Sequence[bytes]) -> tuple[Result, list[bytes]]:
         if job.kind is not JobKind.FORM:
             return READS[job.kind](self.preparer, blobs)
         form = msgspec.msgpack.decode(blobs[0], type=FormAsked)
@@ -99,14 +99,14 @@ def make_grammars(tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> Gramm
     return Grammars(lambda: tokenizer, vocab, eos, most_s=WALL_S * WALL_PER_CPU_S)
 
 
-def _refused(error: RequestError | CapacityError) -> Refused:
+def _refused(error: RequestError | CapacityError) -> BodyRefused:
     kinds = (kind.__name__ for kind in type(error).__mro__)
     kind = next(k for k in kinds if k in ERRORS or k == CapacityError.__name__)
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     words = str(error) or type(error).__name__
     if len(words) > MOST_WORDS:
         words = f"{words[:MOST_WORDS]}…"
-    return Refused(kind, words.encode(errors="replace").decode(), param, code)
+    return BodyRefused(kind, words.encode(errors="replace").decode(), param, code)
 
 
 class Inline:
@@ -126,7 +126,7 @@ class Inline:
         """The same, for any thread."""
         self.jobs.append(kind)
         whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(encode(Job(kind, 0.0)), whole)
+        header, found = self.handler.handle(encode(PromptJob(kind, 0.0)), whole)
         return decode_result(header), found
 
     def make_way(self, owner: str) -> bool:

@@ -22,8 +22,8 @@ from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
     Blobs,
-    Job,
     JobKind,
+    PromptJob,
     Result,
     Setup,
     TooCostly,
@@ -120,7 +120,7 @@ def _quick(seconds: float) -> tuple[float, float, float]:
     return seconds, 0.0, seconds
 
 
-class Pool:
+class WorkerPool:
     """Workers for the engine in `folder`. All methods run in one event loop."""
 
     def __init__(self, folder: Path) -> None:
@@ -291,7 +291,7 @@ class Pool:
 
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
         """The same for a task that was not cancelled."""
-        header = encode(Job(task.kind, lane.cpu_of(task)))
+        header = encode(PromptJob(task.kind, lane.cpu_of(task)))
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))
         try:
             limit = await _watched(asking, task, worker, lane.wall_of(task))

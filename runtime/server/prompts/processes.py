@@ -24,11 +24,11 @@ from spark_engine.runtime.server.prompts.limits import HELLO_S, LOAD_S
 from spark_engine.runtime.server.prompts.orders import (
     GROWN_MARK,
     MESSAGE,
-    Ended,
     Fork,
-    Hello,
-    Ready,
+    ForkerReady,
     Unloadable,
+    WorkerEnded,
+    WorkerHello,
     decode_report,
     encode,
 )
@@ -128,7 +128,7 @@ class Forker:
             theirs.close()
             async with asyncio.timeout(HELLO_S):
                 header, _ = await frames.receive_async(ours)
-            pid = msgspec.msgpack.decode(header, type=Hello).pid
+            pid = msgspec.msgpack.decode(header, type=WorkerHello).pid
         except TimeoutError:  # before OSError, its base class
             ours.close()
             raise
@@ -180,14 +180,14 @@ class Forker:
         finally:
             self._socket.close()
 
-    def _take(self, report: Ready | Unloadable | Ended) -> None:
-        if isinstance(report, Ended):
+    def _take(self, report: ForkerReady | Unloadable | WorkerEnded) -> None:
+        if isinstance(report, WorkerEnded):
             future = self._statuses.get(report.pid)
             if future is not None and not future.done():
                 future.set_result(report.status)
         elif self._loaded.done():
             return
-        elif isinstance(report, Ready):
+        elif isinstance(report, ForkerReady):
             self._loaded.set_result(None)
         elif isinstance(report, Unloadable):
             kind = EngineError if report.user else InternalError

@@ -35,12 +35,12 @@ from spark_engine.runtime.server.prompts.orders import (
     GROWN_MARK,
     MESSAGE,
     STAYS_MARK,
-    Ended,
     Fork,
-    Hello,
-    Ready,
+    ForkerReady,
     Report,
     Unloadable,
+    WorkerEnded,
+    WorkerHello,
     decode_order,
     encode,
 )
@@ -66,7 +66,7 @@ def main(folder: Path, number: int) -> None:
             user = short or isinstance(error, UserError | OSError)
             _tell(parent, Unloadable(words[:MOST_WORDS], user))
             return
-        _tell(parent, Ready())
+        _tell(parent, ForkerReady())
         _fork_on_demand(parent, handler)
 
 
@@ -113,7 +113,7 @@ def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
         if ours in readable:
             ours.recv(4096)
             for pid, status in _ended():
-                _tell(parent, Ended(pid, status))
+                _tell(parent, WorkerEnded(pid, status))
         if parent in readable:
             data, fds, _, _ = socket.recv_fds(parent, MESSAGE, 1)
             if not data:
@@ -149,7 +149,7 @@ def _work(sock: socket.socket, order: Fork, handler: Handler, parent: int) -> No
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
         most = _pages() + GROWN // resource.getpagesize()
-        frames.send(sock, encode(Hello(os.getpid())), [])
+        frames.send(sock, encode(WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
         code = 0

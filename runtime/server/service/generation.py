@@ -26,7 +26,7 @@ class GenerationFailed(InternalError):
 
 
 @dataclass(frozen=True)
-class Choice:
+class AnswerChoice:
     """One answer: its request to the engine, and its text.
 
     `ended` returns, after each piece, whether the rest would not be part of the answer.
@@ -63,7 +63,7 @@ class Generation:
         self,
         client: EngineClient,
         metrics: Metrics,
-        choices: Sequence[Choice],
+        choices: Sequence[AnswerChoice],
         slots: int,
         deadline: Deadline,
     ) -> None:
@@ -159,7 +159,7 @@ class Generation:
             self._open = {}
             self._sum_up()
 
-    def _by_prompt(self) -> list[list[tuple[Choice, Stopwatch]]]:
+    def _by_prompt(self) -> list[list[tuple[AnswerChoice, Stopwatch]]]:
         """The choices of each prompt, which follow each other and share its tokens."""
         pairs = zip(self._choices, self._watches, strict=True)
         return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]

@@ -29,6 +29,7 @@ from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts.contract import (
     Asked,
     Blobs,
+    BodyRefused,
     Bounds,
     Broken,
     Done,
@@ -37,14 +38,13 @@ from spark_engine.runtime.server.prompts.contract import (
     Missing,
     Prepared,
     PreparedPrompt,
-    Refused,
     Result,
     TextPool,
     TooCostly,
 )
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import Choice, Generation
+from spark_engine.runtime.server.service.generation import AnswerChoice, Generation
 from spark_engine.runtime.server.service.sharing import salt_of
 from spark_engine.runtime.server.service.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
@@ -60,12 +60,12 @@ class ReadingFailed(InternalError):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class PreparedChoices:
     """A body that was read: its choices, the parser and the echo of each, and further results of
     its worker (`more`)."""
 
     asked: Asked
-    choices: tuple[Choice, ...]
+    choices: tuple[AnswerChoice, ...]
     parsers: tuple[ReplyParser, ...]
     echoes: tuple[str, ...]
     prompt_tokens: int
@@ -87,7 +87,7 @@ class Running:
     """One request in flight."""
 
     generation: Generation
-    choices: tuple[Choice, ...]
+    choices: tuple[AnswerChoice, ...]
     body: Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
@@ -178,7 +178,7 @@ class Service:
 
     async def prepare(
         self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
-    ) -> Conversation:
+    ) -> PreparedChoices:
         """Reads a body, in another process. `stored` finds the response that the body continues.
 
         One that waits counts as a request in the queue. Raises RequestError, Busy, TimedOut, and
@@ -219,7 +219,7 @@ class Service:
         _of(Done, result)
         return blobs[0]
 
-    def submit(self, found: Conversation, deadline: Deadline) -> Running:
+    def submit(self, found: PreparedChoices, deadline: Deadline) -> Running:
         """Submits all choices or none: nothing after it can fail."""
         limits, tokens = self.info.limits, found.prompt_tokens
         whose, salt = owner(), salt_of(found.asked.cache_salt)
@@ -266,7 +266,7 @@ class Service:
 
     def _conversation(
         self, found: Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
-    ) -> Conversation:
+    ) -> PreparedChoices:
         asked, choices, parsers, echoes = found.asked, [], [], []
         count, tokens = len(found.prompts), 0
         for prompt, blob in zip(found.prompts, blobs[:count], strict=True):
@@ -281,11 +281,11 @@ class Service:
                 parsers.append(parser)
                 echoes.append(prompt.echo)
         more = blobs[count + len(forms) :]
-        return Conversation(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
+        return PreparedChoices(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
 
     def _choices(
         self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
-    ) -> list[Choice]:
+    ) -> list[AnswerChoice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
         the constraint."""
         asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
@@ -300,7 +300,7 @@ class Service:
             own = _own(found.params, prompt, fold_seed(prompt.seed + i))
             stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
             request = Request(ids, own, found.priority, prompt.marks, bound)
-            choices.append(Choice(request, stream))
+            choices.append(AnswerChoice(request, stream))
         return choices
 
     def _parser(self, asked: Asked) -> ReplyParser:
@@ -316,7 +316,7 @@ def _of(kind: type[R], result: Result) -> R:
     """The result. Raises what a worker found wrong."""
     if isinstance(result, kind):
         return result
-    if isinstance(result, Refused):
+    if isinstance(result, BodyRefused):
         raise result.exception()
     words = result.words if isinstance(result, Broken) else repr(result)
     raise ReadingFailed(f"reading a body failed: {words}")

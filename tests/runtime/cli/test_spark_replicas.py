@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE
 from spark_engine.runtime.cli import spark_replicas as module
-from spark_engine.runtime.replicas.plan import Plan, moved, sizes
+from spark_engine.runtime.replicas.plan import ReplicaPlan, moved, sizes
 from spark_engine.runtime.server.process.server import ServerOptions
 
 
@@ -33,7 +33,7 @@ class Placing:
         self.done: list[Any] = []
         self.fault: Exception | None = None
         self.taken = False
-        self.plan = Plan("/old", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"))
+        self.plan = ReplicaPlan("/old", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"))
 
     @contextlib.contextmanager
     def cluster(self, address: str | None) -> Iterator[None]:
@@ -44,12 +44,12 @@ class Placing:
         if self.taken:
             raise OptionError("replicas are placed in this cluster already")
 
-    def place(self, plan: Plan) -> None:
+    def place(self, plan: ReplicaPlan) -> None:
         self.done.append(plan)
         if self.fault:
             raise self.fault
 
-    def change(self, edit: Callable[[Plan], Plan]) -> None:
+    def change(self, edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
         self.plan = edit(self.plan)
 
     def states(self) -> dict[str, int]:
@@ -148,7 +148,9 @@ def test_what_the_user_names_does_not_follow_the_engine() -> None:
     }
     named = sizes(cpu, gpus=None, target=3.0)
     assert (named["target"], named["follows"]) == (3.0, ("gpus",))
-    plan = moved(Plan("/e", ServerOptions(), 1, 1, cpus=1.0, **named), "/f", _manifest(ranks=4))
+    plan = moved(
+        ReplicaPlan("/e", ServerOptions(), 1, 1, cpus=1.0, **named), "/f", _manifest(ranks=4)
+    )
     assert (plan.folder, plan.gpus, plan.target, plan.cpus) == ("/f", 4.0, 3.0, 1.0)
     again = moved(plan, "/f", _manifest(ranks=4))
     assert again.version == plan.version, "the same engine"

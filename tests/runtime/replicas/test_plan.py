@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.spark_replicas import main
-from spark_engine.runtime.replicas.plan import Plan, check_room, counts, wanted
+from spark_engine.runtime.replicas.plan import ReplicaPlan, check_room, counts, wanted
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.operation.logs import LogFormat
 from spark_engine.runtime.server.process.server import ServerOptions
@@ -28,11 +28,13 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
 from benchmarks.replicas import measured  # noqa: E402
 from benchmarks.replicas import simulated as reckoned  # noqa: E402
 
-PLAN = Plan("/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0)
+PLAN = ReplicaPlan(
+    "/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0
+)
 
 
 def test_a_plan_survives_encoding() -> None:
-    found = msgspec.json.decode(msgspec.json.encode(PLAN), type=Plan)
+    found = msgspec.json.decode(msgspec.json.encode(PLAN), type=ReplicaPlan)
     assert found == PLAN and found.version == PLAN.version
 
 

@@ -17,11 +17,11 @@ import pytest
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime import replicas
 from spark_engine.runtime.replicas.directory import NOTHING, Directory
-from spark_engine.runtime.replicas.plan import Plan
+from spark_engine.runtime.replicas.plan import ReplicaPlan
 from spark_engine.runtime.server.process.server import ServerOptions
 
 NAME = "spark_engine.runtime.replicas.ray_serve"
-PLAN = Plan("/e", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"), "stamp", True)
+PLAN = ReplicaPlan("/e", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"), "stamp", True)
 
 
 class Deployment:
@@ -122,7 +122,7 @@ class _Actor:
         def remote(*given: Any) -> Any:
             if name == "note":
                 data = given[0]
-                plan = msgspec.json.decode(data, type=Plan) if data else None
+                plan = msgspec.json.decode(data, type=ReplicaPlan) if data else None
                 self._done.append(f"noted {plan.folder} x {plan.least}" if plan else "noted none")
             return getattr(self._directory, name)(*given)
 

@@ -19,7 +19,7 @@ from spark_engine.runtime.replicas.prefix import (
     Place,
     places,
 )
-from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Choice, Policy, Router
+from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Policy, RouteChoice, Router
 from tests.loop_watch import LIMIT_S
 
 SYSTEM = {"role": "system", "content": "You are terse."}
@@ -174,24 +174,24 @@ def test_a_common_beginning_is_not_worth_a_queue() -> None:
 def test_a_long_prefix_is_worth_a_short_queue_and_no_long_one() -> None:
     router = _router("a", "b")
     prompt = _chat("x" * 4 * REQUEST)
-    router.end(router.begin(Choice("a"), prompt))
-    tickets = [router.begin(Choice("a"), ()) for _ in range(4)]
+    router.end(router.begin(RouteChoice("a"), prompt))
+    tickets = [router.begin(RouteChoice("a"), ()) for _ in range(4)]
     assert router.open == {"a": 4, "b": 0}
-    assert router.choose(prompt) == Choice("a", prompt[-1].length)
-    tickets.append(router.begin(Choice("a"), ()))
-    assert router.choose(prompt) == Choice("b")
+    assert router.choose(prompt) == RouteChoice("a", prompt[-1].length)
+    tickets.append(router.begin(RouteChoice("a"), ()))
+    assert router.choose(prompt) == RouteChoice("b")
     for ticket in tickets:
         router.end(ticket)
-    assert router.choose(prompt) == Choice("a", prompt[-1].length)
+    assert router.choose(prompt) == RouteChoice("a", prompt[-1].length)
 
 
 def test_what_is_still_to_be_computed_counts_until_the_first_token() -> None:
     router = _router("a", "b", policy=Policy.LEAST)
-    long = router.begin(Choice("a"), _chat("x" * 9 * REQUEST))
-    short = [router.begin(Choice("b"), ()) for _ in range(3)]
-    assert router.choose(()) == Choice("b")
+    long = router.begin(RouteChoice("a"), _chat("x" * 9 * REQUEST))
+    short = [router.begin(RouteChoice("b"), ()) for _ in range(3)]
+    assert router.choose(()) == RouteChoice("b")
     router.started(long)
-    assert router.choose(()) == Choice("a")
+    assert router.choose(()) == RouteChoice("a")
     router.started(long)
     for ticket in (*short, long):
         router.end(ticket)
@@ -201,8 +201,8 @@ def test_what_is_still_to_be_computed_counts_until_the_first_token() -> None:
 def test_what_is_held_there_is_not_to_be_computed() -> None:
     router = _router("a", "b", policy=Policy.LEAST)
     prompt = _chat("x" * 9 * REQUEST)
-    router.begin(Choice("a", prompt[-1].length), prompt)
-    router.begin(Choice("b"), prompt)
+    router.begin(RouteChoice("a", prompt[-1].length), prompt)
+    router.begin(RouteChoice("b"), prompt)
     assert router._ahead == {"a": 0, "b": prompt[-1].length}
 
 
@@ -210,13 +210,13 @@ def test_where_many_part_the_beginning_is_worth_little() -> None:
     router = _router("a", "b")
     common = "s" * 64 * REQUEST
     for i in range(40):
-        router.end(router.begin(Choice("a"), _chat(common, "ok", str(i))))
-    kept = [router.begin(Choice("a"), ()) for _ in range(2)]
+        router.end(router.begin(RouteChoice("a"), _chat(common, "ok", str(i))))
+    kept = [router.begin(RouteChoice("a"), ()) for _ in range(2)]
     new = _chat(common, "ok", "new")
-    assert router.choose(new) == Choice("b"), "64 requests of value, 40 of them with a part"
+    assert router.choose(new) == RouteChoice("b"), "64 requests of value, 40 of them with a part"
     long = _chat(common, "ok", "x" * 9 * REQUEST)
-    router.end(router.begin(Choice("a"), long))
-    assert router.choose(long) == Choice("a", long[-1].length), "its own part counts fully"
+    router.end(router.begin(RouteChoice("a"), long))
+    assert router.choose(long) == RouteChoice("a", long[-1].length), "its own part counts fully"
     for ticket in kept:
         router.end(ticket)
     assert router.choose(new).name == "a"  # type: ignore[union-attr]
@@ -226,19 +226,19 @@ def test_the_least_loaded_holder_is_taken() -> None:
     router = _router("a", "b", "c")
     prompt = _chat("x" * 4 * REQUEST)
     for name in ("a", "b"):
-        router.started(router.begin(Choice(name), prompt))
-    router.begin(Choice("a"), ())
-    assert router.choose(prompt) == Choice("b", prompt[-1].length)
+        router.started(router.begin(RouteChoice(name), prompt))
+    router.begin(RouteChoice("a"), ())
+    assert router.choose(prompt) == RouteChoice("b", prompt[-1].length)
 
 
 def test_a_replica_that_left_holds_nothing() -> None:
     router = _router("a", "b")
     prompt = _chat("x" * 9 * REQUEST)
-    ticket = router.begin(Choice("a"), prompt)
+    ticket = router.begin(RouteChoice("a"), prompt)
     router.started(ticket)
-    assert router.choose(prompt, without={"a"}) == Choice("b")
+    assert router.choose(prompt, without={"a"}) == RouteChoice("b")
     router.remove("a")
-    assert router.choose(prompt) == Choice("b") and router.open == {"a": 1, "b": 0}
+    assert router.choose(prompt) == RouteChoice("b") and router.open == {"a": 1, "b": 0}
     router.end(ticket)
     assert router.open == {"b": 0}
     router.remove("b")
@@ -247,7 +247,7 @@ def test_a_replica_that_left_holds_nothing() -> None:
 
 def test_a_replica_that_returns_keeps_its_requests() -> None:
     router = _router("a", "b")
-    ticket = router.begin(Choice("a"), ())
+    ticket = router.begin(RouteChoice("a"), ())
     router.remove("a")
     router.add("a")
     assert router.open == {"a": 1, "b": 0}
@@ -258,7 +258,7 @@ def test_a_replica_that_returns_keeps_its_requests() -> None:
 def test_memory_is_bounded_and_beginnings_stay_longest() -> None:
     router = _router("a", "b", places=4)
     prompt = _chat("1" * REQUEST, "2", "3", "4", "5", "6")
-    router.end(router.begin(Choice("a"), prompt))
+    router.end(router.begin(RouteChoice("a"), prompt))
     assert len(router._known) == 4
     assert router.choose(prompt).shared == prompt[3].length  # type: ignore[union-attr]
 
@@ -267,7 +267,7 @@ def test_few_holders_are_kept_of_a_place() -> None:
     names = [f"r{i}" for i in range(HOLDERS + 3)]
     router, prompt = _router(*names), _chat("x")
     for name in names:
-        router.begin(Choice(name), prompt)
+        router.begin(RouteChoice(name), prompt)
     assert router._known[prompt[0].digest].names == tuple(names[-HOLDERS:])
 
 
@@ -276,5 +276,5 @@ def test_other_policies_ask_for_no_prefix() -> None:
     turn = _router("a", "b", "c", policy=Policy.TURN)
     assert [_ask(turn, prompt) for _ in range(6)] == list("abcabc")
     least = _router("a", "b", policy=Policy.LEAST)
-    least.begin(Choice("a"), prompt)
+    least.begin(RouteChoice("a"), prompt)
     assert least.choose(prompt).name == "b"  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from spark_engine.runtime.server.operation import metrics as module
 from spark_engine.runtime.server.operation.metrics import REASONS, Metrics, Stopwatch
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import Choice, Generation
+from spark_engine.runtime.server.service.generation import AnswerChoice, Generation
 from spark_engine.runtime.text.text_stream import TextStream
 from tests.runtime.fake_client import FakeClient
 
@@ -183,7 +183,7 @@ def test_what_is_counted_by_prompt() -> None:
         params = SamplingParams(max_tokens=6)
         prompts = [(1, 2), (1, 2, 3)]
         choices = [
-            Choice(Request(prompt, params), TextStream(None, params, (1,)))
+            AnswerChoice(Request(prompt, params), TextStream(None, params, (1,)))
             for prompt in prompts
             for _ in range(2)
         ]

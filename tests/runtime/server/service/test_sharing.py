@@ -20,7 +20,7 @@ from spark_engine.runtime.server.operation.keys import Account, Key, read_keys
 from spark_engine.runtime.server.prompts.contract import Asked
 from spark_engine.runtime.server.service import service as module
 from spark_engine.runtime.server.service import sharing
-from spark_engine.runtime.server.service.generation import Choice
+from spark_engine.runtime.server.service.generation import AnswerChoice
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_both_travel_to_the_engine() -> None:
 
 
 def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Choice] = []
+    sent: list[AnswerChoice] = []
     monkeypatch.setattr(
         module, "Generation", lambda client, metrics, choices, *_: sent.extend(choices)
     )
@@ -98,8 +98,8 @@ def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch
         metrics=None,
     )
     ask(Key(name="ann", key="k", salt="s"))
-    choice: Any = Choice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
-    found = module.Conversation(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
+    choice: Any = AnswerChoice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
+    found = module.PreparedChoices(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
     running = module.Service.submit(service, found, None)  # type: ignore[arg-type]
     assert {(c.request.owner, c.request.salt) for c in sent} == {("ann", salt("s", "x"))}
     assert running.choices == tuple(sent)
