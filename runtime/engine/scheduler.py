@@ -234,10 +234,11 @@ class Scheduler:
         rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
         started = [s for s in self.running if s.launched < s.prefill_end]
         tiles = self.pacing.room(started, rows, *self._backlog())
-        for one in self._admission.choose(plan, in_flight, tiles):
+        for one in self._admission.choose(in_flight, tiles):
             for victim in one.victims:
                 self._preempt(victim, plan)
             self._start(one.seq, one.hit, plan)
+        plan.drain = self._admission.drain
         for move in plan.restores:
             self.swap_used -= move.seq.swap_bytes
             move.seq.swap_bytes = 0
@@ -254,7 +255,9 @@ class Scheduler:
         """Gives a waiting sequence a slot, and pages: those of the hit and new ones."""
         self.waiting.leave(seq)
         seq.slot = self.slots.take()[0]
-        shared = self.prefix.start(seq, hit, self.waiting, plan)
+        shared = self.prefix.start(seq, hit, self.waiting)
+        if hit.position:
+            plan.counts.append((seq.slot, *seq.counted(hit.position)))
         swapped = seq.status is Status.SWAPPED
         if not swapped:
             seq.launched = hit.position

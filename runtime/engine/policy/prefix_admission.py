@@ -17,7 +17,6 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Lineage, PageNode
@@ -170,7 +169,7 @@ class PrefixAdmission:
         most, names = hit.position - hit.position % self.sizes.page_size, self._uses[seq.id].names
         return self.cache.match(seq.tokens, names, most, suffixes=False, salt=seq.request.salt)
 
-    def start(self, seq: Sequence, hit: Hit, waiting: Waiting, plan: StepPlan) -> list[int]:
+    def start(self, seq: Sequence, hit: Hit, waiting: Waiting) -> list[int]:
         """Uses the hit for `seq`, which has its slot and runs from `hit.position` on; returns the
         pages that it shares, none for one that was swapped out."""
         if not self.on or seq.status is Status.SWAPPED:
@@ -182,8 +181,6 @@ class PrefixAdmission:
         use.grid = hit.position
         use.source = use.resumed_from = hit.snapshot
         use.node = hit.nodes[-1] if hit.nodes else None
-        if hit.position:
-            plan.counts.append((seq.slot, *_counted_tokens(seq, hit.position)))
         if hit.suffix_page >= 0:
             self._pages.share([hit.suffix_page])
             self.copied.append(hit.suffix_page)
@@ -327,12 +324,3 @@ class PrefixAdmission:
         use.last_snapshot = state
         self._pinned.append(state)
         return self.sizes.slots + state.row
-
-
-def _counted_tokens(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens below `position` that its penalties count: of the prompt, and generated ones."""
-    params = seq.request.params
-    if params.repetition == 1 and not (params.presence or params.frequency):
-        return (), ()
-    prompt = min(position, seq.answer_start)
-    return tuple(seq.tokens[:prompt]), tuple(seq.tokens[prompt:position])
