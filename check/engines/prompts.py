@@ -12,16 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.interface import (
-    PREFILL_TILE,
-    SAMPLING_F,
-    SAMPLING_I,
-    Limits,
-    drafts_of,
-    families,
-    tile_of,
-    verify_family,
-)
+from spark_engine import interface
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
@@ -73,7 +64,7 @@ class CheckSession:
 
 
 def sessions(
-    limits: Limits,
+    limits: interface.Limits,
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
@@ -96,7 +87,7 @@ def sessions(
     for i, group in enumerate(_groups(prompts, limits, len(every))):
         steps = full if i else every
         found.append(_session(rng, "ragged", group, prefill[-1], steps, limits))
-    verify = sorted((drafts_of(f), rows) for f, rows in buckets if drafts_of(f))
+    verify = sorted((interface.drafts_of(f), rows) for f, rows in buckets if interface.drafts_of(f))
     if verify:
         more = len(verify) + verify[-1][0]
         short = [p for p in prompts if len(p) + more <= limits.max_context]
@@ -116,7 +107,7 @@ def sessions(
 
 
 def greedy_session(
-    limits: Limits,
+    limits: interface.Limits,
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
@@ -132,7 +123,7 @@ def greedy_session(
     prompts = [list(ids) for ids in recorded]
     prompts += [_random(rng, n, limits.vocab) for n in LENGTHS]
     cut = [ids[: limits.max_context - room] for ids in prompts]
-    rows = {f: max(n for family, n in buckets if family == f) for f in families(0)}
+    rows = {f: max(n for family, n in buckets if family == f) for f in interface.families(0)}
     group = _groups(cut, limits, room)[0]
     made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=room)
     return made
@@ -156,7 +147,7 @@ def next_launches(
 
 def verified(rows: int, k: int, going: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
     """A round of k drafts. `going`: texts, their positions, and the number of input tokens."""
-    return _launch(verify_family(k), rows, going)
+    return _launch(interface.verify_family(k), rows, going)
 
 
 def _rounds(
@@ -164,7 +155,7 @@ def _rounds(
     prompts: list[list[int]],
     prefill_rows: int,
     verify: Sequence[tuple[int, int]],
-    limits: Limits,
+    limits: interface.Limits,
 ) -> CheckSession:
     """A round in every bucket (drafts, rows), with as many texts as fit.
 
@@ -185,17 +176,17 @@ def _rounds(
     return replace(session, launches=tuple(launches))
 
 
-def default_tables(limits: Limits) -> dict[str, Array]:
+def default_tables(limits: interface.Limits) -> dict[str, Array]:
     """Tables for greedy decoding without penalties, and without pages."""
     slots = limits.max_seqs + 1
-    sampling_f = np.zeros((slots, len(SAMPLING_F)), np.float32)
-    sampling_f[:, SAMPLING_F.index("top_p")] = 1
-    sampling_f[:, SAMPLING_F.index("repetition")] = 1
+    sampling_f = np.zeros((slots, len(interface.SAMPLING_F)), np.float32)
+    sampling_f[:, interface.SAMPLING_F.index("top_p")] = 1
+    sampling_f[:, interface.SAMPLING_F.index("repetition")] = 1
     return {
         "page_table": np.full((slots, limits.pages_per_seq), -1, np.int32),
         "prompt_lens": np.zeros(slots, np.int32),
         "sampling_f": sampling_f,
-        "sampling_i": np.zeros((slots, len(SAMPLING_I)), np.int32),
+        "sampling_i": np.zeros((slots, len(interface.SAMPLING_I)), np.int32),
         "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
         "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
         "bias_until": np.zeros((slots, limits.bias_slots), np.int32),
@@ -208,7 +199,7 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
 
 
 def _groups(
-    prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
+    prompts: Iterable[list[int]], limits: interface.Limits, more: int = DECODED
 ) -> list[list[list[int]]]:
     """The prompts in order, in as few groups as slots and pages allow; each grows by `more` tokens,
     or to the end of the context."""
@@ -230,7 +221,7 @@ def _session(
     prompts: list[list[int]],
     prefill_rows: int,
     steps: Sequence[int],
-    limits: Limits,
+    limits: interface.Limits,
     split: int = 0,
     more: int = 0,
 ) -> CheckSession:
@@ -267,7 +258,7 @@ def _prefill(texts: Sequence[CheckText], rows: int, split: int) -> Iterator[Chec
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
     """
     parts = [(0, split), (split, 1 << 30)] if split else [(0, 1 << 30)]
-    tile = PREFILL_TILE
+    tile = interface.PREFILL_TILE
     for low, high in parts:
         tiles = []
         for text in texts:
@@ -291,7 +282,7 @@ def _decode(
 
 
 def _launch(family: str, rows: int, tiles: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
-    tile = tile_of(family)
+    tile = interface.tile_of(family)
     ids = np.zeros((rows, tile), np.int32)
     per_row = np.zeros((5, rows), np.int32)
     per_row[0] = -1

@@ -26,22 +26,7 @@ from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.operation.http_request import owner
 from spark_engine.runtime.server.operation.metrics import Metrics
-from spark_engine.runtime.server.prompts.contract import (
-    Asked,
-    Blobs,
-    BodyRefused,
-    Bounds,
-    Broken,
-    Done,
-    FormName,
-    JobKind,
-    Missing,
-    Prepared,
-    PreparedPrompt,
-    Result,
-    TextPool,
-    TooCostly,
-)
+from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.service.deadline import Deadline
 from spark_engine.runtime.server.service.generation import AnswerChoice, Generation
@@ -52,7 +37,7 @@ from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-Stored = Callable[[str], Sequence[Blobs]]  # items and answer of a stored response
+Stored = Callable[[str], Sequence[contract.Blobs]]  # items and answer of a stored response
 
 
 class ReadingFailed(InternalError):
@@ -64,7 +49,7 @@ class PreparedChoices:
     """A body that was read: its choices, the parser and the echo of each, and further results of
     its worker (`more`)."""
 
-    asked: Asked
+    asked: contract.Asked
     choices: tuple[AnswerChoice, ...]
     parsers: tuple[ReplyParser, ...]
     echoes: tuple[str, ...]
@@ -88,7 +73,7 @@ class Running:
 
     generation: Generation
     choices: tuple[AnswerChoice, ...]
-    body: Asked
+    body: contract.Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
 
@@ -130,7 +115,7 @@ class Service:
         client: EngineClient,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
-        pool: TextPool,
+        pool: contract.TextPool,
         names: Sequence[str],
         formats: Formats | None = None,
         timeout_s: float | None = None,
@@ -177,7 +162,11 @@ class Service:
         return Deadline(self._timeout_s, self._queue_s)
 
     async def prepare(
-        self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
+        self,
+        kind: contract.JobKind,
+        body: contract.Blobs,
+        deadline: Deadline,
+        stored: Stored | None = None,
     ) -> PreparedChoices:
         """Reads a body, in another process. `stored` finds the response that the body continues.
 
@@ -189,11 +178,11 @@ class Service:
             self._check_room()
             async with deadline.enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
-                if isinstance(result, Missing):
+                if isinstance(result, contract.Missing):
                     assert stored is not None
                     blobs_of = [body, *stored(result.ident)]
                     result, blobs = await self._pool.run(kind, blobs_of, owner())
-                prepared = _of(Prepared, result)
+                prepared = _of(contract.Prepared, result)
                 at = len(prepared.prompts)
                 forms = {
                     form.name: await self._form(form, blob)
@@ -206,7 +195,7 @@ class Service:
             self._reading -= 1
         return self._conversation(prepared, blobs, forms)
 
-    async def compute(self, kind: JobKind, body: Blobs) -> bytes:
+    async def compute(self, kind: contract.JobKind, body: contract.Blobs) -> bytes:
         """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
         self._computing += 1
         try:
@@ -216,7 +205,7 @@ class Service:
                 result, blobs = await self._pool.run(kind, [body], owner())
         finally:
             self._computing -= 1
-        _of(Done, result)
+        _of(contract.Done, result)
         return blobs[0]
 
     def submit(self, found: PreparedChoices, deadline: Deadline) -> Running:
@@ -246,18 +235,18 @@ class Service:
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
             raise Busy(words)
 
-    async def _form(self, form: FormName, asked: bytes) -> str:
+    async def _form(self, form: contract.FormName, asked: bytes) -> str:
         """The grammar of a form, "" where any answer has it. Raises RequestError for one that
         cannot be enforced."""
         if (known := self._forms.get(form.name)) is not None:
             self._forms.move_to_end(form.name)
             return known
         try:
-            result, blobs = await self._pool.run(JobKind.FORM, [[asked]], owner())
-        except TooCostly as error:
+            result, blobs = await self._pool.run(contract.JobKind.FORM, [[asked]], owner())
+        except contract.TooCostly as error:
             words = f"{form.place} cannot be enforced: {error}; make it simpler"
-            raise TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
-        _of(Done, result)
+            raise contract.TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
+        _of(contract.Done, result)
         grammar = self._forms[form.name] = blobs[0].decode()
         self._forms_size += len(grammar)
         while self._forms_size > KNOWN_FORMS:
@@ -265,7 +254,7 @@ class Service:
         return grammar
 
     def _conversation(
-        self, found: Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
+        self, found: contract.Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
     ) -> PreparedChoices:
         asked, choices, parsers, echoes = found.asked, [], [], []
         count, tokens = len(found.prompts), 0
@@ -284,7 +273,11 @@ class Service:
         return PreparedChoices(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
 
     def _choices(
-        self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
+        self,
+        found: contract.Prepared,
+        prompt: contract.PreparedPrompt,
+        blob: bytes,
+        bound: ConstraintSpec | None,
     ) -> list[AnswerChoice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
         the constraint."""
@@ -303,7 +296,7 @@ class Service:
             choices.append(AnswerChoice(request, stream))
         return choices
 
-    def _parser(self, asked: Asked) -> ReplyParser:
+    def _parser(self, asked: contract.Asked) -> ReplyParser:
         known = () if self.tokenizer is None else self.tokenizer.marks.values()
         how = asked.fresh, asked.parallel, asked.types or {}
         return ReplyParser(asked.thinking, (), self._formats, known, *how)
@@ -312,17 +305,17 @@ class Service:
 R = TypeVar("R")
 
 
-def _of(kind: type[R], result: Result) -> R:
+def _of(kind: type[R], result: contract.Result) -> R:
     """The result. Raises what a worker found wrong."""
     if isinstance(result, kind):
         return result
-    if isinstance(result, BodyRefused):
+    if isinstance(result, contract.BodyRefused):
         raise result.exception()
-    words = result.words if isinstance(result, Broken) else repr(result)
+    words = result.words if isinstance(result, contract.Broken) else repr(result)
     raise ReadingFailed(f"reading a body failed: {words}")
 
 
-def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
+def _bound(bounds: contract.Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
     """The constraint on an answer, with the grammar of its form."""
     if bounds.form == "":
         return bounds.bound
@@ -332,7 +325,7 @@ def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
     return msgspec.structs.replace(bounds.bound, grammar=grammar)
 
 
-def _own(params: SamplingParams, prompt: PreparedPrompt, seed: int) -> SamplingParams:
+def _own(params: SamplingParams, prompt: contract.PreparedPrompt, seed: int) -> SamplingParams:
     """The parameters of one choice, without checks: all were checked before."""
     own = copy(params)
     for name, value in (
