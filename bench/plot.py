@@ -66,7 +66,7 @@ def panels(result: Json) -> list[Panel]:
         for i, run in enumerate(result["runs"], 1)
     ]
     found.append(("First tokens over the run", "s, when it was sent", "ms", dots, True))
-    steps = [(f"run {i}", *_under_way(run)) for i, run in enumerate(result["runs"], 1)]
+    steps = [(f"run {i}", *_running(run)) for i, run in enumerate(result["runs"], 1)]
     found.append(("Requests in flight", "s", "requests", steps, False))
     return found
 
@@ -87,7 +87,7 @@ def html(result: Json) -> str:
     )
 
 
-def _under_way(run: Json) -> tuple[list[float], list[float]]:
+def _running(run: Json) -> tuple[list[float], list[float]]:
     changes = sorted([(r[2], 1) for r in run["each"]] + [(r[4], -1) for r in run["each"]])
     xs, ys, now = [0.0], [0.0], 0
     for when, change in changes:

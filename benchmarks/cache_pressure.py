@@ -2,9 +2,9 @@
 
     python -m benchmarks.cache_pressure
 
-Prints the share of prompt tokens found by the agents of `test_prefix_pressure`, who ask in turns or
-in random order: the real engine over the fake executor, with a clock that moves by the request. No
-GPU. benchmarks/log/runtime.md has what it printed and what eviction was before.
+Prints the share of prompt tokens found by the agents of `test_prefix_pressure`, which ask in turns
+or in random order: the real engine over the fake executor, with a clock that moves by the request.
+No GPU. benchmarks/log/runtime.md has what it printed and what eviction was before.
 """
 
 from __future__ import annotations

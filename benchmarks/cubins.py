@@ -10,7 +10,7 @@ stack, spills and shared memory; names, line numbers and the order of kernels do
 compilation is known by the base name of its source and its macros, so sources may move between
 folders; `--by-code` asks of every kernel's code only whether it is there before and after, so
 sources, macros and kernels may get other names. Needs no GPU. `--only` narrows both to sources
-whose path under plugins/ has the word; with `--by-code` old sources are looked for by their code.
+with the word in their path under plugins/; with `--by-code` old sources are found by their code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sections(image: bytes) -> Iterator[tuple[str, bytes]]:
     table = heads[names][4]
     for name, kind, _, _, offset, length in heads:
         start = table + name
-        content = b"" if kind == 8 else image[offset : offset + length]  # 8: takes no room
+        content = b"" if kind == 8 else image[offset : offset + length]  # 8: no bytes in the file
         yield image[start : image.index(b"\0", start)].decode(), content
 
 
@@ -79,7 +79,7 @@ def jobs(target: Target, only: str) -> tuple[nvrtc.Job, ...]:
 
 
 def label(job: nvrtc.Job, target: Target) -> str:
-    """The compilation's name, wherever its source lies."""
+    """The compilation's name, which does not depend on its source's folder."""
     macros = " ".join(f"-D{name}={value}" for name, value in sorted(job.defines))
     return f"{target.name} {Path(job.source).name} {macros}"
 

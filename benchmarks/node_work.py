@@ -44,7 +44,7 @@ class Amounts:
     kind: str = ""
 
     def dram(self, l2_bytes: float) -> float:
-        """Bytes of DRAM traffic beside a cache of that size."""
+        """Bytes of DRAM traffic with an L2 cache of that size."""
         return self.cold + sum(n for n in self.warm if n > L2_SHARE * l2_bytes)
 
     @property
@@ -120,7 +120,7 @@ def _experts(work: Work) -> Amounts:
 
 
 def routed_of(held: int) -> int:
-    """Experts that a router chooses from, of those that lie together: one more is the shared."""
+    """Experts that a router chooses from, of those stored together: one more is the shared."""
     return held - held % 2
 
 

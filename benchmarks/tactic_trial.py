@@ -1,10 +1,10 @@
-"""Tactics that wait for a GPU, judged: right or not, then beside those that the op had before.
+"""Tactics that wait for a GPU, judged: right or not, then compared with the op's earlier ones.
 
 `python -m benchmarks.tactic_trial` judges every tactic of this card that no result file names
 (KNOWN); `OP --new NAME,… [--old NAME,…]` judges those of one op
-beside all others, or those named. First each runs over all cases of its op that it takes, between
-guards and over poisoned memory, and is held to the reference. Then it is timed beside the others as
-a build times tactics (cold weights, replayed graphs), in `--rounds` that take turns, at the shapes
+against all others, or those named. First each runs over all cases of its op that it takes, between
+guards and over poisoned memory, and is compared with the reference. Then all are timed as a build
+times tactics (cold weights, replayed graphs), in `--rounds` that take turns, at the shapes
 that the op has in the published models: `--models`, `--at decode:1,prefill:2048,verify_k3:8`,
 `--behind` so many tokens of each prompt that were prefilled before.
 A line a tactic: "keep" where it is right and, at some shape, its slowest round is faster by MARGIN
@@ -38,7 +38,7 @@ from spark_engine.plugins.registry import REGISTRY
 from tests.plugins import cuda_node
 
 AT = "decode:1,decode:8,decode:32,decode:128,verify_k3:8,verify_k3:128,prefill:1024,prefill:8192"
-# Files whose rows name tactics; those of `tactics_run.json` ran, and no times of them were kept.
+# Files with rows that name tactics; those of `tactics_run.json` ran, and their times were not kept.
 KNOWN = ("kernels/tactics_h200.json", "rehearsal/ops.json.xz", "kernels/tactics_run.json",
          "kernels/tactics.json")  # fmt: skip
 MARGIN = 0.02  # of a time, which a faster tactic must save
@@ -85,7 +85,7 @@ class Judged:
         if not self.cases:
             return f"drop {name}: it takes no case of its op"
         if not self.gains:
-            return f"drop {name}: right in {self.cases} cases, and timed beside no other tactic"
+            return f"drop {name}: right in {self.cases} cases, and never timed with another tactic"
         word, best = "keep" if self.keeps else "drop", max(self.gains, key=self.gains.__getitem__)
         told = ", ".join(f"{gain:+.0%} at {shape}" for shape, gain in self.gains.items())
         return f"{word} {name}: right in {self.cases} cases; best at {best}; saves {told}"
@@ -107,7 +107,7 @@ def named(files: Sequence[str] = KNOWN, results: Path = RESULTS) -> set[tuple[st
 
 
 def waiting(target: Target, known: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The (op, tactic) that take some case on this card, and that nobody knows."""
+    """The (op, tactic) that take some case on this card, and that no result file names."""
     found = {(w.op.name, w.tactic.name): None for _, _, plans in works(target) for w in plans}
     return [pair for pair in found if pair not in known]
 
@@ -138,7 +138,7 @@ def against(path: Path | None) -> Mapping[str, Mapping[str, Times]]:
     return found
 
 
-def beside(times: Times, before: Times, tactic: str) -> dict[str, list[float]]:
+def with_rival(times: Times, before: Times, tactic: str) -> dict[str, list[float]]:
     """A shape's times, and those that the tactic had in the other tree as a rival."""
     found = {name: [*us] for name, us in times.items()}
     if tactic in before:
@@ -149,12 +149,12 @@ def beside(times: Times, before: Times, tactic: str) -> dict[str, list[float]]:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("op", nargs="?", help="whose tactics; default: all that no file names")
+    parser.add_argument("op", nargs="?", help="the op; default: all tactics that no file names")
     parser.add_argument("--new", help="tactics to judge, a list")
     parser.add_argument("--old", help="their rivals, a list; default: all others of the op")
     parser.add_argument("--models", default=",".join(MODELS), help="folders of benchmarks/configs")
     parser.add_argument(
-        "--at", type=sizes_of, default=sizes_of(AT), help="buckets whose shapes are timed"
+        "--at", type=sizes_of, default=sizes_of(AT), help="buckets that give the timed shapes"
     )
     parser.add_argument("--behind", type=int, default=0, help="tokens before those of a prefill")
     parser.add_argument("--rounds", type=int, default=3)
@@ -204,7 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
                   flush=True)  # fmt: skip
             for judged in (j for j in mine if j.tactic in times):
                 rivals = before.get(judged.op, {}).get(shape, {})
-                judged.at[shape] = beside(times, rivals, judged.tactic)
+                judged.at[shape] = with_rival(times, rivals, judged.tactic)
             keep(args.out, found)
     keep(args.out, found)
     print("\n".join(judged.line() for judged in found))

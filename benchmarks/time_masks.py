@@ -68,7 +68,7 @@ ROWS: tuple[tuple[str, dict[str, Any], str, Formats, str], ...] = (
 
 
 def time_masks(matcher: Matcher, ids: list[int]) -> list[float]:
-    """Microseconds of each mask on the way through an answer."""
+    """Microseconds of each mask of an answer."""
     row, times = np.zeros(-(-VOCAB // 32), np.uint32), []
     for token in ids:
         begin = time.perf_counter()

@@ -57,7 +57,7 @@ ROOM = 320  # positions after the prompt where launches are timed one by one
 
 
 def build(config: Path, engine: Path, more: str, run: Callable[..., Any] = subprocess.run) -> float:
-    """Builds the engine with these options in a process of its own; the seconds taken.
+    """Builds the engine with these options in a separate process; the seconds taken.
 
     Raises CalledProcessError when the build fails.
     """
@@ -303,14 +303,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def check_room(room: int, args: argparse.Namespace) -> None:
+def check_context(positions: int, args: argparse.Namespace) -> None:
     """Raises SystemExit where sequences would end before the last timed step."""
     most = max((int(k) for k in args.drafts if k != AUTO), default=0)
     more = ROOM if args.per_launch else (1 + most) * (WARM + args.steps) + SPARE
-    if room < args.ctx + more:
+    if positions < args.ctx + more:
         raise SystemExit(
-            f"--ctx {args.ctx}: this engine holds {room} positions and {more} more are needed; "
-            f"give at most {room - more}, or build with --max-context {args.ctx + more}"
+            f"--ctx {args.ctx}: this engine holds {positions} tokens and {more} more are needed; "
+            f"give at most {positions - more}, or build with --max-context {args.ctx + more}"
         )
 
 
@@ -335,7 +335,7 @@ def main(words: Sequence[str] | None = None) -> None:
     drafted = bool(args.drafts) or args.per_launch
     bench = Bench(args.engine, before, drafted, args.graphs, args.host)
     print(f"ready after {bench.ready:.2f} s", flush=True)
-    check_room(capacity(bench.engine.loaded.limits), args)
+    check_context(capacity(bench.engine.loaded.limits), args)
     manifest = bench.folder.manifest
     known: Row = {"model": args.config.name, "gdn_state": str(manifest.dtypes.state)}
     known |= {"kv": str(manifest.dtypes.kv), "ranks": manifest.ranks}

@@ -127,7 +127,7 @@ def _opened(config: Path) -> Model:
 
 
 def bucket_of(decided: BucketTactics, context: int) -> Bucket:
-    """A bucket that was decided, whose every node some tactic takes."""
+    """A bucket that was decided; some tactic takes each of its nodes."""
     size = decided.size
     seen = size.rows * size.tile if size.family == PREFILL else context
     nodes = []

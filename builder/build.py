@@ -48,7 +48,7 @@ from spark_engine.builder.report import BuildReport
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
-from spark_engine.device.shared_memory import host_room
+from spark_engine.device.shared_memory import host_budget
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
@@ -271,7 +271,7 @@ def emit_weights(
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the
     largest tensor does not fit."""
-    in_work = weights_in_work(layout, host_room(available_memory()))
+    in_work = weights_in_work(layout, host_budget(available_memory()))
     weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from spark_engine.builder.report import size
-from spark_engine.device.shared_memory import HostRoom
+from spark_engine.device.shared_memory import HostBudget
 from spark_engine.engine_file import MANIFEST, digest_file
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import Manifest
@@ -84,7 +84,7 @@ def check_space(destination: Path, need: int) -> None:
         )
 
 
-def weights_in_work(layout: WeightLayout, room: HostRoom) -> int:
+def weights_in_work(layout: WeightLayout, room: HostBudget) -> int:
     """Bytes that may be held at once while weights are made: half of the available memory, but at
     least what the largest tensor takes. Raises CapacityError, with the numbers, if that does not
     fit.

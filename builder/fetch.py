@@ -169,7 +169,7 @@ def _download(
     )
     small = [escape(f.path) for f in files if not f.path.endswith(WEIGHTS)]
     check(Path(_quietly(hub, allow_patterns=small, **want)))
-    _check_room(name, left, cache)
+    _check_capacity(name, left, cache)
     if engine is not None and (words := _tight(left, total, cache, engine)):
         shown.say(f"warning: {words}")
     return Path(hub.snapshot_download(**everything)), files
@@ -249,7 +249,7 @@ def _quietly(hub: Any, **want: Any) -> Any:
         hub.utils.enable_progress_bars()
 
 
-def _check_room(name: str, left: int, cache: Path) -> None:
+def _check_capacity(name: str, left: int, cache: Path) -> None:
     free = shutil.disk_usage(_above(cache)).free
     if left > free:
         raise CapacityError(

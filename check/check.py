@@ -42,7 +42,7 @@ from spark_engine.check.engines.open_engines import (
 from spark_engine.check.engines.prompts import CheckSession, greedy_session, sessions
 from spark_engine.check.levels import NO_RECORD, check_ops, check_record, compare_runs
 from spark_engine.check.nodes.node_recorder import Recorder
-from spark_engine.check.texts.reference_process import texts_beside
+from spark_engine.check.texts.reference_process import texts_in_process
 from spark_engine.check.texts.repeat import Repeated, repeat
 from spark_engine.check.texts.text import compare_texts, decode_rows
 from spark_engine.check.verdicts.report import CheckReport, Level
@@ -140,7 +140,7 @@ def _compare(
     rows = decode_rows(common, texts)
     limits = thresholds_for([folder_of(side).manifest for side in (candidate, other.shown)])
     # References are slow, and their results depend on no other level.
-    with texts_beside(other.shown, other.folder, texts, rows, shown.say) as truths:
+    with texts_in_process(other.shown, other.folder, texts, rows, shown.say) as truths:
         _nodes_and_runs(report, candidate, other, recorder, plan, levels, shown)
         said = (other.label, truths())
         level = compare_texts(candidate, said, texts, rows, limits, shown)

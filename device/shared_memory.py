@@ -14,7 +14,7 @@ KEPT, LEAST_KEPT = 10 << 30, 10  # at most a tenth of a small memory
 
 
 @dataclass(frozen=True)
-class HostRoom:
+class HostBudget:
     """Bytes of host memory: `usable` by engines (None if Linux does not report it), and `kept` for
     the host itself. `shared`: the GPU uses the same memory."""
 
@@ -29,13 +29,13 @@ def kept_of(total: int, asked: int | None = None) -> int:
     return min(KEPT, total // LEAST_KEPT) if asked is None else asked
 
 
-def host_room(available: int | None, asked: int | None = None) -> HostRoom:
+def host_budget(available: int | None, asked: int | None = None) -> HostBudget:
     """The part of the `available` bytes (host_memory.py) that may be allocated; `asked` as for
     `kept_of`."""
     total = _shared_bytes()
     kept = 0 if total is None else kept_of(total, asked)
     usable = None if available is None else max(0, available - kept)
-    return HostRoom(usable, kept, total is not None)
+    return HostBudget(usable, kept, total is not None)
 
 
 def _shared_bytes() -> int | None:

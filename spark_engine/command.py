@@ -1,7 +1,7 @@
 """How every command of ours ends: its exit code, and one line on standard error.
 
 Knows errors, signals and the environment; knows no option. Exit codes: 0 done, 1 a bug of ours, 2
-something the user can mend, 3 `spark-check` found a divergence, 75 memory or machines are short,
+something the user can fix, 3 `spark-check` found a divergence, 75 memory or machines are short,
 which may pass (`EX_TEMPFAIL`), 130 Ctrl-C, 143 SIGTERM.
 """
 
@@ -40,7 +40,7 @@ class Terminated(BaseException):
 def command(name: str) -> Iterator[None]:
     """Runs the work of the command `name`; whatever ends it becomes an exit code and one line.
 
-    What the user can mend exits with 2, and so do errors of the system such as a full disk; where
+    What the user can fix exits with 2, and so do errors of the system such as a full disk; where
     memory is short, which the next try may find free, it is 75. Any other exception is our bug.
     """
     try:
@@ -50,7 +50,7 @@ def command(name: str) -> Iterator[None]:
         _leave(name, str(error), SHORT)
     except UserError as error:
         _leave(name, str(error), USER)
-    except BrokenPipeError:  # who reads us has seen enough
+    except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)
     except OSError as error:

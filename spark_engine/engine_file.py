@@ -86,7 +86,7 @@ class EngineFile:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """A folder whose every byte was verified when it was opened, but for the deferred files.
+    """A folder of which every byte was verified when it was opened, except the deferred files.
 
     `heard` is called for each chunk of those that is verified.
     """
@@ -117,7 +117,7 @@ class EngineFolder:
     def check_chunk(self, name: str, index: int, found: str) -> None:
         """Holds the hex sha256 of a file's chunk of CHUNK_BYTES against the manifest's.
 
-        For files that `open_folder` left to whoever reads them. Raises EngineError.
+        For the deferred files of `open_folder`; their reader calls it. Raises EngineError.
         """
         _check_chunk(self.path, name, self.manifest.files[name], index, found)
         self.heard()
@@ -184,10 +184,10 @@ def open_folder(
 ) -> EngineFolder:
     """Opens the engine at `path` for the machine's `target`, after verifying every byte.
 
-    Of the files named in `deferred` only the length is verified here: their reader owes
-    `check_chunk` for each chunk. `advance` is told how many chunks are verified, of those of all
-    files, from several threads. Raises EngineError, naming the file and the remedy, for a newer
-    format, another target, or a file that is missing, of a wrong length, or changed.
+    Of the files named in `deferred` only the length is verified here: their reader must call
+    `check_chunk` for each chunk. Several threads call `advance` with the number of verified chunks
+    and that of all. Raises EngineError, naming the file and the remedy, for a newer format, another
+    target, or a file that is missing, of a wrong length, or changed.
     """
     manifest = read_manifest(path)
     if manifest.target != target:
@@ -236,7 +236,7 @@ def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: s
 def digest_file(path: Path, heard: Callable[[int], None] = lambda nbytes: None) -> FileDigest:
     """The length of a file and the digest of each chunk, hashed in parallel.
 
-    `heard` is told the bytes of each chunk that is done.
+    `heard` is called with the bytes of each chunk that is done.
     """
     size, chunks = path.stat().st_size, []
     with _pool() as pool:

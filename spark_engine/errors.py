@@ -18,7 +18,7 @@ class SparkError(Exception):
 
 
 class UserError(SparkError):
-    """Something the user can mend. The message names the value and the remedy."""
+    """Something the user can fix. The message names the value and the remedy."""
 
 
 class CheckpointError(UserError):

@@ -122,8 +122,8 @@ def near(name: str, known: Sequence[str]) -> str:
 
 
 def cuda_missing() -> str:
-    """Why the extra `cuda` cannot be used; empty where it can. Other packages lie under the name
-    `cuda` too (cuda-pathfinder alone, say), so only importing what we call tells."""
+    """Why the extra `cuda` cannot be used; empty where it can. Other packages use the name `cuda`
+    too (cuda-pathfinder, say), so only an import of what we call shows it."""
     try:
         import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -132,5 +132,5 @@ def cuda_missing() -> str:
 
 
 def driver_present() -> bool:
-    """Whether NVIDIA's driver is loaded on this machine, told without any of its libraries."""
+    """Whether NVIDIA's driver is loaded on this machine, found without any of its libraries."""
     return any(path.exists() for path in DRIVER)

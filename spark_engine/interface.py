@@ -164,7 +164,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
 
 
 def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
-    """Slot-indexed states of every model; with drafts, where each sequence stands and its next
+    """Slot-indexed states of every model; with drafts, each sequence's position and its next
     round's drafts. None of them is part of a snapshot."""
     slots = limits.max_seqs + 1
     states = [

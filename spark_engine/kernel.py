@@ -1,7 +1,7 @@
 """The contract of a CUDA kernel: where it comes from, how it is launched, what it is given.
 
 Knows no op and no CUDA binding. A tactic turns one node of fixed shapes into resolved launches,
-so that whoever runs them needs to know neither the op nor its attributes.
+so that running them needs neither the op nor its attributes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Architecture:
             run there yet. A launch that is refused, or wrong, would cost the engine, and clusters
             save a few microseconds.
         fp4_mma: block-scaled FP4 matrix instructions.
-        rehearses: the architecture whose limits these are, where it is not this one (`rehearsal`).
+        rehearses: the architecture that has these limits, where it is not this one (`rehearsal`).
     """
 
     name: str
@@ -166,8 +166,8 @@ def rehearsal(of: Target, on: Target) -> Target:
 def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) -> Target | None:
     """What a driver describes: a card of the table, or one like the nearest there.
 
-    A strange card has the multiprocessors and the memory (bytes) that are told, and the nearest
-    one's bandwidth and rate. None where no architecture has the capability.
+    A card outside the table has the multiprocessors `sms` and the bytes `memory`, and the bandwidth
+    and rate of the nearest one. None where no architecture has the capability.
     """
     same = [t for t in KNOWN if t.architecture.capability == capability]
     for known in same:
@@ -238,8 +238,8 @@ class Early:
             kernel's own wait.
         late: its kernel has the macro LATE: 1 reads the first input before the wait, which comes
             before the results are written, and lets the next begin at once.
-        stages: macros and bytes of shared memory with which the kernel has more weights on their
-            way before its wait, where it may begin early; the same bits.
+        stages: macros and bytes of shared memory with which the kernel has more weights in flight
+            before its wait, where it may begin early; the same bits.
     """
 
     begins: bool = False
@@ -267,10 +267,10 @@ class Launch:
             writes what it reads, and lets the next begin (griddepcontrol.launch_dependents) only
             after its own wait: so what is older than one launch may be read before the wait.
             Coherent loads only: no `const … __restrict__`.
-        source: file name of the CUDA source in `plugins/`, where it is not the tactic's; or NCCL,
-            whose call `symbol` is made over (input, output, bytes that this rank gives).
+        source: file name of the CUDA source in `plugins/`, where it is not the tactic's; or NCCL:
+            then its call `symbol` is made over (input, output, bytes that this rank gives).
         resident: blocks wait for other blocks of the launch outside their cluster, so all of
-            them must run at once: a GPU without room for so many is refused. (Blocks that only
+            them must run at once: a GPU that cannot hold so many is refused. (Blocks that only
             count arrivals, and leave the rest to the last one, do not wait.)
         early: what `begin_early` may make of it, where ranks wait for one another.
     """
@@ -289,7 +289,7 @@ class Launch:
 
     @property
     def shape(self) -> Shape:
-        """What the driver needs beside the kernel and the arguments' values."""
+        """What the driver needs in addition to the kernel and the arguments' values."""
         kinds = tuple("address" if isinstance(a, Pointer) else a.kind for a in self.args)
         return Shape(self.grid, self.block, kinds, self.shared, self.cluster, self.pdl)
 
@@ -321,7 +321,7 @@ Specs = tuple[TensorSpec, ...]
 
 @dataclass(frozen=True)
 class Tactic:
-    """One way to run an op.
+    """One implementation of an op.
 
     Attributes:
         name: unique within the op.

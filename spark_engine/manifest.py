@@ -23,7 +23,7 @@ SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
 MOST_RANKS = 1 << 10
 MOST_ROWS = 1 << 12  # states, tables or buckets of an engine
 UNITS = (SLOT, PAGE, SEQUENCE)
-NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
+NATIVE = "native"  # `executor` of an engine that launches our CUDA kernels
 Json: TypeAlias = Any  # a value that json.dumps accepts
 
 
@@ -47,8 +47,8 @@ class ModelInfo:
 class StateInfo:
     """One state. Axis 0 counts `unit`s; its last row is scratch.
 
-    A "slot" is a sequence that runs, a "page" holds keys and values of some tokens. By "sequence"
-    lies what recurrences remember of one: a row for each slot, then one for each snapshot.
+    A "slot" is a sequence that runs, a "page" holds keys and values of some tokens. A "sequence"
+    is the recurrent state of one: a row for each slot, then one for each snapshot.
     """
 
     spec: TensorSpec
@@ -95,7 +95,7 @@ class Bucket:
         arena_bytes: scratch memory.
         zeroed_bytes: scratch memory that every launch leaves zero.
         buffer_bytes: inputs and outputs that are the bucket's own.
-        wide_bytes: outputs that lie where those of all buckets lie.
+        wide_bytes: outputs in the memory that all buckets share.
         symmetric_bytes: memory that every rank has at the same offsets, and the others read.
         cost_us: microseconds of one launch of it, as the build measured or predicted its nodes;
             the loop chooses by it how many drafts a round verifies.
@@ -123,8 +123,8 @@ class Memory:
     """Bytes an engine needs at run time, on each of its ranks.
 
     Buckets run one after the other, so `arena` is the largest scratch memory of each kind, and
-    `buffers` what the buckets have of their own beside the largest wide outputs. `states` are those
-    of slots, `snapshots` the rows beyond them.
+    `buffers` all buckets' separate buffers and the largest wide outputs. `states` are those of
+    slots, `snapshots` the rows beyond them.
     """
 
     weights: int
@@ -225,7 +225,7 @@ class Manifest:
     name: str
     producer: Mapping[str, str]
     target: str
-    card: str  # whose memory and multiprocessors it was fitted to; empty for the CPU
+    card: str  # its memory and multiprocessors were planned for; empty for the CPU
     executor: str
     model: ModelInfo
     limits: Limits
@@ -358,7 +358,7 @@ def _manifest(row: Mapping[str, Json]) -> Manifest:
         raise ValueError("the ranks' weights are not of one size")
     strangers = [b.file for b in manifest.buckets if b.file not in manifest.files]
     if strangers:
-        raise ValueError(f"buckets lie in {strangers}, which files does not have")
+        raise ValueError(f"buckets name {strangers}, which `files` does not have")
     parts = (manifest.states, manifest.tables, manifest.buckets)
     planned = Memory.of(manifest.files[manifest.weights_files[0]].bytes, *parts)
     if (manifest.memory, total) != (planned, planned.total):

@@ -1,6 +1,6 @@
 """The contract of one op: what it is given, its maths three times, its cases and its kernels.
 
-An op lives in `plugins/<folder>/<stem>.py` beside `<stem>.cu`. This module knows no op.
+An op is in `plugins/<folder>/<stem>.py`, next to `<stem>.cu`. This module knows no op.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Case:
 
     `inputs(rng)` returns the arrays in the op's input order. An element that no correct
     implementation may read is NaN (floats) or a wild value (integers). `ignore(outputs)`
-    may overwrite, in place, output elements whose value is unspecified.
+    may overwrite, in place, output elements with an unspecified value.
     """
 
     label: str
@@ -70,7 +70,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Part:
-    """One node of the chain that a fused op stands for.
+    """One node of the chain that a fused op replaces.
 
     Attributes:
         op: one of ours, or a standard ONNX operator.
@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chain:
-    """The nodes that a fused node stands for, in order, and their values that are its results."""
+    """The nodes that a fused node replaces, in order, and their values that are its results."""
 
     parts: tuple[Part, ...]
     results: tuple[str, ...]
@@ -103,7 +103,7 @@ class Op:
         attrs: every attribute with its default (None: required).
         reference: (attrs, arrays) -> arrays; float64 inside, written to be read.
         body: (attrs, input specs) -> one ONNX function in ONNX's textual syntax (opset 23),
-            named like the op in domain `spark`, whose formal inputs and outputs are in the op's
+            named like the op in domain `spark`; its formal inputs and outputs are in the op's
             order and have its names (a repeated result is numbered `x0, x1`).
         cases: seeded examples.
         dims: names of dimensions: an attribute, a formula, or what a node has there. Other names
@@ -111,10 +111,10 @@ class Op:
             rows·tile where rows have tiles.
         legal: values that an attribute may have.
         check: what else is illegal of a node's attributes and shapes, in a sentence.
-        fuses: attrs -> the chain it is the fusion of, whose bits it gives; None: it is no fusion.
+        fuses: attrs -> the chain that it replaces, with the same bits; None: it is no fusion.
         quantises: the format of a stand-alone quantise node, which fusion must remove; or "".
         format: the weights' format of a linear op, as `grouped_moe` names it; or "".
-        tolerance: attrs -> what its kernels are allowed. The reason stands where it is coarse.
+        tolerance: attrs -> the error allowed to its kernels; a coarse one has its reason.
         cuda: tactics and weight layouts for CUDA targets.
     """
 

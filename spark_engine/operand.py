@@ -19,7 +19,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 
 class Role(enum.Enum):
-    """Who writes an operand, and when."""
+    """What writes an operand, and when."""
 
     ACTIVATION = "made by another node of the same launch"
     WEIGHT = "the same in every launch"
@@ -96,7 +96,7 @@ class TimedLaunch:
 
     @property
     def round(self) -> bool:
-        """Whether each row is a sequence that goes on: by one token, or by some of its drafts."""
+        """Whether each row is a sequence that continues: by one token, or by some of its drafts."""
         return self.tile <= 1 + MOST_DRAFTS
 
     @property
@@ -133,7 +133,7 @@ class Operand:
 
     Attributes:
         name: its formal name in the body; of a step, table or state also the engine's.
-        role: who writes it.
+        role: what writes it.
         spec: dtype and shape as docs/graph.md writes them, "A[tokens,K]"; dtypes that may be are
             joined by "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages.
         when: nodes with such attributes have it; None: all.

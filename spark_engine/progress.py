@@ -18,7 +18,7 @@ Step = Callable[[], None]
 
 
 def ignore(done: int, total: int) -> None:
-    """An `Advance` that nobody looks at."""
+    """An `Advance` that shows nothing."""
 
 
 class Progress:
@@ -86,5 +86,5 @@ class Progress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # nobody reads it any more, or its disk is full; the work goes on
+        except OSError:  # its reader has ended, or its disk is full; the work continues
             self._stream = None

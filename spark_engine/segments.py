@@ -30,7 +30,7 @@ class Segment:
     outputs: tuple[str, ...]
 
     def of_rank(self, rank: int) -> bytes:
-        """The model with the weights of that rank, whose file has a name as long as rank 0's."""
+        """The model with the weights of that rank; the file's name is as long as rank 0's."""
         return self.model.replace(weights_name(0).encode(), weights_name(rank).encode())
 
 

@@ -94,7 +94,7 @@ _ONNX_TEXT = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A name, a dtype and a shape whose string dimensions a bucket binds."""
+    """A name, a dtype and a shape; a bucket binds its string dimensions."""
 
     name: str
     dtype: DType

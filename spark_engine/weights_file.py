@@ -44,7 +44,7 @@ _FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """Where one tensor's bytes lie; `offset` counts from the start of the file."""
+    """Where one tensor's bytes are; `offset` counts from the start of the file."""
 
     spec: TensorSpec
     offset: int
@@ -105,11 +105,11 @@ def fill_weights(
 ) -> None:
     """Writes the file by `workers` threads, each making a tensor and writing it in its place.
 
-    The largest come first. A tensor is begun when those in work, each counted `COPIES` times,
-    leave room for it in `in_flight` bytes, or when none is in work. Raises what `make` raises,
+    The largest come first. A tensor is started when it fits `in_flight` bytes together with those
+    in work, each counted `COPIES` times, or when none is in work. Raises what `make` raises,
     and InternalError when an array's dtype or shape is not what the layout says.
     """
-    room, failed = _Room(in_flight), Event()
+    budget, failed = _Budget(in_flight), Event()
     with path.open("wb") as file, ThreadPoolExecutor(workers, "weights") as pool:
         file.truncate(layout.total)
         handle = file.fileno()
@@ -127,23 +127,23 @@ def fill_weights(
                 failed.set()
                 raise
             finally:
-                room.give(taken)
+                budget.give(taken)
 
         futures: list[Future[None]] = []
         try:
             for entry in sorted(layout.entries.values(), key=lambda e: (-e.spec.nbytes, e.offset)):
-                taken = room.take(COPIES * entry.spec.nbytes)
+                taken = budget.take(COPIES * entry.spec.nbytes)
                 if failed.is_set():
                     break
                 futures.append(pool.submit(work, entry, taken))
             for future in futures:
                 future.result()
-        except BaseException:  # a signal too: what is begun is ended, what is not is left
+        except BaseException:  # a signal too: what is started is completed, the rest is left
             failed.set()
             raise
 
 
-class _Room:
+class _Budget:
     """Bytes that threads may hold together; a need beyond all of it gets all of it."""
 
     def __init__(self, total: int) -> None:
@@ -214,7 +214,7 @@ def _entry(name: str, row: Mapping[str, object], base: int, size: int) -> Weight
     start, end = (int(v) for v in offsets)
     spec = TensorSpec(name, _FROM_NAME[str(row["dtype"])], tuple(int(d) for d in shape))
     if start < 0 or end - start != spec.nbytes or base + end > size:
-        raise ValueError(f"tensor {name} lies at {start}:{end} of {size - base} bytes")
+        raise ValueError(f"tensor {name} is at {start}:{end} of {size - base} bytes")
     return WeightEntry(spec, base + start)
 
 

@@ -3,7 +3,7 @@
 `write_checkpoint` draws float weights with an initialisation that hides no bug (norms off one,
 long memories, strong convolutions), quantises them as the exporters do, and writes config.json,
 hf_quant_config.json, generation_config.json and (sharded) safetensors. What it returns holds
-the float values the stored weights stand for, to feed an oracle. Knows nothing of the package.
+the float values that the stored weights encode, to feed an oracle. Knows nothing of the package.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Written:
         values: f32 value of every weight by its file name as if unquantised (experts in the
             layout asked for), i.e. a state dict for an oracle.
         input_scales: modelopt-style activation scale by module name (with prefix), for the
-            modules whose activations are quantised.
+            modules with quantised activations.
     """
 
     path: Path
@@ -266,14 +266,14 @@ def _store(
 
 
 def _amax(module: str, split_scales: bool) -> float:
-    """A made-up calibrated activation maximum; equal for modules that read one input."""
+    """A fake calibrated activation maximum; equal for modules that read one input."""
     leaf = module.rsplit(".", 1)[-1]
     group = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "in_proj_qkv", "in_proj_z")
     return 6.0 + (0.25 * group.index(leaf) if split_scales and leaf in group else 0.0)
 
 
 def _quantise(w: F32, scheme: str, format: str, amax: float) -> tuple[dict[str, Array], F32]:
-    """({suffix: stored array}, the f32 values they stand for)."""
+    """({suffix: stored array}, the f32 values that they encode)."""
     if scheme == "fp8":
         q = quantisers.fp8(w)
         rows = {"weight": q.codes, "weight_scale": q.scale, "input_scale": _scalar(amax / 448)}

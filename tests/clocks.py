@@ -1,4 +1,4 @@
-"""Event loops whose time a test decides: no deadline passes because the machine is busy."""
+"""Event loops on a test's own clock: no deadline passes because the machine is busy."""
 
 from __future__ import annotations
 

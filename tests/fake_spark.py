@@ -1,5 +1,5 @@
-"""A DGX Spark's driver made up: one memory for host and GPU, little of it `free`, and a GPU whose
-clock and bandwidth are those that are told."""
+"""A fake driver of a DGX Spark: one memory for host and GPU, little of it `free`, and a GPU with
+the clock and the bandwidth that a test chooses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def meminfo(available: int, swap_free: int = 16_000_000) -> str:
 
 class FakeSpark(FakeDriver):
     """`mhz` of the multiprocessors under load, `bandwidth` in bytes a second; `free` is what
-    cuMemGetInfo tells, which counts the page cache as taken."""
+    cuMemGetInfo reports, which counts the page cache as taken."""
 
     def __init__(self, mhz: float = 2281, bandwidth: float = 240e9, free: int = GIB) -> None:
         super().__init__(
@@ -50,8 +50,8 @@ class FakeSpark(FakeDriver):
             copied, self.copied = self.copied, 0
             return (2000 * copied / self.bandwidth,)
         if name == "cuMemcpyDtoHAsync":
-            told = np.array([self.mhz * 10_000, 10_000_000], np.uint64)  # 10 ms
-            ctypes.memmove(args[0], told.ctypes.data, args[2])
+            clocks = np.array([self.mhz * 10_000, 10_000_000], np.uint64)  # 10 ms
+            ctypes.memmove(args[0], clocks.ctypes.data, args[2])
         if name in ("cuMemFreeHost", "cuMemsetD8Async", "cuLaunchKernelEx"):
             return ()
         return super()._answer(name, args)

@@ -1,4 +1,4 @@
-"""An op whose declaration does not say what its results are, for tests of other things."""
+"""An op without declared results, for tests of other things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that a test names before somebody listens there: nobody else is given one meanwhile."""
+"""Ports that a test names before a server listens there: no other process gets one meanwhile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _HELD: list[socket.socket] = []  # until this process ends; none of them listens
 
 
 def free_port() -> int:
-    """Of 127.0.0.1. Whoever binds with SO_REUSEADDR, as servers do, may listen on it; whoever asks
-    the system for some port, or connects from one, gets another."""
+    """A port of 127.0.0.1. A server that binds it with SO_REUSEADDR may listen on it; the system
+    gives it to no other process that asks for any port, or that connects from one."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

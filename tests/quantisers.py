@@ -20,7 +20,7 @@ _MIDPOINTS = (MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2
 
 @dataclass(frozen=True)
 class Quantised:
-    """Stored tensors by role, and the f32 values they stand for."""
+    """Stored tensors by role, and the f32 values that they encode."""
 
     codes: NDArray[np.generic]
     scale: NDArray[np.generic]

@@ -1,4 +1,4 @@
-"""The script of a first run over made-up commands: what it runs, how it ends, what it packs."""
+"""The script of a first run over fake commands: what it runs, how it ends, what it packs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS: dict[str, click.Command] = {
     "spark-inspect": inspect.main,
     "spark-run": runtime.main,
 }
-# Notes what it was called with; `doctor` ends as told, and so does the command that should fail.
+# Notes its arguments in NOTED; `doctor` exits with DOCTOR, a command with FAILS in its line with 7.
 STUB = """#!/bin/bash
 printf '%q ' "$(basename "$0")" "$@" >> "$NOTED"; echo >> "$NOTED"
 echo "said by $(basename "$0") SAYS"
@@ -48,7 +48,7 @@ NAMED = ["build", "report", "doctor_of_it", "record", "answer", "bench_1", "benc
 
 
 class Stubs:
-    """A folder of made-up commands, and the script over them. `doctor`: what it ends with; `fails`
+    """A folder of fake commands, and the script over them. `doctor`: what it ends with; `fails`
     and `hangs`: part of the words of what does; `says`: what all say; `more` of the environment."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Stubs:
         )
 
     def started(self) -> subprocess.Popen[bytes]:
-        """In a process group of its own, as a shell starts it."""
+        """In a new process group, as a shell starts it."""
         return subprocess.Popen([str(SCRIPT)], env=self.told, process_group=0)
 
 
@@ -103,7 +103,7 @@ class Ran:
 
 
 def test_the_page_has_every_step_in_its_order() -> None:
-    """An owner reads it beside the archive: docs/trust/first_run.md."""
+    """An owner reads it with the archive: docs/trust/first_run.md."""
     named = re.findall(
         r"^ *(?:if (?:! )?)?(?:step|fact) \"?([a-z_0-9$]+)", SCRIPT.read_text(), re.M
     )
@@ -264,7 +264,7 @@ GPU 0000000F:01:00.0
 """
 
 
-def test_the_archive_does_not_say_whose_machine_it_was(tmp_path: Path) -> None:
+def test_the_archive_does_not_identify_the_machine(tmp_path: Path) -> None:
     bin_, home = tmp_path / "bin", tmp_path / "ann"
     bin_.mkdir()
     home.mkdir()
@@ -295,8 +295,8 @@ def test_half_an_environment_does_not_stay(tmp_path: Path) -> None:
     assert (tmp_path / "x.tar.gz").exists()
 
 
-def test_where_the_archive_has_no_room_it_lies_elsewhere(tmp_path: Path) -> None:
-    """A tar that fails beside OUT, as on a full disk."""
+def test_an_archive_that_does_not_fit_is_written_elsewhere(tmp_path: Path) -> None:
+    """tar fails in OUT's folder, as on a full disk."""
     other, bin_ = tmp_path / "other", tmp_path / "bin"
     other.mkdir()
     bin_.mkdir()

@@ -22,7 +22,7 @@ def main() -> None:
     model = {name: stored[name] for name in stored if not name.startswith(DRAFT_PREFIX)}
     head = read_file(arguments.head)
     write_checkpoint({**model, **head}, TINY, arguments.checkpoint)
-    print(f"{len(head)} tensors of the head beside {len(model)} in {arguments.checkpoint}")
+    print(f"{len(head)} tensors of the head added to {len(model)} in {arguments.checkpoint}")
 
 
 if __name__ == "__main__":

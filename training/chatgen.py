@@ -73,7 +73,7 @@ def draw_sum(rng: random.Random, held_out: bool = False) -> tuple[int, str, int,
 
 
 def ask_sum(rng: random.Random, a: int, op: str, b: int) -> str:
-    """One way to ask for a sum."""
+    """A question for a sum."""
     word = {"+": "plus", "-": "minus", "*": "times"}[op]
     ways = [
         f"What is {a} {op} {b}?", f"What is {a} {word} {b}?", f"{a} {op} {b} =", f"How much is {a} {word} {b}?",
@@ -312,10 +312,10 @@ def story_questions(rng: random.Random) -> Chat:
 
 
 def story_finished(rng: random.Random) -> Chat:
-    """A story begun by the user."""
+    """A story that the user starts and the model finishes."""
     story = tell(rng)
     beats, at = story.text.split("\n"), rng.choice((1, 2))
-    ask = rng.choice(("Finish this story.", "Continue the story.", "How does this story go on?"))
+    ask = rng.choice(facts.FINISH)
     return Chat(
         "finish",
         "",

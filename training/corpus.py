@@ -171,7 +171,7 @@ def repack(documents: list[Ids], copies: int, rng: random.Random) -> Ids:
 
 
 def tale_questions(path: Path, secret: set[str]) -> list[list[Piece]]:
-    """FairytaleQA as chat, without those whose passage is in the hold-out."""
+    """FairytaleQA as chat, without questions on passages in the hold-out."""
     known = "\n".join(secret)
     chats = []
     for entry in json.loads(path.read_text(encoding="utf-8")):

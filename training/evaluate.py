@@ -1,7 +1,7 @@
 """Measure the tiny model: calibration amax, held-out perplexity, held-out sums, sample stories;
 bf16 and quantised.
 
-Knows how to stand in for the quantised projections (the numbers of the file, fp32 sums); knows
+Knows how to emulate the quantised projections (the numbers of the file, fp32 sums); knows
 nothing of training. Decoding recomputes the whole text for each token: simple, and quick enough
 at this size.
   python -m training.evaluate --data DIR --weights DIR --calibrate FILE

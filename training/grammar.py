@@ -20,11 +20,13 @@ QUESTION = re.compile(
     r"(and |but )?(what|who|whose|why|where|when|how|which|is|are|do|does|did|can|may|will|shall"
     r"|have you|has|were|was|am|could|would)\b"
 )
-EXCLAMATION = re.compile(
-    r"(what an? |what did i"
-    r"|how (kind|lovely|nice|sweet|silly|clever|strange|ugly|wonderful|dull|good|beautiful)"
-    r"|whoever|do not|do you see that$|when |who[a-z]* (found|comes))"
-)
+_MOODS = "kind|lovely|nice|sweet|silly|clever|strange|ugly|wonderful|dull|good|beautiful"
+_PERSON = "who[a-z]*"
+_EXCLAIMS = (
+    "what an? ", "what did i", f"how ({_MOODS})", "whoever", "do not", "do you see that$", "when ",
+    f"{_PERSON} (found|comes)",
+)  # fmt: skip
+EXCLAMATION = re.compile(f"({'|'.join(_EXCLAIMS)})")
 VOWEL_SOUND = re.compile(r"(?!uni|one\b|use)[aeiou]|hour|honest", re.IGNORECASE)
 
 
@@ -32,8 +34,8 @@ VOWEL_SOUND = re.compile(r"(?!uni|one\b|use)[aeiou]|hour|honest", re.IGNORECASE)
 class Plot:
     """One plot: beats in order, questions with their answers, and a one-sentence summary.
 
-    `slots` maps a name, or several split by " / ", to alternatives split the same way, so that
-    words that belong together are drawn together. `cast` gives the two players: c child, a animal,
+    `slots` maps a name, or several split by " / ", to alternatives split alike, so that words
+    that belong together are drawn together. `cast` gives the two players: c child, a animal,
     x either.
     """
 
@@ -122,7 +124,7 @@ def expand(pattern: str, scene: Scene) -> str:
 
 
 def phrasings(pattern: str, slots: Mapping[str, str], depth: int = 0) -> int:
-    """How many ways a pattern can be worded, slots that are macros counted in; at most 10**9."""
+    """The number of wordings of a pattern, macros included; at most 10**9."""
     groups = top_groups(pattern)
     ways = math.prod(sum(phrasings(branch, slots, depth) for branch in group) for group in groups)
     flat = pattern

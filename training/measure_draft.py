@@ -1,7 +1,7 @@
 """Measure how many drafts the quantised model keeps, in rounds as a server runs them: greedy, k
 drafts a round, on held-out beginnings.
 
-Knows a draft head in numpy, one token at a time in float32, with keys and values of its own; it
+Knows a draft head in numpy, one token at a time in float32, with its own keys and values; it
 shares no code with draft_head.py, which the tests hold to it. The model's own side recomputes the
 whole text in each round.
   python -m training.measure_draft [--texts N --tokens N --drafts K]
@@ -28,7 +28,7 @@ from training.shape import PREFIX, TINY, Shape
 from training.storyteller import tell
 
 F32 = NDArray[np.float32]
-BEGINNING = 24  # tokens of a held-out story that the model goes on from
+BEGINNING = 24  # tokens of a held-out story that the model continues
 
 
 def normal(x: F32, weight: F32, eps: float) -> F32:
@@ -66,8 +66,8 @@ class NumpyHead:
         self.embed, self.lm_head = plain[f"{PREFIX}embed_tokens.weight"], plain["lm_head"]
 
     def step(self, cache: Cache, position: int, hidden: F32, token: int) -> F32:
-        """y [H] of one position, whose keys and values take their place in the cache; what the
-        cache held from there on is dropped.
+        """y [H] of one position. Writes its keys and values into the cache; drops what the cache
+        held from there on.
         """
         own, shape = self.own, self.shape
         left = normal(self.embed[token], own["pre_fc_norm_embedding.weight"], shape.eps)
@@ -180,8 +180,8 @@ def play_round(told: Told, head: NumpyHead, hidden: F32, best: NDArray[np.int64]
 def measure(
     subject: Subject, head: NumpyHead, prompts: list[list[int]], tokens: int, k: int
 ) -> dict[str, object]:
-    """Go on from the prompts: how often the first, the first two, .. drafts were kept, and the
-    tokens of a round.
+    """Continue the prompts: how often the first, the first two, .. drafts were kept, and the tokens
+    of a round.
     """
     stops = {subject.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
     texts = [Told(list(prompt), len(prompt) + tokens) for prompt in prompts]
@@ -209,7 +209,7 @@ def measure(
 
 
 def beginnings(tokenizer: Tokenizer, number: int) -> dict[str, list[list[int]]]:
-    """Prompts: held-out stories to go on with, and stories asked for in chat."""
+    """Prompts: beginnings of held-out stories, and stories asked for in chat."""
     rng = random.Random(930_000)
     told = [tokenizer.encode(tell(rng).text).ids[:BEGINNING] for _ in range(number)]
     asks = [f"Tell me a short story about a {rng.choice(list(ANIMALS))}." for _ in range(number)]

@@ -3,7 +3,7 @@ Qwen3_5Moe.
 
 Knows the forward pass; knows nothing of data, optimisers or files. Every matrix product of a
 quantisable module goes through one callable, so that calibration and fake quantisation can
-stand in for it. Experts are computed densely (all of them, weighted; zero for those not
+replace it. Experts are computed densely (all of them, weighted; zero for those not
 chosen), which at this size is faster than sorting tokens. Parameter names are those of the
 official checkpoint, experts fused: experts.gate_up_proj [E, 2I, H].
 """
@@ -20,7 +20,7 @@ from training.shape import Shape
 CHUNK = 64
 # (module names, input [.., K], weights [N_i, K]) -> [.., sum N_i]
 Linear = Callable[[Sequence[str], Tensor, Sequence[Tensor]], Tensor]
-# (module name, its input): told about inputs of the experts, which do not go through Linear
+# (module name, its input): called with inputs of the experts, which do not go through Linear
 Watch = Callable[[str, Tensor], None]
 
 
@@ -293,9 +293,7 @@ class Body(nn.Module):
 
 
 class Network(nn.Module):
-    """The language model. `forward` gives the final hidden states; `logits` and `loss` go on from
-    there.
-    """
+    """The language model: `forward` gives the last hidden states; `logits` and `loss` read them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ def quantize_nvfp4(weight: F32, scale_2: np.float32) -> tuple[U8, Codes]:
 
 
 def dequantize_nvfp4(packed: U8, scale: Codes, scale_2: np.float32) -> F32:
-    """The weight [N, K] that the codes stand for."""
+    """The weight [N, K] that the codes encode."""
     codes = np.stack((packed & 15, packed >> 4), -1).reshape(packed.shape[0], -1)
     values = np.where(codes & 8, -FP4_VALUES[codes & 7], FP4_VALUES[codes & 7])
     scaled = values.reshape(*scale.shape, BLOCK) * scale.astype(np.float32)[..., None]
@@ -189,7 +189,7 @@ def quantize(
 
 
 def dequantize(stored: Mapping[str, Codes], shape: Shape) -> dict[str, F32]:
-    """module or tensor name -> the fp32 weight that the file stands for."""
+    """module or tensor name -> the fp32 weight that the file encodes."""
     plain: dict[str, F32] = {}
     for name, (_, kind) in module_table(shape).items():
         if kind == "bf16":

@@ -14,10 +14,12 @@ from training.grammar import Plot, Scene, expand
 from training.lexicon import (
     ANIMALS,
     BOYS,
+    CHILD,
     COLORS,
     DETAILS,
     EYES,
     FOODS,
+    GENERAL_ASKS,
     GIRLS,
     HELPERS,
     LIKES,
@@ -94,7 +96,7 @@ def cast_player(tag: str, kind: str, scene: Scene) -> None:
         name = rng.choice([n for n in PET_NAMES if n not in taken])
         noun = rng.choice([n for n in ANIMALS if n not in taken])
     he, his, him, himself = GENDERS[gender]
-    home, sound, food = ANIMALS.get(noun, ("little house", "a voice", "apples"))
+    home, sound, food = ANIMALS.get(noun, CHILD)
     full = f"{name} the {noun}" if noun in ANIMALS else name
     values = (name, noun, he, his, him, himself, rng.choice(TRAITS), full, home, sound, food)
     names = ("N", "K", "he", "his", "him", "self", "T", "A", "home", "sound", "eats")
@@ -133,13 +135,7 @@ def set_scene(plot: Plot, rng: random.Random) -> Scene:
 
 def general_asks(scene: Scene) -> list[tuple[str, str]]:
     """Questions that fit every plot."""
-    return [
-        (expand(ask, scene), expand(answer, scene))
-        for ask, answer in (
-            ("[What is the name of the {KF}?|Who is the story about?]", "The story is about {AF}."),
-            ("Who is {NF}?", "{NF} is {KF:a}."),
-        )
-    ]
+    return [(expand(ask, scene), expand(answer, scene)) for ask, answer in GENERAL_ASKS]
 
 
 def tell(rng: random.Random, plot: Plot | None = None) -> Story:

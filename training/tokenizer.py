@@ -56,7 +56,7 @@ def sample_text(texts: Path, rng: random.Random) -> Iterator[str]:
 
 
 def train(texts: Path, seed: int) -> Tokenizer:
-    """A tokenizer whose last ids are the special tokens, in Qwen's order."""
+    """A tokenizer; its last ids are the special tokens, in Qwen's order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -80,9 +80,7 @@ def train(texts: Path, seed: int) -> Tokenizer:
 
 
 def config(tokenizer: Tokenizer) -> dict[str, object]:
-    """tokenizer_config.json as transformers reads it; the chat template lies beside it in its own
-    file.
-    """
+    """tokenizer_config.json as transformers reads it; the chat template is in another file."""
     tokens = {
         str(tokenizer.token_to_id(text)): {
             "content": text,

@@ -1,7 +1,7 @@
 """Train the tiny model from scratch on the rows that corpus.py wrote.
 
-Knows the mixture, the schedule and how to stop and go on; the maths is network.py's. A run may
-be split: it stops by itself after --time-limit seconds, and the same command goes on from the
+Knows the mixture, the schedule and how to stop and resume; the maths is network.py's. A run may
+be split: it stops by itself after --time-limit seconds, and the same command resumes from the
 saved state.
   python -m training.train --data DIR --work DIR --steps 9400
 """
@@ -133,7 +133,7 @@ class Trainer:
         return figures
 
     def save(self, path: Path) -> None:
-        """State to go on from."""
+        """Saves the state of the run."""
         state = {
             "network": self.network.state_dict(),
             "adam": self.adam.state_dict(),
@@ -142,7 +142,7 @@ class Trainer:
         torch.save(state | {"done": self.done, "seconds": self.seconds}, path)
 
     def load(self, path: Path) -> None:
-        """Go on from a saved state."""
+        """Resumes from a saved state."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.network.load_state_dict(state["network"])
         self.adam.load_state_dict(state["adam"])

@@ -51,8 +51,8 @@ class DraftTrainer:
         self.adam = torch.optim.AdamW(vectors, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
 
     def chain(self, rows: Tensor, hidden: Tensor, steps: int) -> tuple[list[Tensor], Tensor]:
-        """The head's states by step, and its balance loss; positions 0 .. T - 2, whose next hidden
-        state is known.
+        """The head's states by step, and its balance loss; positions 0 .. T - 2, where the next
+        hidden state is known.
         """
         tokens = rows[:, 1:-1] & 0x7FFF
         states: tuple[list[Tensor], Tensor] = self.head(
@@ -62,7 +62,7 @@ class DraftTrainer:
 
     def loss(self, rows: Tensor, hidden: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """(loss to learn from, cross-entropy of the first step) against the model's distribution,
-        over the positions whose target is trained.
+        over the positions with a trained target.
         """
         states, balance = self.chain(rows, hidden, steps)
         wanted = rows[:, 2:] < 0x8000

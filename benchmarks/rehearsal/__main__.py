@@ -9,9 +9,9 @@ cases of `ops` again under compute-sanitizer. `--part ops,check` runs some, `--o
 these three for some ops. Two calls with other parts and another `--work` may run side by side.
 What is found is printed and written as it comes, to `PART.json.xz` under `--out`; the pages of
 docs/results/ are made from these. A part that dies or says nothing for a while is started again
-behind what it died of, which is a row of its own: wrong, or hung. A later call goes on where one
-was cut off: what was right stays, as long as the sources are those that it was measured of; rows of
-others are dropped, which is said, and measured anew. Exit code 1 where a row is not right.
+behind the case that ended it, which gets a row: wrong, or hung. A later call continues where one
+was cut off: right rows stay while the sources that they were measured of are unchanged; others are
+dropped with a message and measured anew. Exit code 1 where a row is not right.
 `--occupy` fills the other multiprocessors instead of asking the driver for a part.
 """
 
@@ -107,8 +107,8 @@ class Found:
 
 
 def kept_rows(rows: Sequence[Row]) -> dict[str, Row]:
-    """What an earlier call found right, by label; one that says of no source what it was measured
-    of is of another ("" is nobody's digest)."""
+    """What an earlier call found right, by label. A row without a digest gets "", which equals no
+    source's digest."""
     return {row["label"]: {"digest": "", **row} for row in rows if row.get("right")}
 
 
@@ -233,7 +233,7 @@ def main() -> int:
         try:
             good = run_part(part, found, options, PARTS[part])
         finally:
-            found.keep()  # also where somebody ends it
+            found.keep()  # also where a user ends it
         wrong = sum(not row.get("right") for row in found.rows.values())
         took = time.monotonic() - start
         print(f"{part}: {len(found.rows)} rows, {wrong} not right, {took:.0f} s", flush=True)

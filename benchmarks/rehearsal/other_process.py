@@ -1,7 +1,7 @@
 """Another program on the GPU: it computes on all multiprocessors until it is ended.
 
-One is enough for all who rehearse at a time. It touches a file whenever launches of it have ended,
-by which `Pulse` knows that it computes, and does not only live.
+One is enough for all rehearsals at a time. It touches a file whenever launches of it have ended,
+so that `Pulse` can distinguish a process that computes from one that only exists.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pulse:
 def main() -> None:
     """Queues and waits, without end."""
     os.environ.pop(VARIABLE, None)  # it is the other one: all of the GPU
-    lock = LOCK.open("a")  # whose time only computing changes
+    lock = LOCK.open("a")  # only computing changes its time
     fcntl.flock(lock, fcntl.LOCK_EX)  # the next one waits
     from spark_engine.device.gpu import Gpu, present
 

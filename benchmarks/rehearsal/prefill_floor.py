@@ -1,4 +1,4 @@
-"""A prompt's prefill, kind of node by kind of node, beside the floor of the multiprocessors it has.
+"""A prompt's prefill by kind of node, and the floor of the multiprocessors that it has.
 
 `SPARK_REHEARSE=sm_121a python -m benchmarks.rehearsal.prefill_floor` times each kind of node of a
 prefill of 4,096 tokens of the 35B, with the sources of sm_121a on 48 multiprocessors, as a build
@@ -191,7 +191,7 @@ def lines(rows: Sequence[Kind], layers: int) -> Iterator[str]:
 
 
 def layers_of(decided: BucketTactics) -> int:
-    """How many layers have experts or another MLP: each quantises its way in once more."""
+    """How many layers have experts or another MLP: each quantises its input once more."""
     names = {node.name.partition(".mlp.")[0] for node, _ in decided.nodes if ".mlp." in node.name}
     return len(names)
 
@@ -230,7 +230,7 @@ def main(words: Sequence[str] | None = None) -> None:
         with GpuTimer(target, cubins, times) as timer:
             rows = []
             for kind in kinds(decided, known, timer, [w for w in args.only.split(",") if w]):
-                rows.append(kind)  # said at once: what is cut off has told what it found
+                rows.append(kind)  # printed at once: a run may be cut off
                 print(f"{kind.count:3} x {kind.us} us, {kind.node} ({kind.op})", flush=True)
     print("\n".join(lines(rows, layers_of(decided))), flush=True)
     if args.out:

@@ -24,8 +24,8 @@ PREFILLS = "prefill.json"  # of `benchmarks.rehearsal.prefill_floor`, too
 
 
 class Reporter:
-    """Standard output, or the stream, and the labels that are done: those in the JSON object that
-    argv names, whose values are digests, or null of what this call has reported without one."""
+    """Standard output, or the stream, and the labels that are done: the keys of the JSON object
+    that argv names. Its values are digests, or null for what this call reported without one."""
 
     def __init__(self, words: Sequence[str] | None = None, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class Reporter:
         self._say("head", known)
 
     def note(self, text: str) -> None:
-        """A sentence for who waits."""
+        """A sentence for the parent process."""
         self._say("note", text)
 
     def row(self, label: str, **fields: Any) -> None:

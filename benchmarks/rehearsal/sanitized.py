@@ -33,7 +33,7 @@ from spark_engine.device.gpu import Gpu, name_and_driver
 from tests.plugins import cuda_node
 
 FOLLOWED = (("FOLLOWED", "1"),)
-RAN = "ran.json"  # beside the labels that are asked for: those that ran
+RAN = "ran.json"  # the labels that ran, next to the file of those that are asked for
 SHARE = 40  # plans of one process
 LEAST = 2  # processes at once; a third of the cores where that is more
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
@@ -55,7 +55,7 @@ def shares(found: Sequence[Work], done: set[str], size: int = SHARE) -> Mapping[
 
 
 def followed(work: cuda_node.Planned) -> cuda_node.Planned:
-    """The plan with kernels whose barriers racecheck follows."""
+    """The plan with kernels that have barriers which racecheck follows."""
     launches = [replace(n, defines=(*n.defines, *FOLLOWED)) for n in work.plan.launches]
     return replace(work, plan=replace(work.plan, launches=tuple(launches)))
 

@@ -38,7 +38,7 @@ _SCRIPT = re.compile(r"(tests|benchmarks)(\.\w+)+")
 def of_script(script: Path, root: Path = ROOT) -> str:
     """Of the whole product (spark-check where it is used), the script, and what it reads of `tests`
     and `benchmarks`: modules that it imports or names in a string (to run them), theirs, the files
-    that are no modules beside them, and the `conftest.py` above them."""
+    next to them that are no modules, and the `conftest.py` above them."""
     read = {path: path.read_bytes() for path in sorted(_reached(root / script, root))}
     checks = any(f"spark_engine.{CHECK}".encode() in text for text in read.values())
     rooms = (*PRODUCT, CHECK) if checks else PRODUCT

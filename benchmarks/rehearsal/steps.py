@@ -1,8 +1,8 @@
 """Very many steps as on the rehearsed GPU while another process computes on all of it: no hang.
 
 A part of `benchmarks.rehearsal`. Three engines take turns, one open at a time (`--models`: some of
-them): the embedded model with its drafts, and both published models cut to a layer of each kind,
-whose linears have blocks that wait for one another. Requests come and go; one that is asked alone
+them): the embedded model with its drafts, and both published models cut to a layer of each kind:
+their linears have blocks that wait for one another. Requests come and go; one that is asked alone
 at the beginning must be answered with the same tokens at the end.
 """
 

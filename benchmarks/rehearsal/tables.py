@@ -1,7 +1,7 @@
 """The tables of docs/results/rehearsed_gb10.md, from what `benchmarks.rehearsal` kept.
 
-Knows the rows that its parts tell; measures nothing. A part whose file is not there was not run,
-and is said to be so.
+Knows the rows that its parts report; measures nothing. A part without a file was not run, and the
+table says so.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _cards(found: Mapping[str, Row]) -> str:
 
 
 def _undated(found: Mapping[str, Row]) -> str:
-    """The parts whose rows do not say of which sources they are."""
+    """The parts with rows that do not say of which sources they are."""
     counts = {
         part: sum(not row.get("digest") for row in kept["rows"]) for part, kept in found.items()
     }

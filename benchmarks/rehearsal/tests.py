@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 # Compare free memory, or have a limit of time, and so have the card for themselves.
 ALONE = ("tests/runtime/executors/test_native_gpu.py", "tests/check/test_check_native.py")
 LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
-MARK = "pytest.mark.gpu"  # stands in every file that has such tests
+MARK = "pytest.mark.gpu"  # is in every file that has such tests
 MOST = 400  # characters of what is said of a failure
 WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; one below two
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def of_test(label: str) -> str:
-    """The digest of a test's sources; "" of one whose file is no more."""
+    """The digest of a test's sources; "" if its file is no more."""
     file, _, _ = label.partition("::")
     return _of_file(file) if (ROOT / file).is_file() else ""
 

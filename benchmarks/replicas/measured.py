@@ -1,7 +1,7 @@
 """Replicas on this machine's CPU, measured: tokens a second of 1, 2, 4 behind one front.
 
 `python -m benchmarks.replicas.measured [--replicas 1,2,4] [--cores-each 2] [--out FILE]` serves the
-embedded model (or `--engine`) by so many servers, each bound to cores of its own, and the front
+embedded model (or `--engine`) by so many servers, each bound to separate cores, and the front
 before them; `--clients` conversations for each replica ask for streams, as fast as they are
 answered, for `--seconds`. Ray places replicas and carries no request, so it is left out. Front and
 clients get the cores that are left; a number of replicas for which there are not enough cores is
@@ -33,7 +33,7 @@ import aiohttp
 from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.spark_run import cache_folder
 from spark_engine.runtime.replicas.server_process import ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 HOST, MODEL = "127.0.0.1", "tiny"
 START_S, WARM_S = 600.0, 5.0
@@ -53,7 +53,7 @@ def bound(cores: Sequence[int]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cores:
-    """Who gets which cores."""
+    """The cores of each replica, of the front and of the clients."""
 
     replicas: tuple[tuple[int, ...], ...]
     front: tuple[int, ...]  # and the clients; none where nothing is left

@@ -4,7 +4,7 @@
 FILE]` runs the front's own router (`runtime/replicas/routing.py`) over simulated replicas: steps
 and prefill take what `benchmarks/results/decode/decode_h200.json` has of the 35B on one H200, a
 prefix cache holds `--cache` tokens and forgets the longest unused. The load is the recorded agent
-trace (`bench/agent.json`): `--agents` of them at each replica, each a conversation of its own after
+trace (`bench/agent.json`): `--agents` of them at each replica, each a separate conversation after
 the same system message and tools, with the recorded pauses; `--longer` multiplies its texts. A
 token is four bytes. The front's own time is not in it.
 """
@@ -29,7 +29,7 @@ from spark_engine.runtime.replicas.routing import Policy, Router, Ticket
 TRACE, STEPS = ROOT / "bench" / "agent.json", RESULTS / "decode" / "decode_h200.json"
 MODEL = "qwen36-35b-a3b"
 BYTES = 4  # of a text for a token
-STRIDE = 8  # decode steps that are reckoned at once
+STRIDE = 8  # decode steps that are computed at once
 SLOTS = 128  # sequences of a replica
 
 
@@ -106,7 +106,7 @@ class Job:
 
 @dataclass
 class Replica:
-    """One engine: prefill in the order of arrival, decode beside it in strides."""
+    """One engine: prefill in the order of arrival, decode between prefills in strides."""
 
     costs: Costs
     room: int  # bytes of prompts that its cache holds
@@ -232,7 +232,7 @@ class World:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, and of whom."""
+    """The requests, and the replicas that get them."""
 
     row: dict[str, Any]
     costs: Costs

@@ -46,7 +46,7 @@ def prefill(bench: Bench, bucket: int) -> None:
 
 
 def sequences(engine: Engine, count: int, tokens: int) -> list[Sequence]:
-    """So many of random tokens, in slots and pages of their own."""
+    """So many of random tokens, in separate slots and pages."""
     limits, rng = engine.loaded.limits, np.random.default_rng(0)
     pages, found = -(-(tokens + 1) // limits.page_size), []
     for slot in range(count):

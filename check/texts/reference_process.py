@@ -26,7 +26,7 @@ Truths = Callable[[], Iterable[Array]]
 
 
 @contextmanager
-def texts_beside(
+def texts_in_process(
     reference: Loaded, folder: Path | None, session: CheckSession, rows: int, say: Say
 ) -> Iterator[Truths]:
     """Starts `read_texts` of the reference; yields a function that returns its result.

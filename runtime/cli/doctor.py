@@ -67,7 +67,7 @@ def examine(
     `host_bytes`: reserved for the host where GPU and host share memory; None: the default."""
     host, found = machine.host(), gpu.diagnose(load, device, host_bytes)
     paths = engines.folders(folders)
-    room = found.card.room if found.card else None
+    total = found.card.memory if found.card else None
     places, cache = roots(folders, engines.ENGINES), machine.hub_cache(os.environ)
     apart = not any(machine.same_disk(cache, place) for place in places)
     return DoctorReport(
@@ -75,6 +75,6 @@ def examine(
         gpu=found,
         extras=machine.extras(),
         disk={str(path): machine.disk(path) for path in (*places, *([cache] if apart else []))},
-        engines=[engines.fit(path, room, host.available, found.why, host_bytes) for path in paths],
+        engines=[engines.fit(path, total, host.available, found.why, host_bytes) for path in paths],
         hub_cache=str(cache) if apart else None,
     )

@@ -27,10 +27,10 @@ from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.options import config_file
 from spark_engine.runtime.cli.options.option import Group, Grouped
 from spark_engine.runtime.cli.options.run_options import OF_FILE, OPTIONS, server_options
-from spark_engine.runtime.server.http.guard import allowed_hosts
+from spark_engine.runtime.server.http.host_names import allowed_hosts
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel, set_up
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAME = "spark-replicas"
 LOCAL = "127.0.0.1"
@@ -44,7 +44,7 @@ _BY = click.option(
     type=click.Choice(POLICIES),
     default="prefix",
     show_default=True,
-    help="Who gets a request: the replica that holds its beginning, the freest, or the next.",
+    help="Routing: to the replica that holds a request's beginning, to the freest, or to the next.",
 )
 _TARGET = click.option(
     "--target",
@@ -170,7 +170,7 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
         from spark_engine.runtime.replicas.fleet import listed
 
         if bool(urls) == (ray is not None):
-            raise OptionError("say who stands behind: the servers' addresses, or --ray ADDRESS")
+            raise OptionError("name the replicas: the servers' addresses, or --ray ADDRESS")
         options = ServerOptions(
             host=values["host"],
             port=values["port"],
@@ -224,7 +224,7 @@ def scale(replicas: str, ray: str) -> None:
 @main.command()
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
 def remove(ray: str) -> None:
-    """Ends the replicas whose `run` has ended, after their requests."""
+    """Ends replicas that outlived their `run`, after their requests."""
     with command(NAME):
         placing = _ray()
         with placing.cluster(ray):

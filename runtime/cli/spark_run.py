@@ -47,7 +47,6 @@ from spark_engine.runtime.ranks.rendezvous import split_hosts
 from spark_engine.runtime.server.engine_client.engine_folder import check_ranks
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import LogFormat, set_up
-from spark_engine.runtime.server.process.server import run
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
@@ -199,6 +198,9 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
         name_network(os.environ, hosts[rank])
     if rank:
         return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
+    # imported here: other modes start in half the time without a library for HTTP
+    from spark_engine.runtime.server.process.server import run
+
     return run(folder, options)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_engine.device.shared_memory import host_room
+from spark_engine.device.shared_memory import host_budget
 from spark_engine.engine_file import has_text, read_manifest
 from spark_engine.errors import UserError
 from spark_engine.manifest import NATIVE, Manifest
@@ -49,12 +49,12 @@ def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
 
 def fit(
     path: Path,
-    room: GpuMemory | None,
+    memory: GpuMemory | None,
     available: int | None,
     gpu: str = "",
     host_bytes: int | None = None,
 ) -> Fit:
-    """Whether `path` can be served; `room`: the GPU's memory, `available`: the host's free bytes,
+    """Whether `path` can be served; `memory`: the GPU's memory, `available`: the host's free bytes,
     `gpu`: the reason why no engine for a GPU opens.
     """
     try:
@@ -65,11 +65,11 @@ def fit(
         return Fit(str(path), why=f"{error}: allow this user to read it, or run as a user that may")
     native = manifest.executor == NATIVE
     needs = manifest.memory.total * (1 if native else manifest.ranks)
-    taken = room if native and room else host_room(available, host_bytes)
+    taken = memory if native and memory else host_budget(available, host_bytes)
     free, kept = taken.usable, taken.kept
     of_gpu = f"it is for a GPU, and {gpu}" if gpu and manifest.target not in HOST_TARGETS else ""
     why = _target(manifest) or of_gpu or _files(path, manifest) or _memory(manifest, free, kept)
-    leaves = None if free is None or (native and room is None) else free - needs
+    leaves = None if free is None or (native and memory is None) else free - needs
     return Fit(str(path), manifest.name, manifest.target, needs, leaves, why, has_text(path))
 
 

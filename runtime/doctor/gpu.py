@@ -44,7 +44,7 @@ class InstalledCard:
         card: its row of our table, or None.
         cuda: the driver's version of CUDA, 13000 for 13.0.
         driver: the driver's version; None if unknown.
-        room: memory in bytes.
+        memory: in bytes.
         driver_free: bytes that CUDA reports as free.
         sm_mhz: clock under load; None, like `bandwidth`, if not measured.
         max_mhz: the driver's highest clock; None if unknown.
@@ -58,7 +58,7 @@ class InstalledCard:
     card: str | None
     cuda: int
     driver: str | None
-    room: GpuMemory
+    memory: GpuMemory
     driver_free: int
     sm_mhz: float | None = None
     max_mhz: float | None = None
@@ -95,7 +95,7 @@ class Trial:
     """Measurements on the open GPU.
 
     Attributes:
-        room: its memory in bytes.
+        memory: in bytes.
         driver_free: bytes that CUDA reports as free.
         max_mhz: the driver's highest clock; None if unknown.
         mps: NVIDIA MPS shares the GPU.
@@ -103,7 +103,7 @@ class Trial:
         after: nvidia-smi's report after the load.
     """
 
-    room: GpuMemory
+    memory: GpuMemory
     driver_free: int
     max_mhz: float | None
     mps: bool
@@ -132,7 +132,7 @@ def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None
         found.append(GpuProblem(f"{absent}: {error}", "it cannot be used"))
         return _diagnosis(None, found, absent)
     card = _card(name, cuda, target, trial, idle)
-    found += [*_no_room(load, trial), *_shared(trial), *_low_clock(card), *_low_bandwidth(card)]
+    found += [*_no_memory(load, trial), *_shared(trial), *_low_clock(card), *_low_bandwidth(card)]
     return _diagnosis(card, found)
 
 
@@ -181,11 +181,11 @@ def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
 
     with closing(Gpu()) as gpu:
         mps = gpu.shared_by_mps
-        memory, mhz = (gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
-        room = GpuMemory(*memory, host_bytes)
+        sizes, mhz = (gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+        memory = GpuMemory(*sizes, host_bytes)
         free = gpu.driver_free_bytes
-        measured = probe(gpu) if load and room.usable >= NEEDS else None
-    return Trial(room, free, mhz, mps, measured, _smi(device) if load else {})
+        measured = probe(gpu) if load and memory.usable >= NEEDS else None
+    return Trial(memory, free, mhz, mps, measured, _smi(device) if load else {})
 
 
 def _card(
@@ -198,7 +198,7 @@ def _card(
         card=target.card.name if target else None,
         cuda=cuda,
         driver=idle.get("driver_version"),
-        room=trial.room,
+        memory=trial.memory,
         driver_free=trial.driver_free,
         sm_mhz=measured.sm_mhz if measured else None,
         max_mhz=_number(idle.get("clocks.max.sm")) or trial.max_mhz,
@@ -228,7 +228,7 @@ def _no_kernels(name: str, target: Target | None) -> Iterator[GpuProblem]:
         )
 
 
-def _no_room(load: bool, trial: Trial) -> Iterator[GpuProblem]:
+def _no_memory(load: bool, trial: Trial) -> Iterator[GpuProblem]:
     if load and trial.measured is None:
         yield GpuProblem(
             "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
@@ -248,7 +248,7 @@ def _shared(trial: Trial) -> Iterator[GpuProblem]:
 def _low_clock(card: InstalledCard) -> Iterator[GpuProblem]:
     if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:
         at = f"under load the GPU runs at {card.sm_mhz:.0f} of {card.max_mhz:.0f} MHz"
-        if card.room.shared:
+        if card.memory.shared:
             yield GpuProblem(
                 f"{at}: this is the low-power state that a DGX Spark can enter, and a restart "
                 "does not end it. Shut it down, take its power adapter out of the wall socket for "

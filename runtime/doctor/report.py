@@ -88,10 +88,10 @@ class DoctorReport:
     def _hidden(self) -> str | None:
         """The difference between CUDA's and the kernel's figures, if GPU and host share memory."""
         card, host = self.gpu.card, self.host
-        if card is None or not card.room.shared:
+        if card is None or not card.memory.shared:
             return None
-        if host.total is not None and host.total - card.room.total > HIDDEN:
-            return f"CUDA sees {_gib(card.room.total)} of the machine's {_gib(host.total)}"
+        if host.total is not None and host.total - card.memory.total > HIDDEN:
+            return f"CUDA sees {_gib(card.memory.total)} of the machine's {_gib(host.total)}"
         if host.free is not None and host.free - card.driver_free > HIDDEN:
             free = f"{_gib(card.driver_free)} as free, and the kernel has {_gib(host.free)} free"
             return f"CUDA reports {free} ({_gib(host.available)} available)"
@@ -111,9 +111,9 @@ class DoctorReport:
                 f"{hidden}: {limit}, a killed program may still hold the memory (restart the "
                 "machine), or the driver is not that of DGX OS (`apt policy` names the archive)"
             )
-        if card and card.room.shared and (host.swap_used or 0) > SWAPPED:
+        if card and card.memory.shared and (host.swap_used or 0) > SWAPPED:
             # Emptying swap without enough free memory would end programs or hang the host.
-            fits = (host.available or 0) - card.room.kept > (host.swap_used or 0)
+            fits = (host.available or 0) - card.memory.kept > (host.swap_used or 0)
             empty = "sudo swapoff -a && sudo swapon -a" if fits else "run the doctor again"
             yield (
                 f"{_gib(host.swap_used)} are in swap, and GPU and programs share one memory: "
@@ -161,9 +161,9 @@ def _gpu(found: Diagnosis) -> Iterator[str]:
     kind = f"kernels for {card.target}" if card.target else "no kernels for it"
     driver = f"driver {card.driver}, " if card.driver else ""
     yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
-    room, shared = card.room, ", shared with the host" if card.room.shared else ""
-    keeps = f", which reserves {_gib(room.kept)}" if room.kept else ""
-    yield f"GPU memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{shared}{keeps}"
+    memory, shared = card.memory, ", shared with the host" if card.memory.shared else ""
+    keeps = f", which reserves {_gib(memory.kept)}" if memory.kept else ""
+    yield f"GPU memory  {_gib(memory.usable)} of {_gib(memory.total)} for an engine{shared}{keeps}"
     if card.sm_mhz is not None:
         most = f" of {card.max_mhz:.0f}" if card.max_mhz else ""
         heat = f", {card.celsius:.0f} °C" if card.celsius is not None else ""

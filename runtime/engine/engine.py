@@ -41,7 +41,7 @@ class EngineOptions:
 
     Attributes:
         policy: how prefill is paced next to decode.
-        depth: steps launched ahead of the one whose results are read: 0 or 1; None: 1 for an engine
+        depth: steps launched ahead of the one that is being read: 0 or 1; None: 1 for an engine
             with states on a device, which works while the host plans, else 0.
         max_waiting: requests that may queue for admission.
         swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed. At
@@ -205,9 +205,9 @@ class Engine:
         return events
 
     @property
-    def begun(self) -> list[tuple[int, float]]:
+    def started(self) -> list[tuple[int, float]]:
         """Requests that got a slot in the last step, and when (`time.monotonic`)."""
-        return self._loop.begun
+        return self._loop.started
 
     def stats(self) -> dict[str, object]:
         """Figures for metrics and a watchdog; plain numbers by name.

@@ -19,7 +19,7 @@ import numpy as np
 
 from spark_engine.device.buffers import Buffers
 from spark_engine.device.host_memory import available_memory
-from spark_engine.device.shared_memory import host_room
+from spark_engine.device.shared_memory import host_budget
 from spark_engine.device.startup_lock import startup_lock
 from spark_engine.engine_file import (
     EngineFolder,
@@ -223,7 +223,7 @@ def _load(
     here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # a device's memory is checked when it is opened
         # Rank 0 checks for all ranks of this host; the others start when some have allocated.
-        room = host_room(available_memory(), options.host_bytes)
+        room = host_budget(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept, 1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
@@ -261,8 +261,8 @@ def _load_host(
     here = manifest.ranks if comm is not None and comm.here else 1
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
-    with startup_lock(host_room(None).shared, shown.say):
-        room = host_room(available_memory(), options.host_bytes)
+    with startup_lock(host_budget(None).shared, shown.say):
+        room = host_budget(available_memory(), options.host_bytes)
         check_capacity(manifest, swap_bytes, room.usable, room.kept)
         shown.say(f"opening {len(wanted)} buckets")
         share = None if room.usable is None else room.usable // here

@@ -108,7 +108,7 @@ class Loop:
         self._masks = masks
         self._depth = depth
         self._in_flight: deque[_Step] = deque()
-        self.begun: list[tuple[int, float]] = []  # admitted in the last step: id, seconds
+        self.started: list[tuple[int, float]] = []  # admitted in the last step: id, seconds
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
         self.plan: StepPlan | None = None  # of the last step that was started
 
@@ -143,7 +143,7 @@ class Loop:
     def _schedule(self) -> StepPlan:
         plan = self.plan = self.scheduler.schedule(self.in_flight)
         now = time.monotonic()
-        self.begun = [(seq.id, now) for seq in plan.admitted]
+        self.started = [(seq.id, now) for seq in plan.admitted]
         self._trace.done("schedule")
         return plan
 

@@ -107,7 +107,7 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    say(f"rank {rank} of {len(hosts)} stands by for {hosts[0]}")
+    say(f"rank {rank} of {len(hosts)} waits for {hosts[0]}")
     while not stopped:
         beats, beat = os.pipe()
         own = RankSpec(
@@ -120,7 +120,7 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
         if stopped:  # while it was being started
             process.kill()
         if not _ended(beats):
-            say(f"rank {rank} has stood still for {STILL_S:g} s, and is ended")
+            say(f"rank {rank} made no progress for {STILL_S:g} s and is killed")
             process.kill()
         os.close(beats)
         code = process.wait()
@@ -128,7 +128,7 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
             break
         if code == USER:
             return USER
-        say(f"rank {rank} ended with code {code}, and stands by again")
+        say(f"rank {rank} ended with code {code} and waits again")
         time.sleep(PAUSE_S)
     return 0
 

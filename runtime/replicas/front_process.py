@@ -31,8 +31,9 @@ from spark_engine.runtime.server.http.guard import guard_of
 from spark_engine.runtime.server.http.tls import ServerTls, check_tls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.process.lifecycle import keep_loaded, on_hangup
+from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.process.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
+from spark_engine.runtime.server.process.server import BACKLOG, KEEP_ALIVE_S
 
 log = logging.getLogger(__name__)
 

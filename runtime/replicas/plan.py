@@ -15,7 +15,7 @@ import msgspec
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 START_S = 1800.0  # time limit of a replica's engine load
 
@@ -100,7 +100,7 @@ def wanted(requests: float, plan: ReplicaPlan) -> int:
     return min(plan.most, max(plan.least, math.ceil(requests / plan.target)))
 
 
-def check_room(plan: ReplicaPlan, there: Mapping[str, float]) -> None:
+def check_resources(plan: ReplicaPlan, there: Mapping[str, float]) -> None:
     """Raises CapacityError if the machines' resources `there` cannot hold the least number of
     replicas.
     """

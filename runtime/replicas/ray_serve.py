@@ -22,9 +22,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Heartbeat, Noted, Rows
-from spark_engine.runtime.replicas.plan import START_S, ReplicaPlan, check_room, wanted
+from spark_engine.runtime.replicas.plan import START_S, ReplicaPlan, check_resources, wanted
 from spark_engine.runtime.replicas.server_process import ANSWER_S, ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spark", "engine"
 HEALTH_S = 2.0  # between two health checks by Ray
@@ -148,17 +148,17 @@ def check_free() -> None:
 
 def place(plan: ReplicaPlan) -> None:
     """Starts the replicas; returns when they accept requests. Raises CapacityError."""
-    _check_room(plan)
+    _check_capacity(plan)
     _put(plan)
     _note(plan)
 
 
-def _check_room(plan: ReplicaPlan) -> None:
+def _check_capacity(plan: ReplicaPlan) -> None:
     """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
     a machine.
     """
     try:
-        check_room(plan, ray.cluster_resources())
+        check_resources(plan, ray.cluster_resources())
     except CapacityError as error:
         if plan.known:
             raise
@@ -216,7 +216,7 @@ def change(edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
     """
     old = placed()
     new = edit(old)
-    _check_room(new)
+    _check_capacity(new)
     _note(new)
     try:
         _put(new)

@@ -26,7 +26,8 @@ from spark_engine.command import command
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.server.operation.json_stderr import standard_error
 from spark_engine.runtime.server.operation.logs import set_up
-from spark_engine.runtime.server.process.server import ServerOptions, run
+from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.process.server import run
 
 LOOK_S = 0.1  # polling interval during the start
 ANSWER_S = 3.0

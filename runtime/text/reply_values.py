@@ -8,8 +8,8 @@ rules hold over the whole answer, so the result does not depend on how the strea
 2. A misspelled `</parameter>` (`</parameter/>`, `</parameter1>`, `</Parameter>`, …) ends it if it
    is followed by `</function>`, the call's end, or a `<parameter=NAME>` as in rule 3.
 3. `<parameter=NAME>` at the start of a line ends an open value if NAME is a parameter of this tool
-   without a value so far. A tool whose schema names no parameter accepts any new name; one with
-   a schema that names some accepts only those, whatever it says of additional ones.
+   without a value so far. A tool with a schema that names no parameter accepts any new name; one
+   with a schema that names some accepts only those, whatever it says of additional ones.
 4. The call's end ends an open value; so does `</function>` followed by the call's end, a new call
    or the end of the answer. Both do so only if no later text belongs to the value: if an end by
    rules 1 to 3 comes later and no new call comes before, they are text, and so is the call's end

@@ -36,7 +36,7 @@ SHORT = ("--input", "3-5", "--output", 4)
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests beside each other do not wait for one another."""
+    """Tests that run in parallel do not wait for one another's lock."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -150,7 +150,7 @@ def test_a_users_mistake_is_one_line(
 
 @pytest.mark.parametrize("option", ["--rate", "--every", "--stagger", "--pause"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_nobody_waits_for_what_is_no_number(option: str, value: str) -> None:
+def test_what_is_no_number_is_not_waited_for(option: str, value: str) -> None:
     done = _run("http://127.0.0.1:9", option, value)
     assert done.exit_code == 2 and "is not a finite number" in done.stderr
 
@@ -226,7 +226,7 @@ def test_every_card_of_an_engine_of_several_ranks_is_watched(
     assert cli._cards(["--hosts=a,b"], Path(), {}) == ("0",)  # the other is that host's
 
 
-def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_named(engine: Path, tmp_path: Path) -> None:
     for words, said in (
         (("http://127.0.0.1:9",), "http://127.0.0.1:9/v1/models does not answer"),
         ((tmp_path / "none",), "there is no engine folder"),
@@ -287,7 +287,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 2 and extra("bench") in done.stderr
 
 
-def test_another_bench_is_in_the_way(server: Scripted, tmp_path: Path) -> None:
+def test_another_bench_is_running(server: Scripted, tmp_path: Path) -> None:
     with alone(tmp_path / cli.LOCK, False, print):
         done = _run(server.url)
     assert done.exit_code == 2 and "another spark-bench runs" in done.stderr

@@ -25,7 +25,7 @@ from tests.bench.scripted_server import (  # noqa: E402
 from tests.lateness import Lateness  # noqa: E402
 
 DONE = event("[DONE]")
-GAP = 0.2  # seconds that a test can tell from none, beside those in which nothing ran
+GAP = 0.2  # seconds that a test can tell from none, in addition to those in which nothing ran
 
 
 def ask(load: Load, *answers: list[Part], status: int = 200, width: int = 1) -> Any:
@@ -87,7 +87,7 @@ def test_a_server_may_stand_behind_a_path() -> None:
 
 
 def test_a_server_that_counts_at_the_end_only() -> None:
-    """One event may bring several tokens, and nobody says so before the end."""
+    """One event may bring several tokens; only the usage at the end counts them."""
     events = [event({"choices": [{"text": t}]}) for t in ("a", "", "b")]
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {}}
     end = event({"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": 4}}})

@@ -65,7 +65,7 @@ def test_what_failed_is_counted_and_in_no_latency() -> None:
     assert row["ttft"] is None and row["by_turn"] == [] and row["failed"] == 1
 
 
-def test_goodput_counts_who_meets_every_target() -> None:
+def test_goodput_counts_requests_that_meet_every_target() -> None:
     fast = took(0.0, [0.1] + [0.2 + i / 100 for i in range(300)])
     slow_first = took(0.0, [0.9, 1.0])
     stutter = took(0.0, [0.1, 0.2, 0.9])
@@ -76,7 +76,7 @@ def test_goodput_counts_who_meets_every_target() -> None:
     assert figures(fast, slow_first, stutter)["good_share"] == 1
 
 
-def test_turns_are_told_apart() -> None:
+def test_turns_are_distinguished() -> None:
     rows = figures(
         took(0.0, [0.4], prompt_tokens=100, cached_tokens=0),
         took(0.0, [0.2], prompt_tokens=200, cached_tokens=0, script=1),

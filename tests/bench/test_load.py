@@ -39,7 +39,7 @@ def test_arrivals_by_hand() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [Arrivals(), Arrivals(closed=1, rate=2.0)])
-def test_one_way_to_arrive(arrivals: Arrivals) -> None:
+def test_one_kind_of_arrivals(arrivals: Arrivals) -> None:
     with pytest.raises(OptionError, match="one of --closed, --rate and --bursts"):
         arrivals.check()
 

@@ -35,7 +35,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SMI", str(path))
 
 
-def test_a_card_is_told_and_watched(smi: None) -> None:
+def test_a_card_is_named_and_watched(smi: None) -> None:
     assert machine.card() == {"name": "NVIDIA H200", "driver": "580.1", "power_limit_w": 700.0}
     assert machine.processes("0") == ["4711, /usr/bin/other, 1024"]
     other = machine.card("3")
@@ -55,7 +55,7 @@ def test_a_card_is_told_and_watched(smi: None) -> None:
     }
 
 
-def test_without_a_card_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_card_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing in ("/nowhere/nvidia-smi", "/bin/false"):
         monkeypatch.setattr(machine, "SMI", missing)
         assert machine.card() is None and machine.processes("0") == []
@@ -95,13 +95,13 @@ def test_two_benches_do_not_run_at_once(tmp_path: Path) -> None:
             assert told.is_set(), "the other had it still"
         other.stdin = None  # it is closed
     assert len(said) == 1 and f"process {other.pid}" in said[0]
-    for _ in range(2):  # and it is given back
+    for _ in range(2):  # and it is released
         with alone(path, False, said.append):
             assert path.read_text() == str(os.getpid())
 
 
 def test_another_users_lock_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder for all, nobody may write or make a file that another made."""
+    """In a sticky folder the kernel refuses to open another user's file for writing."""
     real, path = os.open, tmp_path / "lock"
     path.write_text("4711")
 

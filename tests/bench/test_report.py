@@ -77,9 +77,9 @@ def test_a_page_shows_every_run(tmp_path: Path) -> None:
             assert all(0 <= x <= plot.WIDTH and 0 <= y <= plot.HEIGHT for x, y in places)
 
 
-def test_requests_under_way_by_hand() -> None:
+def test_running_requests_by_hand() -> None:
     run = {"each": [[0, 0, 1.0, 5.0, 3.0, 1, 1], [1, 0, 2.0, 5.0, 4.0, 1, 1]]}
-    xs, ys = plot._under_way(run)
+    xs, ys = plot._running(run)
     assert list(zip(xs, ys, strict=True)) == [
         (0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 1), (4, 1), (4, 0)
     ]  # fmt: skip

@@ -176,7 +176,7 @@ def test_what_reads_memory_compiles(tmp_path: Path) -> None:
 def test_launches_of_the_embedded_model_are_timed_and_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From an engine to what is held: every launch took some time, and laws stand for them."""
+    """Every launch of the engine takes some time, and laws predict it."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder.build import build
     from spark_engine.builder.plan.options import Options

@@ -54,7 +54,7 @@ def test_a_row_of_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert performance.filled("a\n<!-- short -->\nold\n<!-- end short -->\nb").count("old") == 0
 
 
-def test_rounds_of_drafts_are_told_by_model_and_acceptance(
+def test_rounds_of_drafts_are_shown_by_model_and_acceptance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(performance, "DRAFTS", tmp_path / "r.json")

@@ -1,4 +1,4 @@
-"""Old tactics beside new ones: who is new, and what is worth keeping."""
+"""Old and new tactics compared: which are new, and which are worth keeping."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_a_tactic_is_kept_where_it_is_surely_faster() -> None:
     pair = {"a": {"x": [9.0], "y": [8.0], "old": [10.0]}}
     assert Judged("op", "x", 1, at=pair, new=frozenset("xy")).keeps, "y is as new as x"
     assert not Judged("op", "x", 1, at=pair).keeps
-    assert "beside no other" in Judged("op", "x", 2, at={"a": {"x": [1.0]}}).line()
+    assert "never timed with another" in Judged("op", "x", 2, at={"a": {"x": [1.0]}}).line()
     assert "takes no case" in Judged("op", "x").line()
 
 
 def test_a_kernel_changed_in_place_has_its_own_past_for_a_rival() -> None:
-    times = tactic_trial.beside({"t": [80.0]}, {"t": [100.0], "u": [1.0]}, "t")
+    times = tactic_trial.with_rival({"t": [80.0]}, {"t": [100.0], "u": [1.0]}, "t")
     assert times == {"t": [80.0], "t, before": [100.0]}
     assert Judged("op", "t", 1, at={"a": times}).keeps
 

@@ -26,7 +26,7 @@ DENSE, MIXTURE = "qwen36-27b", "qwen36-35b-a3b"
 
 
 class Clock:
-    """A GPU whose replays take 1, 2, 3, … ms; events are the time at which they were recorded."""
+    """A GPU that replays in 1, 2, 3, … ms; events are the time at which they were recorded."""
 
     def __init__(self) -> None:
         self.now, self.replays, self.calls = 0.0, 0, [""]

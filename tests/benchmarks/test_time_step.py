@@ -94,9 +94,9 @@ def test_a_build_is_a_process_of_its_own_with_the_given_options() -> None:
 def test_too_short_a_context_is_named() -> None:
     args = time_step.arguments(["e", "c", "--ctx", "100", "--steps", "10", "--drafts", "3"])
     need = 4 * (lockstep.WARM + 10) + lockstep.SPARE
-    time_step.check_room(100 + need, args)
+    time_step.check_context(100 + need, args)
     with pytest.raises(SystemExit, match=f"--max-context {100 + need}"):
-        time_step.check_room(99 + need, args)
+        time_step.check_context(99 + need, args)
 
 
 def test_vllms_row_for_the_same_state() -> None:

@@ -39,7 +39,7 @@ def test_weights_of_one_name_must_be_one_value() -> None:
         weight_specs([family("decode", a=one), family("prefill", a=two)])
 
 
-def test_the_arena_is_the_largest_buckets_and_a_refusal_is_told_once(tmp_path: Path) -> None:
+def test_the_arena_is_the_largest_buckets_and_a_refusal_is_reported_once(tmp_path: Path) -> None:
     model = open_model(write_checkpoint(tmp_path / "model").path)
     plan = resolve(Options(decode=(1,), prefill=(64,), max_seqs=2), facts_of(model))
     shared, own = Refusal("merge", "n", "both"), Refusal("merge", "n", "prefill only")

@@ -1,4 +1,4 @@
-"""Seconds by stage, shown and told under one name."""
+"""Seconds by stage: the progress display and the log use the same names."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from spark_engine.builder import emit
-from spark_engine.device.shared_memory import HostRoom
+from spark_engine.device.shared_memory import HostBudget
 from spark_engine.engine_file import open_folder, verify_files
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.tensors import DType, TensorSpec
@@ -69,7 +69,7 @@ def test_a_swap_that_fails_leaves_the_old_engine_in_place(
 def test_the_old_engine_is_whole_until_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A death at the second rename: nothing of ours runs any more, and the next build mends it."""
+    """The process dies at the second rename; the next build restores the old engine."""
     dest = old_engine(tmp_path / "toy")
     emit.seal(dest, example(dest))
     rename, left = os.rename, []
@@ -218,17 +218,17 @@ def test_the_lock_waits_and_is_freed_by_death(tmp_path: Path) -> None:
     waiter.stdout.close()
 
 
-def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(
+def test_a_waiter_gets_the_lock_that_others_wait_for_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holder removes the file: a lock on what is no longer there would keep nobody out."""
+    """The holder removes the file: a lock on a removed file would exclude no other process."""
     dest, lock, flock, waits = tmp_path / "toy", tmp_path / ".toy.lock", fcntl.flock, []
 
     def waited(file: IO[str], how: int) -> None:
         flock(file, how)
         waits.append(1)
         if len(waits) == 1:
-            lock.unlink()  # as who held it does before we get it
+            lock.unlink()  # as its holder does before we get it
         if len(waits) == 2:
             lock.unlink()
             lock.touch()  # and a third has made another
@@ -244,13 +244,13 @@ def test_weights_in_work_take_half_of_what_is_free() -> None:
     specs = [TensorSpec("small", DType.U8, (10,)), TensorSpec("large", DType.U8, (1 << 20,))]
     layout, need = plan_weights(specs), COPIES << 20
     found = {
-        free: emit.weights_in_work(layout, HostRoom(free, 4 << 30, True))
+        free: emit.weights_in_work(layout, HostBudget(free, 4 << 30, True))
         for free in (need, 3 * need, 5 * IN_FLIGHT)
     }
     assert found == {need: need, 3 * need: 3 * need // 2, 5 * IN_FLIGHT: IN_FLIGHT}
-    assert emit.weights_in_work(layout, HostRoom(None, 0, False)) == IN_FLIGHT
+    assert emit.weights_in_work(layout, HostBudget(None, 0, False)) == IN_FLIGHT
     words = (
         r"weight large takes 3\.00 MiB .* 3\.00 MiB .* free in addition to 4\.00 GiB .*: stop other"
     )
     with pytest.raises(CapacityError, match=words):
-        emit.weights_in_work(layout, HostRoom(need - 1, 4 << 30, True))
+        emit.weights_in_work(layout, HostBudget(need - 1, 4 << 30, True))

@@ -44,7 +44,7 @@ def hub(files: Path) -> Iterator[Hub]:
 
 
 def build(hub: str, home: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """spark-build of a name, in a process of its own."""
+    """Runs `spark-build NAME` in a separate process."""
     command = [sys.executable, "-m", "spark_engine.builder.cli", NAME, "-o", str(home / "engine")]
     command += ["--decode", "1", "--prefill", "64", "--max-context", "128", "--target", "cpu"]
     given = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
@@ -117,7 +117,7 @@ def test_other_bytes_than_the_hub_names_are_refused(
 def test_what_the_hub_refuses_is_said_with_what_to_do(hub: Hub, fetching: Fetching) -> None:
     for url, name, words in (
         (AWAY, NAME, r"\(ConnectError.*run `hf download Qwen/Small-1B --local-dir Small-1B`"),
-        (hub.url, "Qwen/Nobody", "knows no Qwen/Nobody: look at the spelling, or, .* HF_TOKEN"),
+        (hub.url, "Qwen/Missing", "knows no Qwen/Missing: look at the spelling, or, .* HF_TOKEN"),
         (hub.url, f"{NAME}@v9", "Qwen/Small-1B has no revision v9"),
     ):
         with pytest.raises(CheckpointError, match=words):
@@ -145,7 +145,7 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, fetching: Fetching)
 
 @pytest.fixture
 def shards(hub: Hub, files: Path, tmp_path: Path) -> Hub:
-    """A hub whose model has three files of weights, without an index."""
+    """A hub that serves a model in three files of weights, without an index."""
     hub.folder = tmp_path / "sharded"
     shutil.copytree(files, hub.folder)
     (one,) = hub.folder.glob("*.safetensors")
@@ -248,7 +248,7 @@ def test_only_a_hub_that_is_not_reached_is_done_without(
         assert "as it was fetched before" in fetching.told
 
 
-def test_what_cannot_be_built_is_told_before_the_weights_come(
+def test_what_cannot_be_built_is_reported_before_the_weights_come(
     hub: Hub, files: Path, tmp_path: Path, fetching: Fetching
 ) -> None:
     hub.folder = tmp_path / "other"
@@ -280,10 +280,10 @@ def test_only_what_a_build_reads_is_fetched(
     assert "all.safetensors" not in hub.sent and "pytorch_model.bin" not in hub.sent
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_weights_come(
+def test_a_disk_that_is_too_small_is_reported_before_the_weights_come(
     hub: Hub, files: Path, tmp_path: Path, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too small for the weights: refused. Too small for the engine beside them: said."""
+    """Too small for the weights: refused. Too small for weights and engine: a warning."""
     weights = sum(p.stat().st_size for p in files.glob("*.safetensors"))
     free = weights // 2
     usage = SimpleNamespace(free=free)
@@ -310,7 +310,7 @@ def test_what_may_be_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("hf.co/Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
         ("https://huggingface.co/Qwen", None),
         ("https://example.org/Qwen/Qwen3.6-27B", None),
-        ("models/Qwen3.6-27B", None),  # a folder here stands before a name
+        ("models/Qwen3.6-27B", None),  # a folder here takes precedence over a name
         ("Qwen3.6-27B", None),
         ("/abs/model", None),
     ):

@@ -1,7 +1,8 @@
 """A native engine on a GPU of numpy: each node is computed by its reference from its places.
 
 `build_fake` builds for a CUDA target without compiling anything, and remembers, for every bucket,
-each node's op and where its operands lie, told by the builder apart from the payload's `places`.
+each node's op and the addresses of its operands, which the builder reports independently of the
+payload's `places`.
 `open_fake` lets the real native executor run that payload. What the fake kernels read is what is
 in device memory; only weights that are packed for kernels are remembered as they were before.
 """
@@ -54,7 +55,7 @@ class Fake:
     plain: dict[str, Any] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
     blur: float = 0.0  # relative error of what kernels round to bf16
-    idle: set[str] = field(default_factory=set)  # nodes whose kernels write nothing
+    idle: set[str] = field(default_factory=set)  # nodes with kernels that write nothing
     spoil: Callable[[str, list[Any]], None] | None = None  # (node, results) -> changed in place
 
 

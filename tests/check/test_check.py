@@ -158,7 +158,7 @@ def test_a_scale_off_by_two_percent_is_named_first(
 def test_a_twin_rounded_to_bf16_is_near_and_not_equal(
     nvfp4: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """What a native engine is held against; here beside the engine in f32."""
+    """What a native engine is compared with; here it is compared with the engine in f32."""
     checkpoint, engine = nvfp4
     one = open_engine(engine)
     manifest = read_manifest(engine)
@@ -246,7 +246,7 @@ def test_a_pure_iteration_equals_the_session(nvfp4: tuple[Path, Path]) -> None:
 
 
 class _Apart:
-    """An executor whose states are its own, as a device's are: it works on those of a store."""
+    """An executor with separate states, as a device has: it works on copies of a store's."""
 
     def __init__(self, inner: Executor, store: HostStates) -> None:
         self._inner, self._store = inner, store

@@ -40,7 +40,7 @@ def test_without_polygraphy_one_line_names_the_extra(
 
 
 @pytest.mark.parametrize("full", ["asked first", "in the midst"])
-def test_a_twin_without_room_names_tmpdir(
+def test_a_twin_that_does_not_fit_names_tmpdir(
     full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path / "checkpoint", SMALL)

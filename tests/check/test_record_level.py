@@ -37,7 +37,7 @@ def _check(engine: Path, *words: str) -> Result:
 
 
 def _with(engine: Path, folder: Path, record: Greedy) -> Path:
-    """A copy whose manifest keeps another record."""
+    """A copy with another record in its manifest."""
     shutil.copytree(engine, folder)
     manifest = replace(read_manifest(folder), greedy=record)
     (folder / MANIFEST).write_bytes(manifest.encode())
@@ -63,7 +63,7 @@ def test_a_default_build_for_a_cpu_runs_its_least_buckets(built: Path, tmp_path:
     assert done.exit_code == 0 and json.loads(done.stdout)["levels"][0]["launches"] == 2
 
 
-def test_other_tokens_are_told_by_the_bucket(built: Path, tmp_path: Path) -> None:
+def test_other_tokens_are_reported_with_the_bucket(built: Path, tmp_path: Path) -> None:
     record = read_manifest(built).greedy
     wrong = Greedy(record.machine, {**record.md5, "decode_b2": "0" * 32})
     done = _check(_with(built, tmp_path / "engine", wrong), "--level", "record", "--json")

@@ -1,1 +1,1 @@
-"""Real clients, each in an environment of its own, against the embedded model: `make clients`."""
+"""Real clients, each in a separate environment, against the embedded model: `make clients`."""

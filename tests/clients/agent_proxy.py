@@ -231,7 +231,7 @@ class Proxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Serves on a port of its own, and gives its address."""
+        """Serves on a free port, and gives its address."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):

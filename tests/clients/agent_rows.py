@@ -26,7 +26,7 @@ class Agent:
     """One agent.
 
     Attributes:
-        package: the npm package whose version is the agent's.
+        package: the npm package that has the agent's version.
         command: the program and its arguments.
         env: environment variables in addition to the common ones.
         files: by their path in `$home`, their text or JSON.

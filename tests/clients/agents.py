@@ -183,7 +183,7 @@ def picture(size: int = 16) -> bytes:
 
 
 def run(agent: Agent, server: str, folder: Path) -> Run:
-    """Runs one agent in a folder of its own."""
+    """Runs one agent in a new folder."""
     home, project = folder / "home", folder / "project"
     home.mkdir(parents=True)
     project.mkdir()
@@ -221,7 +221,7 @@ def run(agent: Agent, server: str, folder: Path) -> Run:
 
 
 def end_all(home: Path) -> None:
-    """Ends what an agent left running: all whose HOME is its own."""
+    """Ends what an agent left running: every process with its HOME."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"HOME={home}".encode() in file.read_bytes().split(b"\0"):

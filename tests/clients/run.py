@@ -2,7 +2,7 @@
 
     python -m tests.clients.run [--url URL] [NAME ...]
 
-Each client gets an environment of its own under `.venv-clients/`, since their pins conflict; its
+Each client gets a separate environment under `.venv-clients/`, since their pins conflict; its
 script there prints a verdict for each feature. With names only those clients are tried; the page
 has the latest verdicts of every client. The exit code is 1 where something failed.
 """
@@ -122,7 +122,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1
 
 
 def table(found: Mapping[str, Verdicts], packages: Mapping[str, list[str]]) -> str:
-    """The page's part that is made: who was tried, what works, and the words of what does not."""
+    """The generated part of the page: each client, what works, and the words of what does not."""
     lines = ["| client | packages |", "|---|---|"]
     lines += [f"| {name} | {', '.join(packages[name])} |" for name in found]
     features = list(dict.fromkeys(f for verdicts in found.values() for f in verdicts))

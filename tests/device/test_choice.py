@@ -32,7 +32,7 @@ def test_it_counts_within_what_may_be_seen(tmp_path: Path) -> None:
     assert environ == {VISIBLE: "GPU-77"}, "ids keep the order they were given in"
 
 
-def test_nobody_chose(tmp_path: Path) -> None:
+def test_no_choice(tmp_path: Path) -> None:
     environ = {VISIBLE: "5,6"}
     assert choose(environ, None, _host(tmp_path, 8)) == "5" and environ == {VISIBLE: "5,6"}
     assert choose({}, None) is None

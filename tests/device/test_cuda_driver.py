@@ -76,7 +76,7 @@ def test_out_of_memory_names_what_empties_it(monkeypatch: pytest.MonkeyPatch, ca
         gpu.allocate(1) if call == "cuMemAlloc" else gpu.pinned(1)
 
 
-def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
+def test_an_engine_opens_on_an_integrated_gpu_with_memory_in_page_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Card(FakeGpu):
@@ -185,7 +185,7 @@ class Occupied(FakeDriver):
         return super()._answer(name, args)
 
 
-def test_room_for_blocks_is_the_drivers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_blocks_that_fit_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Occupied(MULTIPROCESSOR_COUNT=50))
     gpu = device.Gpu()
     single = Shape((400, 1, 1), (32, 8, 1), (), 5000)

@@ -96,7 +96,7 @@ class Comm:
             raise ExecutorError("rank 1 is gone")
 
 
-def test_who_has_ended_is_not_waited_for(driver: Driver) -> None:
+def test_a_process_that_has_ended_is_not_waited_for(driver: Driver) -> None:
     gpu, comm = Gpu(), Comm()
     gpu.upload = lambda address, array: None  # type: ignore[method-assign]
     resources = DeviceResources(gpu)

@@ -149,7 +149,7 @@ def test_everything_is_queued_in_a_green_context(driver: Divided) -> None:
     assert of(driver, "cuCtxSetCurrent")[-1] == context != of(driver, "cuCtxSetCurrent")[0]
     gpu.fill(64, 0, 8)
     assert of(driver, "cuMemsetD8Async")[0][-1] == gpu.stream
-    assert "cuStreamCreate" not in calls(driver), "a stream beside it runs anywhere"
+    assert "cuStreamCreate" not in calls(driver), "it would use every multiprocessor"
     gpu.close()
     last = [c for c in calls(driver) if c.endswith(("Destroy", "Release"))]
     assert last == ["cuStreamDestroy", "cuGreenCtxDestroy", "cuDevicePrimaryCtxRelease"]
@@ -209,7 +209,7 @@ def test_where_no_green_context_is_made_the_others_are_occupied(
     assert not driver.held["cuDevicePrimaryCtxRetain"] and not driver.held["cuModuleLoadData"]
 
 
-def test_blocks_that_find_no_room_are_an_error(
+def test_blocks_that_do_not_fit_are_an_error(
     driver: Divided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sm_partition, "ARRIVAL", 0.01)

@@ -62,7 +62,7 @@ def test_another_process_is_waited_for_and_said(maps: Path) -> None:
     assert "waiting for it" in first and last.startswith("continued after ")
 
 
-def test_what_is_not_shared_waits_for_nobody(maps: Path, tmp_path: Path) -> None:
+def test_what_is_not_shared_does_not_wait(maps: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with holder(maps, 30.0), startup_lock(False, said.append, limit=0.0, maps=maps):
         assert not said
@@ -80,7 +80,7 @@ def test_one_that_is_killed_leaves_nothing(maps: Path) -> None:
             pass
 
 
-def test_one_that_never_ends_is_told_of(maps: Path) -> None:
+def test_one_that_never_ends_is_reported(maps: Path) -> None:
     library = maps.read_text().split("  ")[-1].strip()
     with holder(maps, 30.0), pytest.raises(CapacityError) as refused:
         with startup_lock(True, module.silent, limit=0.5, maps=maps):
@@ -102,7 +102,7 @@ def test_a_long_wait_is_said_again_and_again(maps: Path, monkeypatch: pytest.Mon
     assert len(said) == 4 and module.SAID < group.QUIET_S
 
 
-def test_a_file_that_cannot_be_locked_stops_nobody(maps: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_locked_stops_no_engine(maps: Path, tmp_path: Path) -> None:
     said: list[str] = []
     (library,) = (tmp_path / "lib dir").iterdir()
     library.unlink()  # an update of the driver has put another in its place
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_locked_stops_nobody(maps: Path, tmp_path: Path) -
         ("compatible/libcuda.so.1", ""),
     ],
 )
-def test_a_library_that_others_do_not_lock_is_told_of(
+def test_a_library_that_others_do_not_lock_is_reported(
     tmp_path: Path, name: str, words: str
 ) -> None:
     """A library with the same first letters is not the driver's."""

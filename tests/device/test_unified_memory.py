@@ -223,7 +223,7 @@ def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.Monkey
 
 
 def test_the_builders_timer_leaves_the_host_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a server that has taken nearly everything."""
+    """A server has taken nearly all memory."""
     bench = SimpleNamespace(
         nbytes=GIB, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
     )
@@ -245,7 +245,7 @@ def test_the_builders_timer_waits_for_an_engine_that_starts(
 
     @contextmanager
     def turn(shared: bool, say: object) -> Iterator[None]:
-        assert say is print, "what is waited for is told"
+        assert say is print, "the wait is reported"
         inside[0] = shared
         yield
         inside[0] = False

@@ -1,7 +1,7 @@
 """One sequence through rounds of drafts, launch by launch, between rows that are inert.
 
-Plays the host of docs/graph.md: prefills in chunks, then rounds whose positions, last token and
-drafts come from the states. Knows the step inputs, and what runs a launch.
+Plays the host of docs/graph.md: prefills in chunks, then rounds that take positions, last token
+and drafts from the states. Knows the step inputs, and what runs a launch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The config files of nvidia/Qwen3.6-27B-NVFP4 and -35B-A3B-NVFP4, generated from their rules.
 
-`pair(model)` gives (config.json, hf_quant_config.json). `folder()` is where the real ones lie,
-if somewhere: then a test holds the generated against them.
+`pair(model)` gives (config.json, hf_quant_config.json). `folder()` is the folder of the published
+ones; where it exists, a test compares the generated ones with them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _flat(quantised: Mapping[str, Json], excluded: list[str], moe: bool) -> Json
 
 
 def folder() -> Path | None:
-    """Where the published files lie on this machine, if they do."""
+    """The folder of the published files on this machine, or None."""
     named = os.environ.get("SPARK_NVIDIA_CONFIGS")
     path = Path(named) if named else ROOT.parent / "shared" / "configs"
     return path if path.is_dir() else None

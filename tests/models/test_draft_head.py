@@ -64,7 +64,7 @@ def test_adding_a_head_leaves_the_model_bit_for_bit(tmp_path: Path, stored: dict
 
 
 def test_training_chains_the_head_as_it_is_served(stored: dict[str, Any]) -> None:
-    """Three drafts from each position, token by token in numpy with a cache of its own, are what
+    """Three drafts from each position, token by token in numpy with a separate cache, equal what
     the training computes for all positions at once.
     """
     torch = pytest.importorskip("torch")

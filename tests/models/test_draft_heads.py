@@ -36,7 +36,7 @@ ROUNDED = ("fp8", "fp8_block")
 
 
 def _agrees(truth: Path, model: Model, options: DraftOptions | None = None) -> ReferenceEngine:
-    """The engine after rounds whose drafts were those of the checkpoint `truth`.
+    """The engine after rounds in which it drafted what the checkpoint `truth` drafts.
 
     Prompts are taken that have one right answer: where codes are rounded, none near a border.
     """
@@ -198,7 +198,7 @@ def test_rows_of_an_fp8_head() -> None:
 
 @pytest.mark.parametrize("name", nvidia_configs.MODELS)
 def test_published_heads(name: str) -> None:
-    """15 and 19 tensors, unquantised beside NVFP4; stacked experts."""
+    """15 and 19 tensors, unquantised in an NVFP4 checkpoint; stacked experts."""
     model = describe(*nvidia_configs.pair(name))
     assert model.has_drafts and {*model.table.drafts.values()} == {Scheme.PLAIN}
     head = [n for n in model.tensors if n.startswith("mtp.")]

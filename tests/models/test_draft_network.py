@@ -52,7 +52,7 @@ def test_graphs_with_drafts_are_legal(family: str, moe: bool, short: bool) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_and_who_updates_them(family: str) -> None:
+def test_states_and_what_updates_them(family: str) -> None:
     network = _build(family)
     states = {spec.name: (spec.shape, unit) for spec, unit in network.states}
     written = {t.name for t in network.graph.outputs if t.name.endswith(".out")}

@@ -98,7 +98,7 @@ def _run(path: Path, drafts: int = 3, options: DraftOptions | None = None) -> Dr
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
 def test_the_known_mistakes_are_seen(tmp_path: Path, moe: bool) -> None:
-    """Hidden taken before the final norm; a head whose cache the prompt has not filled."""
+    """Hidden taken before the final norm; a head with a cache that the prompt has not filled."""
     path = tmp_path / "checkpoint"
     write_checkpoint(path, SMALL, "f32", moe=moe, seed=5)
     run = _run(path)

@@ -273,7 +273,7 @@ def _spelled(network: Network) -> list[tuple[str, Mapping[str, object], list[str
     return [(n.op, n.attrs, [t.name for t in n.inputs]) for n in network.graph.nodes]
 
 
-def test_a_name_stands_for_one_tensor_and_one_recipe(tmp_path: Path) -> None:
+def test_a_name_is_of_one_tensor_and_one_recipe(tmp_path: Path) -> None:
     w = Writer(describe(text_config(False)), "decode", Limits(4, 256, 16, 512), F32)
     one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     first = w.weight("a", one)

@@ -29,7 +29,7 @@ FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")
 
 
 def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = False) -> Path:
-    """A folder of configs that stands for a small checkpoint, with a draft head if asked."""
+    """The configs of a small checkpoint without its weights, with a draft head if asked."""
     wide = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
     config = checkpoints.text_config(moe, wide if moe else None)
     config |= {"mtp_num_hidden_layers": int(head)}

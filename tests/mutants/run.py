@@ -4,7 +4,7 @@
     python -m tests.mutants.run --only scheduler    label, file or reason has the pattern
 
 Works in copies of the tree, one per worker; the tree itself is never changed. Exits with 1 unless
-all are killed; those whose tests all skip on this machine are not counted.
+all are killed; a mutant is not counted if all its tests skip on this machine.
 """
 
 from __future__ import annotations

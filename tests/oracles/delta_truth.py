@@ -86,10 +86,10 @@ class Ring:
         self.known[p % self.length] = np.concatenate(parts)
 
     def prefill(self, end: int) -> None:
-        """A prefill whose last token is before position `end`."""
+        """A prefill of the tokens before position `end`."""
         self.base, self.stored = end, self.history.states[end].copy()
 
-    def lags_as_told(self, p: int) -> bool:
+    def lags_as_stored(self, p: int) -> bool:
         """Before position p group m lags by min(p − base, (p + m) mod L) tokens."""
         for head in range(self.s.hv):
             for row in range(self.s.dv):

@@ -3,7 +3,7 @@
 Row t of the head takes (hidden_t, token t+1) and is at position t, where hidden_t is what the
 network's head reads. Its output behind `mtp.norm` gives the logits of token t+2, and is the hidden
 of the next row, with the token just drafted. So the drafts depend on the sequence alone, whatever
-rounds it came from. The variants are the known ways to get this wrong.
+rounds it came from. The variants are the known mistakes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Weights of any format are exact numbers, so formats that leave activations alone are compared on
 long prompts. Formats that round activations to a few bits are discontinuous: the engine's float32
 and the oracle's float64 differ in the seventh digit, and an activation within that distance of the
-border between two codes may be rounded the other way, which is no mistake and moves the logits by
+border between two codes may be rounded differently, which is no mistake and moves the logits by
 far more than the tolerance. The oracle knows how near its nearest decision was, so for those
 formats the prompts are drawn until no decision was nearer than MARGIN; they are short and the
 networks shallow, because the number of decisions grows with both.

@@ -194,7 +194,7 @@ def _ours(solo: Solo, name: str) -> Floats:
 
 def test_parity(made: Made) -> None:
     if not all(importlib.util.find_spec(m) for m in ("torch", "transformers")):
-        pytest.skip("the oracle extra is not installed; test_golden stands in")
+        pytest.skip("the oracle extra is not installed; test_golden replaces it")
     engine, theirs = made.engine, Transformers(made.folder, NETWORKS[made.name].moe)
     for length, splits, decoded in RUNS:
         solo, truth = _run(engine, length, splits, decoded), theirs.forward(_ids(length))

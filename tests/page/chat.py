@@ -76,7 +76,7 @@ def _running(url: str) -> float:
     return float(re.findall(r"^spark:num_requests_running\{.*\} (\S+)", text, re.MULTILINE)[0])
 
 
-def test_an_answer_made_again_stands_beside_the_first(page: Any) -> None:
+def test_an_answer_made_again_is_shown_next_to_the_first(page: Any) -> None:
     script(page, delta(content="The first."), delta("stop"))
     ask(page, "Say")
     page.unroute("**/v1/chat/completions")
@@ -143,7 +143,7 @@ def test_conversations_are_kept_named_deleted_and_brought_back(page: Any) -> Non
     assert _texts(page, ".bubble") == ["the apple"] and len(_texts(page, rows)) == 2
 
 
-def test_an_answer_goes_on_while_another_conversation_is_shown(page: Any) -> None:
+def test_an_answer_continues_while_another_conversation_is_shown(page: Any) -> None:
     set_field(page, max_tokens="60")
     ask(page, "SLOW one", wait=False)
     page.wait_for_selector(f"{LAST} .content p")
@@ -165,7 +165,7 @@ def test_an_answer_that_the_page_left_says_so(page: Any) -> None:
     assert page.inner_text(f"{LAST} .content") != ""
 
 
-def test_a_call_is_shown_and_its_result_goes_on(page: Any) -> None:
+def test_a_call_is_shown_and_its_result_continues_the_chat(page: Any) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     set_field(page, tools=json.dumps([tool]), max_tokens="300")
     sent: list[Any] = []
@@ -247,7 +247,7 @@ def test_a_setting_that_is_wrong_is_named_and_nothing_is_sent(page: Any) -> None
     assert sent == [] and page.input_value("#composer-text") == "x"
 
 
-def test_a_failure_is_told_and_can_be_tried_again(page: Any) -> None:
+def test_a_failure_is_shown_and_can_be_tried_again(page: Any) -> None:
     ask(page, "NAN")
     assert "not finite" in page.inner_text(f"{LAST} .problem")
     script(page, delta(content="Well."), delta("stop"))
@@ -323,7 +323,7 @@ def test_the_key_is_asked_for_kept_with_the_tab_and_sent(
         assert page.evaluate("localStorage['spark.key']") == "secret-1"
 
 
-def test_a_full_storage_is_said_and_the_chat_goes_on(page: Any) -> None:
+def test_a_full_storage_is_reported_and_the_chat_continues(page: Any) -> None:
     page.evaluate(
         """() => {
           for (let n = 1 << 20; n >= 1; n >>= 1)

@@ -28,7 +28,7 @@ WAIT_MS = 10_000
 
 @contextmanager
 def serving(folder: Path, **options: object) -> Iterator[str]:
-    """The address of a server whose engine answers by script (tests/runtime/fake_engine.py)."""
+    """The address of a server with a scripted engine (tests/runtime/fake_engine.py)."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -78,7 +78,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Makes a page in a profile of its own; at the end none may have complained."""
+    """Makes a page in a new profile; at the end no page may have reported an error."""
     contexts: list[Any] = []
     complaints: list[str] = []
 

@@ -58,7 +58,7 @@ def test_plots_of_what_an_engine_has_not_are_left_out(page: Any) -> None:
     assert _title(page, "Generated tokens").locator("b").inner_text() == "–"
 
 
-def test_numbers_are_read_only_while_somebody_looks(page: Any) -> None:
+def test_numbers_are_read_only_while_the_page_is_visible(page: Any) -> None:
     asked: list[str] = []
     page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/page/live") else None)
     page.wait_for_timeout(3500)

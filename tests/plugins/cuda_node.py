@@ -1,7 +1,8 @@
 """Runs one tactic of one op on the GPU, over poisoned memory, and compares with the reference.
 
-Knows the contract of a kernel and no op. Every buffer stands between guards, so that a write
-beside it is seen; outputs hold 0xFF bytes (a NaN in every float format) before the run.
+Knows the contract of a kernel and no op. Every buffer has guard bytes before and after it, so
+that a write outside it is seen; outputs hold 0xFF bytes (a NaN in every float format) before the
+run.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Bench:
                 self.gpu.download(image, base)
                 self.gpu.wait()
                 around = np.delete(image, slice(GUARD, GUARD + sizes[i]))
-                assert (around == GUARD_BYTE).all(), f"buffer {i} was written beside its bytes"
+                assert (around == GUARD_BYTE).all(), f"a write outside the bytes of buffer {i}"
         finally:
             for base in bases:
                 self.gpu.free(base)

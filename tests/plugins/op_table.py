@@ -16,21 +16,22 @@ from tests.repository import ROOT
 PAGE = ROOT / "docs" / "graph.md"
 BEGIN, END = "<!-- ops: written by tests/plugins/op_table.py -->\n", "<!-- /ops -->\n"
 HEAD = "| op | operands → results | attributes | fusion of |\n|---|---|---|---|\n"
-ENGINES = (Role.STEP, Role.TABLE, Role.STATE)  # whose types the tables of the engine tell
+ENGINES = (Role.STEP, Role.TABLE, Role.STATE)  # the engine's tables give their types
 
 
 def table() -> str:
     """Heading and rows."""
-    told: dict[tuple[Operand, ...], str] = {}
-    return HEAD + "".join(row(op, told) for op in registry.OPS)
+    first: dict[tuple[Operand, ...], str] = {}
+    return HEAD + "".join(row(op, first) for op in registry.OPS)
 
 
-def row(op: Op, told: dict[tuple[Operand, ...], str]) -> str:
-    """One op's line. `told`: what an attribute chooses from, and the op that told it first."""
+def row(op: Op, first: dict[tuple[Operand, ...], str]) -> str:
+    """One op's line. `first`: operands that an attribute chooses, and the first op with them."""
     given = []
     for attr, group in groupby(op.operands, lambda o: o.when.attr if o.when else ""):
         members = tuple(group)
-        owner = told.setdefault(members, op.name) if len({o.when for o in members}) > 1 else op.name
+        several = len({o.when for o in members}) > 1
+        owner = first.setdefault(members, op.name) if several else op.name
         given += list(_grouped(members)) if owner == op.name else [f"{attr}'s as `{owner}`"]
     cells = (
         f"`{op.name}`{' Q' if op.quantises else ''}",
@@ -42,7 +43,7 @@ def row(op: Op, told: dict[tuple[Operand, ...], str]) -> str:
 
 
 def _grouped(members: Iterable[Operand | Result]) -> Iterable[str]:
-    """Those with one condition stand together in brackets."""
+    """Neighbours with the same condition share a pair of brackets."""
     for when, group in groupby(members, lambda m: m.when):
         text = ", ".join(f"[{_text(m)}]" if _optional(m) else _text(m) for m in group)
         yield f"[{text} if {when}]" if when else text

@@ -21,7 +21,7 @@ def run(op: Op, attrs: Attrs, operands: Mapping[str, Array], threads: int = 1) -
 def run_named(
     op: Op, attrs: Attrs, operands: Mapping[str, Array], outputs: Sequence[str], threads: int = 1
 ) -> list[Array]:
-    """The same for an op whose outputs are as many as `outputs` names."""
+    """The same for an op that has as many outputs as `outputs` names."""
     names = [f"out_{o}" for o in outputs]
     fixed = [o.name for o in op.given(attrs) if o.constant and o.name in operands]
     node = one_node.Node(op, list(operands), names, attrs)

@@ -15,7 +15,7 @@ CACHE = Path("/tmp/gdn_cubins")
 
 
 def specs_of(op: Op, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
-    """The arrays' specs under made-up names."""
+    """The arrays' specs under generated names."""
     return tuple(TensorSpec(f"a{i}", DType.of(a.dtype), a.shape) for i, a in enumerate(arrays))
 
 

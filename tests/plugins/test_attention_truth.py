@@ -110,7 +110,7 @@ def attrs_of(h: truth.Heads, op: Op, tile: int) -> Attrs:
 
 
 def clear(h: truth.Heads) -> int:
-    """A seed whose codes are all decided far from their borders."""
+    """A seed for which no value is near the border of two codes."""
     return next(s for s in range(50) if truth.attend(h, packed(h, s)).margin > 2e-5)
 
 
@@ -138,7 +138,7 @@ def test_pages_hold_and_give_what_the_truth_says(page: int, fp8: bool, how: str)
             np.testing.assert_allclose(found, held, rtol=2e-6, atol=2e-6)
 
 
-def test_the_two_scales_are_told_apart() -> None:
+def test_the_two_scales_are_distinguished() -> None:
     """With the scales exchanged the truth is far away: the test above can fail."""
     h = heads(SIZES, 3, True)
     x = packed(h, 0)
@@ -148,7 +148,7 @@ def test_the_two_scales_are_told_apart() -> None:
 
 
 def test_literal_codes_of_pages() -> None:
-    """25 lies between 24 (0x5C) and 26, 27 between 26 and 28 (0x5E): ties go to the even code."""
+    """25 is between 24 (0x5C) and 26, 27 between 26 and 28 (0x5E): ties go to the even code."""
     assert truth.e4m3_value(0x40) == 2 and truth.e4m3_value(0x5C) == 24
     x = np.asarray([2, 25, 27, -25, 460, -1e9, 2**-9, 2**-10, -(2**-10), -0.0], np.float32)
     want = [0x40, 0x5C, 0x5E, 0xDC, 0x7E, 0xFE, 0x01, 0x00, 0x80, 0x00]

@@ -20,7 +20,7 @@ PAIRS = [
 
 
 def row_operands(op: Op, case: Case, count: int) -> set[int]:
-    """The positions of the operands whose axis 0 counts tokens."""
+    """The positions of the operands with an axis 0 that counts tokens."""
     given = op.given(case.attrs)[:count]
     return {i for i, operand in enumerate(given) if operand.unit == "token"}
 
@@ -67,7 +67,7 @@ def test_ops_over_sequences_are_tested_elsewhere() -> None:
 
 
 def test_rows_beyond_the_live_ones_may_hold_nan() -> None:
-    """Seven live rows give the same bits beside NaN rows as beside zeros, in every format."""
+    """Seven live rows give the same bits whether the others are NaN or zero, in every format."""
     for op in registry.OPS:
         if not row_wise(op):
             continue

@@ -172,7 +172,7 @@ class TestOnGpu:
         check_all(bench, tiles(spans, kv, *SERVED[model]))
 
     def test_tiles_far_on(self, bench: cuda_node.Bench, kv: DType) -> None:
-        """Of 511's nine tiles of keys the last is a part of its own that query 0 does not see."""
+        """Of 511's nine tiles of keys the last is a separate part that query 0 does not see."""
         spans = {1: (8127, 64, 64), 0: (4096, 64, 3), 2: (511, 64)}
         check_all(bench, tiles(spans, kv, 4, 2))
 

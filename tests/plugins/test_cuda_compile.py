@@ -208,7 +208,7 @@ def test_fp4_matrix_instructions_are_where_the_target_has_them(
     assert seen, "no kernel has the instruction"
 
 
-def test_who_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -> None:
+def test_a_kernel_that_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -> None:
     """wgmma reads shared memory through the async proxy. What cp.async wrote there is announced by
     a plain arrival behind the copying thread's fence, never by an arrival of the copies themselves.
     """

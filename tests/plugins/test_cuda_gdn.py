@@ -152,7 +152,7 @@ def as_bf16(op: Op, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Activations (and a convolution's state) rounded to bf16: what engines of a GPU hold."""
     names = {"x", "c", "ba", "qkvz", "conv_state"}
     bf16 = DType.BF16.numpy
-    pairs = zip(op.inputs, arrays, strict=False)  # the names stand before what some nodes lack
+    pairs = zip(op.inputs, arrays, strict=False)  # inputs that some nodes lack come last
     made = [a.astype(bf16) if name in names else a for name, a in pairs]
     return (*made, *arrays[len(made) :])
 
@@ -196,7 +196,7 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
 
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
-    """gdn_decode rounds c to bf16, where a last bit of f32 may fall the other way."""
+    """gdn_decode rounds c to bf16, where the last bit of f32 may decide otherwise."""
     return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
 
 
@@ -264,7 +264,7 @@ SCAN_SPILLS = {(0, 0, 2): 128}
 def test_a_scan_waits_for_wgmma_where_its_source_does(
     form: tuple[int, int, int], cache: Path, tmp_path: Path
 ) -> None:
-    """ptxas neither makes a wgmma wait for the one before nor puts in waits of its own."""
+    """ptxas neither makes a wgmma wait for the one before nor inserts waits."""
     tactic = next(t for t in gated_delta.CHUNK.cuda.tactics if t.name == "wgmma")
     target, (ring, drafts, state) = TARGETS["sm_90a"], form
     given = Launch(

@@ -26,7 +26,7 @@ TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
 LARGE: Sizes = (12, 9, 2048, 512)
 OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
-QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats whose activations are rounded to codes
+QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats that round activations to codes
 Route = Callable[[np.random.Generator, int, Sizes], Array]
 
 
@@ -38,7 +38,7 @@ def uniform(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
 
 
 def same(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
-    """All tokens to the same experts; the others, whose weights are poisoned, to none."""
+    """All tokens to the same experts; those with poisoned weights get none."""
     return np.repeat(uniform(rng, 1, sizes), tokens, axis=0)
 
 
@@ -162,7 +162,7 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
         label = f"{work.tactic.name} {one.label}"
         cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
         own = work.tactic.name in OWN_ORDER
-        norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may fall the other way
+        norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may round differently
         near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 or own else 2.0**-7)
         cuda_node.compare(label, got, with_bf16_inside(one, arrays, own), near, False)
         if not own:

@@ -4,9 +4,8 @@ A kernel waits before it touches what any earlier launch writes, and lets the ne
 that: then what two launches before wrote may be loaded early, and L1 holds nothing older than the
 previous launch. Operands are read coherently: a `const … __restrict__` parameter becomes a
 non-coherent load, which may be moved before the wait and promises nothing about what changes while
-the kernel is already there. A kernel that begins the next ahead of its own wait does so with EARLY
-or LATE alone, which builder/native/early.py gives where the next reads nothing young before its
-wait.
+the kernel is already there. A kernel triggers the next before its wait with EARLY or LATE alone,
+which builder/native/early.py gives where the next reads nothing recent before its wait.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) 
 
 
 @pytest.mark.parametrize(("dim", "half", "most"), [(64, 8, 1), (128, 16, 4)])
-def test_teams_take_heads_whose_rows_fill_the_banks(dim: int, half: int, most: int) -> None:
+def test_teams_take_heads_with_rows_that_fill_the_banks(dim: int, half: int, most: int) -> None:
     launch = replace(rounds(3, F8, 4, 2, (5, 100)), dim=dim, half=half)
     arrays = launch.inputs(np.random.default_rng(3))
     found = works(paged_attention.OP, launch.attrs, arrays, TARGETS["sm_90a"])

@@ -78,7 +78,7 @@ def test_a_row_has_one_reduction_in_every_decode_bucket(op: str, layer: tuple[in
 
 
 def test_a_prefill_goes_through_its_tiles_in_bands() -> None:
-    """The tiles of one round: their activations and the band's fit L2 beside the weights."""
+    """The tiles of one round: their activations, the band's and the weights fit L2 together."""
     for op in OPS:
         plan = banded(op, 4096, 34816, 5120, GB10)
         assert plan is not None

@@ -22,7 +22,7 @@ from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
 OP = sample.OP
-NEAR = 1e-6  # of a step of the distribution: there the draw may go either way
+NEAR = 1e-6  # from a step of the distribution: there the draw may give either token
 SETTINGS = (
     {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
     {"temperature": 1.0, "top_k": 64, "top_p": 0.8, "presence": 1.5, "bias": True},

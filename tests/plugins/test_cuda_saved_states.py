@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.op import Attrs, Case, Op  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
-from tests.plugins.test_saved_states import EXACT, SAVING, check_anywhere, check_going_on  # noqa: E402
+from tests.plugins.test_saved_states import EXACT, SAVING, check_anywhere, check_resuming  # noqa: E402
 
 GPU = pytest.mark.gpu
 
@@ -32,10 +32,10 @@ class OnGpu:
 
 @GPU
 @pytest.mark.parametrize(("op", "case"), EXACT)
-def test_a_saved_state_goes_on_with_the_same_bits(
+def test_a_saved_state_resumes_with_the_same_bits(
     op: Op, case: Case, bench: cuda_node.Bench
 ) -> None:
-    check_going_on(op, cuda_node.as_bf16(op, case) or case, OnGpu(bench))
+    check_resuming(op, cuda_node.as_bf16(op, case) or case, OnGpu(bench))
 
 
 @GPU

@@ -1,4 +1,4 @@
-"""`linear` of a small n: the cut of k over a cluster, and who may be asked for it."""
+"""`linear` of a small n: the cut of k over a cluster, and which nodes it takes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ ONE = delta_truth.Sizes(hk=1, hv=1, dk=4, dv=2)
 def one_head(
     tokens: list[tuple[float, float, tuple[float, float]]], b: float, a: float
 ) -> dict[str, Array]:
-    """Tokens (q, k, v) whose queries and keys point along the first axis."""
+    """Tokens (q, k, v); queries and keys point along the first axis."""
     c = [[q, 0, 0, 0, k, 0, 0, 0, *v] for q, k, v in tokens]
     arrays = {
         "c": c,
@@ -90,7 +90,7 @@ def one_head(
 @pytest.mark.parametrize("chunk", [False, True], ids=["step", "chunk"])
 @pytest.mark.parametrize(("q", "k"), [(1e3, 1e-3), (1e-3, 1e3)])
 def test_literal_norms_of_short_vectors(q: float, k: float, chunk: bool, how: str) -> None:
-    """Σx² = 1e-6 beside eps 1e-6: the unit vector is 1/√2 long. β = 1/2 at b = 0.
+    """Σx² = 1e-6 and eps = 1e-6: the unit vector is 1/√2 long. β = 1/2 at b = 0.
 
     v (2, −4): δ = (1, −2), k·q = 0.70710678 · 1 / √4, so o = (0.35355339, −0.70710678).
     """
@@ -143,7 +143,7 @@ def test_the_ops_follow_the_recurrence(length: int, plan: str, how: str) -> None
     near = {"rtol": 2e-5, "atol": 2e-6}
     for count in PLANS[plan]:
         if length and at:
-            assert ring.lags_as_told(at)
+            assert ring.lags_as_stored(at)
         o = sequence.go(at, abs(count), chunk=count < 0)
         np.testing.assert_allclose(o, history.o[at : at + abs(count)], **near)
         for p in range(at, at + abs(count) if count > 0 else at):
@@ -164,7 +164,7 @@ def test_the_ops_follow_the_recurrence(length: int, plan: str, how: str) -> None
 @HOW
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("length", [0, 3, 8])
-def test_a_prompt_goes_on_from_a_saved_row_and_from_a_copy(
+def test_a_prompt_resumes_from_a_saved_row_and_from_a_copy(
     length: int, steps: int, how: str
 ) -> None:
     """In slot 0 from row 2, which was saved behind 9 tokens or is a copy of the slot after more."""

@@ -34,7 +34,7 @@ def go(how: str, op: Op, attrs: Attrs, *arrays: Array) -> list[Array]:
 
 @BOTH
 def test_a_round_takes_from_the_states_what_the_host_left_out(how: str) -> None:
-    """Rows: all from the states; host's; the host's second draft; nobody's; without tokens."""
+    """Rows: all from the states; host's; the host's second draft; unused; without tokens."""
     ids, starts, certain = go(
         how,
         round_rows.OP,

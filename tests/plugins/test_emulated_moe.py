@@ -33,7 +33,7 @@ def drawn(kind: str, tokens: int, sizes: tuple[int, ...] = SIZES) -> tuple[Array
     x[BROKEN] = np.nan
     for name, param in zip(grouped_moe.PARAMS[kind], params, strict=True):
         if param.dtype == np.float32 and not name.endswith("_scale"):
-            param[1] = np.nan  # of the expert that nobody chose
+            param[1] = np.nan  # of the expert that no token chose
         elif name.endswith("_scale") and kind.startswith("nvfp4") and param.ndim == 3:
             param[0, ::3, 1] = 3 * 2.0**-9  # subnormal
     return (x.astype(DType.BF16.numpy), ids, weights, *params)

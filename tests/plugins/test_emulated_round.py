@@ -21,7 +21,7 @@ from tests.plugins import cuda_node, emulated
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP, TILE = attention_decode.OP, 4
 # The first row has its first tokens; the second's round begins in a tile of 16 and ends in the
-# next, and a walker's ring goes round; the third's ends with a chunk; the last is not there.
+# next, and a warp's ring of stages wraps; the third's ends with a chunk; the last is not there.
 SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
 FOLLOWED = (("FOLLOWED", "1"),)  # as compute-sanitizer has it (benchmarks/rehearsal/sanitized.py)
 FORMS = [

@@ -1,7 +1,7 @@
 """The router of many tokens by wgmma on the host, thread by thread, whenever copies arrive.
 
-The last cluster has tokens for one of its blocks only; what lies behind x and the weights is no
-number, and rows are all zeros (ties), NaN, or pairs of equal logits.
+The last cluster has tokens for one of its blocks only; x and the weights are followed by NaN,
+and rows are all zeros (ties), NaN, or pairs of equal logits.
 """
 
 from __future__ import annotations

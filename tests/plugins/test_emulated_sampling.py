@@ -24,7 +24,7 @@ from tests.plugins.emulated import Buffer
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 (TACTIC,) = sample.OP.cuda.tactics
-FEW_SMS = replace(H200, card=replace(H200.card, sms=3))  # blocks go on from row to row
+FEW_SMS = replace(H200, card=replace(H200.card, sms=3))  # each block computes several rows
 Arrays = Sequence[Array]
 RUN_EVERY = "SPARK_EVERY_FORMAT"  # in the environment: `make ranks`
 
@@ -94,7 +94,7 @@ def same(launch: Launch, arrays: Arrays, ranks: Ranks, one: Ranks) -> None:
             np.testing.assert_array_equal(a[rows].view(np.int32), b[rows].view(np.int32))
 
 
-SIZE = {"width": 4 * 428, "vocab": 1709}  # borders lie within cells
+SIZE = {"width": 4 * 428, "vocab": 1709}  # borders are within cells
 QUICK = (
     Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, bias=True, mask=0.4, slots=(3, 1), **SIZE),  # type: ignore[arg-type]
     Launch(1.5, slots=(-1, 2), **SIZE),  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Where each element of a packed expert weight lies: the index of docs in `expert_layout`, spelled
-out element by element, and what the bits there decode to."""
+"""Where each element of a packed expert weight is stored: `expert_layout`'s index, spelled out
+element by element, and what the bits there decode to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FP8 codes: every value, every tie, and what lies beyond."""
+"""FP8 codes: every value, every tie, and values out of range."""
 
 from __future__ import annotations
 

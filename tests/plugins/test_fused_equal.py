@@ -87,7 +87,7 @@ FUSED = [
 
 
 def check_parts(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> None:
-    """The fused node over the arrays gives the bits of the chain that the op says it stands for."""
+    """The fused node over the arrays gives the bits of the chain that the op declares."""
     assert op.fuses is not None
     chain = op.fuses(attrs)
     operands = op.names(attrs, len(arrays))
@@ -115,7 +115,7 @@ def check_parts(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("op", "case"), FUSED)
 def test_a_fused_op_equals_its_parts(op: Op, case: Case) -> None:
-    """States and pages among the results; rows that nobody may read hold NaN on both sides."""
+    """States and pages among the results; rows that must not be read hold NaN on both sides."""
     check_parts(op, case.attrs, case.inputs(rng_of(case.label)))
 
 

@@ -1,4 +1,4 @@
-"""Small inputs whose results were worked out by hand: norms, activations, convolution, experts.
+"""Small inputs with results worked out by hand: norms, activations, convolution, experts.
 
 Each is asked of the reference and of the body, so that an error which both share is seen.
 """
@@ -49,7 +49,7 @@ def near(got: Array, want: object) -> None:
 
 @BOTH
 def test_rms_norm(ask: Ask) -> None:
-    """The mean of 9 and 16 is 12.5; with eps 12.5 beside it the root is 5."""
+    """The mean of 9 and 16 is 12.5; with eps = 12.5 the root is 5."""
     (y,) = ask("rms_norm", {"eps": 12.5}, [[[3, 4], [0, 0]], [2, -1]])
     near(y, [[1.2, -0.8], [0, 0]])
     (y,) = ask("rms_norm", {"eps": 1e-6}, [[[1e-3, 1e-3]], [1, 1]])
@@ -77,7 +77,7 @@ def test_norm_quant_serves_each_consumer_by_its_scale(ask: Ask) -> None:
 @BOTH
 def test_gated_norm(ask: Ask) -> None:
     """Two heads of (3, 4): normed (1.2, 0.8) by weights (2, 1). silu(ln 3) = ¾ ln 3, silu(−ln 3) =
-    −¼ ln 3; z stands behind three columns of others."""
+    −¼ ln 3; z begins at column 3."""
     attrs = {"eps": 12.5, "heads": 2, "offset": 3}
     packed = [[9, 9, 9, LN3, -LN3, 0, LN3, 9]]
     (y,) = ask("gated_norm", attrs, [[[3, 4, 3, 4]], packed, [2, 1]])
@@ -149,7 +149,7 @@ def test_conv_decode_steps_shift_the_window(ask: Ask) -> None:
 
 @BOTH
 def test_conv_windows_reach_over_the_edges_of_tiles(ask: Ask) -> None:
-    """A sequence goes on from position 7 over a tile's edge into a tile of one token."""
+    """A sequence continues from position 7 over a tile's edge into a tile of one token."""
     state = np.full((3, 3, 1), np.nan, np.float32)
     state[1, :, 0] = (10, 20, 30)
     x = np.arange(1, 129, dtype=np.float32).reshape(128, 1) / 64
@@ -167,7 +167,7 @@ def test_conv_windows_reach_over_the_edges_of_tiles(ask: Ask) -> None:
 
 @BOTH
 def test_conv_begins_from_a_row_and_saves_behind_a_tile(ask: Ask) -> None:
-    """From row 1, whose columns are 10, 20, 30, in slot 0; its first tile is saved to row 2."""
+    """From row 1 (columns 10, 20, 30) in slot 0; its first tile is saved to row 2."""
     state = np.full((4, 3, 1), np.nan, np.float32)
     state[1, :, 0] = (10, 20, 30)
     x = np.arange(1, 129, dtype=np.float32).reshape(128, 1) / 64

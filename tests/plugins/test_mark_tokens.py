@@ -48,7 +48,7 @@ def test_a_prompt_is_marked_once_and_clears_what_was_there(how: str) -> None:
 
 
 @BOTH
-def test_generated_tokens_are_counted_beside_the_prompts_mark(how: str) -> None:
+def test_generated_tokens_are_counted_next_to_the_prompts_mark(how: str) -> None:
     got = marked(how, 1, {0: [1, 0, 0, 4, 0, 0], 1: [0] * 6}, [(0, 7, [0])], prompts=[7, 9])
     assert got[0].tolist() == [3, 0, 0, 4, 0, 0]
     got = marked(how, 1, {0: [3, 0, 0, 4, 0, 0], 1: [0] * 6}, [(0, 8, [3])], prompts=[7, 9])

@@ -1,5 +1,5 @@
 """How `grouped` cuts a node into chunks of tokens: what is launched, over which rows, in how much
-memory. Kernels are stood in for by their index arithmetic, in numpy.
+memory. The index arithmetic of the kernels, in numpy, replaces them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_chunks_are_as_few_as_the_ids_allow(
         assert [n.symbol for n in plan.launches].count("moe_up") == count, tokens
 
 
-def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
+def test_the_ring_is_deep_where_the_ids_leave_memory() -> None:
     def depth(tokens: int) -> str:
         plan = GROUPED.plan(*specs("nvfp4", tokens, SIZES), GB10)
         return dict(plan.launches[0].defines)["DEPTH"]
@@ -134,7 +134,7 @@ def test_a_chunk_costs_what_it_costs_alone() -> None:
     assert cost(1309) > cost(1308)
 
 
-def test_a_target_without_room_for_a_token_is_refused() -> None:
+def test_a_target_that_cannot_hold_a_token_is_refused() -> None:
     attrs, packed = specs("nvfp4", 4, SIZES)
     small = with_shared(GB10, 40_000)
     assert "40000 bytes of shared memory" in (GROUPED.refuse(attrs, packed, small) or "")

@@ -26,7 +26,7 @@ def test_the_table_is_current() -> None:
     ("op", "attr"),
     [pytest.param(op, attr, id=f"{op.name}-{attr}") for op in registry.OPS for attr in op.attrs],
 )
-def test_an_attribute_stands_in_the_table(op: Op, attr: str) -> None:
+def test_an_attribute_is_in_the_table(op: Op, attr: str) -> None:
     (line,) = [x for x in PAGE.read_text().splitlines() if x.startswith(f"| `{op.name}`")]
     assert attr in line.split(" | ")[2].split(", ")
 

@@ -102,7 +102,7 @@ def test_nvfp4_input_scale_divides(ask: Ask) -> None:
 
 
 @BOTH
-def test_nvfp4_of_a_small_block_beside_a_large_one(ask: Ask) -> None:
+def test_nvfp4_of_a_small_block_next_to_a_large_one(ask: Ask) -> None:
     """Each block has its own scale, and the even element the low nibble."""
     x = [[6.0, 0.5] + [0.0] * 14 + [-0.75, 0.125] + [0.0] * 14]
     packed, scale = ask("nvfp4_quant", x, 1.0)

@@ -62,7 +62,7 @@ def test_every_kernel_compiles_without_spills(ranks: int, target: Target, cache:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("rows", [1, 37, 128, 512, 8192])
-def test_all_blocks_are_there_at_once_and_meet_at_flags_of_their_own(rows: int, ranks: int) -> None:
+def test_all_blocks_are_resident_and_meet_at_separate_flags(rows: int, ranks: int) -> None:
     for name, _, plan in plans(rows, ranks, H200):
         for launch in plan.launches:
             peers = any(getattr(arg, "kind", "") == "peers" for arg in launch.args)
@@ -85,7 +85,7 @@ def test_what_is_pushed_has_an_end() -> None:
     assert "second shot" in str(collectives_cuda.refuse_way("two_shot", 2, 1 << 20))
 
 
-def test_every_way_has_one_order() -> None:
+def test_every_tactic_has_one_order() -> None:
     """An invariant build may choose any of them for each bucket by itself."""
     for op, attrs, specs in nodes(4, 4):
         taken = [t for t in op.cuda.tactics if t.refuse(attrs, specs, H200) is None]

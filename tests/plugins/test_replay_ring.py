@@ -114,7 +114,7 @@ def test_a_prefill_takes_up_what_the_ring_holds() -> None:
 
 
 def test_a_sequence_may_move_to_another_slot() -> None:
-    """Copied out and in as swapping does, it goes on with the same bits."""
+    """Copied out and in as swapping does, it continues with the same bits."""
     stayed, moved = Sequence(8), Sequence(8)
     for t in range(21):
         if t == 13:
@@ -132,7 +132,7 @@ def test_an_eighth_of_the_rows_folds_each_step() -> None:
         assert shares == [1 / 8] * 8
 
 
-def test_the_layout_is_told_by_the_shapes() -> None:
+def test_the_layout_follows_from_the_shapes() -> None:
     for heads in (HEADS, Heads(1, 16, 48, 128, 128), Heads(1, 16, 32, 128, 128)):
         ring = Ring(8, heads)
         state = (heads.values, heads.value_dim, heads.key_dim)

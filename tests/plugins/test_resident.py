@@ -1,4 +1,4 @@
-"""Launches whose blocks wait for one another say so, since only a whole device can run them.
+"""Launches with blocks that wait for one another say so: only a whole device can run them.
 
 Item 5 of the hazards. What waits is found by reading the sources; where a launch's work is cut, by
 doing its sum again. Compiles nothing.
@@ -22,7 +22,7 @@ from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.repository import ROOT, files  # noqa: E402
 
-# The one way to wait for another block, and where it is written.
+# The one function that waits for another block, and its source.
 WAITS, WRITTEN = "wait_until_equal(", "common/ptx.cuh"
 # Sleeps once and looks at nothing: its warps begin apart.
 ONCE = {"moe/moe_tiles.cuh": "__nanosleep(Item<UP>::warp() / (WARPS / 2) * HALF_STAGE);"}
@@ -72,7 +72,7 @@ def is_cut(launch: Launch) -> bool:
     return any(line * block // blocks % of_tile for block in range(blocks))
 
 
-def test_the_reader_sees_who_waits() -> None:
+def test_the_reader_sees_what_waits() -> None:
     for text in ("ld.acquire.gpu.global.u32 a, [b];", "while (atomicAdd(p, 0) != n) { }",
                  "while (__ldcg(flag) == 0);", "volatile int* flag", "atomicCAS(p, 0, 1)",
                  "ld.volatile.global.u32", "__nanosleep(20)", "atom.global.cas.b32"):  # fmt: skip
@@ -81,8 +81,8 @@ def test_the_reader_sees_who_waits() -> None:
         assert not SPINS.search(text), text
 
 
-def test_blocks_wait_for_others_in_one_way_only() -> None:
-    """A source that waits in another way is to be found here, and its launches to say so."""
+def test_blocks_wait_for_others_by_one_function_only() -> None:
+    """A source that waits by other means is listed here, and its launches must say so."""
     found = set()
     for path in files("plugins/*.cu", "plugins/*.cuh"):
         name, text = path.relative_to("plugins").as_posix(), code((ROOT / path).read_text())
@@ -90,8 +90,8 @@ def test_blocks_wait_for_others_in_one_way_only() -> None:
             assert text.count(ONCE[name]) == 1
         if SPINS.search(text.replace(ONCE.get(name, " "), " ")):
             found.add(name)
-    # Blocks of peers.cuh and pushed.cuh wait for the same block of other GPUs, none for one of its
-    # own launch; launches over several ranks are resident all the same (test_ranks.py).
+    # Blocks of peers.cuh and pushed.cuh wait for the same block of other GPUs, never for one of
+    # the same launch; launches over several ranks are resident all the same (test_ranks.py).
     assert found == {WRITTEN, "ranks/peer_ptx.cuh", "ranks/peers.cuh"}
     (body,) = re.findall(r"wait_until_equal\(.*?^}", (ROOT / "plugins" / WRITTEN).read_text(),
                          re.MULTILINE | re.DOTALL)  # fmt: skip

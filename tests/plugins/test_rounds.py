@@ -1,5 +1,5 @@
 """Rounds of drafts through the gated delta net: however tokens are cut into rounds and whatever was
-rejected in between, each has the bits that it has alone, and so has what the states stand for."""
+rejected in between, each has the bits that it has alone, and so have the states' values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def in_rounds(
 
 
 class Sequence_:
-    """One sequence through the ops, its states kept; what nobody may read is NaN.
+    """One sequence through the ops, its states kept; what must not be read is NaN.
 
     A rejected token's columns are random, those of an accepted one the sequence's own.
     """

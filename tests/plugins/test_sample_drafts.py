@@ -135,7 +135,7 @@ def test_literal_each_draft_counts_once_more_from_its_own_token_on(how: Sampler)
         "ids": np.int32([1, 1, 0, 1]),
     }
     tokens = how({"vocab": 4, "top": 4, "drafts": 1, "tile": 4}, operands)[0]
-    # id 1 at 5 - 2 = 3, then 5 - 3 = 2, 2, 1; id 0 at 4.5, 4.5, then 4.5 - 2 = 2.5 beside id 2
+    # id 1 at 5 - 2 = 3, then 5 - 3 = 2, 2, 1; id 0 at 4.5, 4.5, then 4.5 - 2 = 2.5, less than id 2
     assert tokens.tolist() == [0, 0, 0, 0]
     operands["logits"][:, 0] = 2.75
     assert how({"vocab": 4, "top": 4, "drafts": 1, "tile": 4}, operands)[0].tolist() == [1, 0, 2, 2]
@@ -147,7 +147,7 @@ UNTIL = 10  # the bias forbids id 1 of new tokens at positions below it
 @pytest.mark.parametrize("how", [by_reference, by_body])
 @pytest.mark.parametrize("tile", [0, 1, 4])
 def test_literal_a_bias_ends_at_its_position(tile: int, how: Sampler) -> None:
-    """New tokens at 8, 9, 10, 11: the first two may not be id 1. A plain bias goes on for all."""
+    """New tokens at 8, 9, 10, 11: the first two may not be id 1. A plain bias applies to all."""
     n = 4 if tile < 4 else 1
     operands = {
         "logits": np.tile(np.float32([1, 3, 2]), (4, 1)),

@@ -74,7 +74,7 @@ def tokens(sampler: Sampler, rows: Sequence[Row]) -> list[int]:
 
 
 def at_zero(logits: Sequence[float], **settings: object) -> Row:
-    """A row whose uniform is U: key 0, counter 0."""
+    """A row that draws the uniform U: key 0, counter 0."""
     row = Row(tuple(logits), len(logits), (0,) * len(logits), temperature=1.0)
     return replace(row, **settings)  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ def test_literal_columns_of_the_table(sampler: Sampler) -> None:
     assert 1 / 1.14 - 0.06 < found.count(0) / 400 < 1 / 1.14 + 0.06
 
 
-def test_literal_draw_is_the_first_id_whose_sum_exceeds(sampler: Sampler) -> None:
+def test_literal_draw_is_the_first_id_with_a_sum_that_exceeds(sampler: Sampler) -> None:
     cases = {
         (0.3, 0.2, 0.5): 1,  # in ascending ids: 0.3, 0.5; in descending weight it were 2
         (0.399, 0.101, 0.5): 1,
@@ -273,7 +273,7 @@ def test_literal_seeds_are_two_words(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("how", ["reference", "body"])
 def test_literal_only_rows_that_emit_store_their_token(how: str) -> None:
-    """Slots 0, 1 hold 7 and 8; of two rows that choose 1 the first emits. Row 2 is nobody's."""
+    """Slots 0, 1 hold 7 and 8; of two rows that choose 1 the first emits. Row 2 is unused."""
     row = at_zero([0.0, 3.0, 1.0], temperature=0.0)
     operands = sample_rows.operands([row, row, row])
     operands["slots"][:] = (0, 1, -1)

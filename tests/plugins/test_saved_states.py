@@ -1,5 +1,5 @@
-"""What a prompt began from and what it left: a sequence that goes on from a saved row has the bits
-of the one that saved it, and it is the same wherever a row of the states stands."""
+"""Saved states: a sequence that resumes from a saved row has the bits of the one that saved it,
+whichever row of the states it is."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def cut(op: Op, operands: Operands, rows: Sequence[int]) -> Operands:
     return {n: a[index[str(units[n])]] if units[n] in index else a for n, a in operands.items()}
 
 
-def going_on(operands: Operands) -> Iterator[tuple[int, list[int]]]:
+def resuming(operands: Operands) -> Iterator[tuple[int, list[int]]]:
     """(a tile that saves, the tiles of its sequence behind it)."""
     slots, saves = operands["slots"], operands["saves"]
     for row in np.flatnonzero(saves >= 0):
@@ -80,20 +80,20 @@ def going_on(operands: Operands) -> Iterator[tuple[int, list[int]]]:
         yield int(row), behind[: behind.index(ended[0])] if ended else behind
 
 
-def check_going_on(op: Op, case: Case, compute: Compute) -> None:
-    """From every saved row a sequence goes on with the bits that it had; at an end it was saved as
-    it is in its slot."""
+def check_resuming(op: Op, case: Case, compute: Compute) -> None:
+    """A sequence resumed from a saved row has the bits that it had; a row saved at a sequence's
+    end equals its slot."""
     operands = operands_of(op, case)
     cold = compute(op, case.attrs, dict(operands))
     kinds = set()
-    for row, behind in going_on(operands):
+    for row, behind in resuming(operands):
         saved = int(operands["saves"][row])
         kinds.add(bool(behind))
         if not behind:
             slot = int(operands["slots"][row])
             assert left(op, case.attrs, cold, saved) == left(op, case.attrs, cold, slot)
             continue
-        slot = 0 if saved else 1  # whoever had it
+        slot = 0 if saved else 1  # not the saved row
         warm = cut(op, operands, behind)
         warm["slots"] = np.full(len(behind), slot, np.int32)
         warm["sources"] = np.asarray([saved] + [1 << 30] * (len(behind) - 1), np.int32)
@@ -111,7 +111,7 @@ def check_going_on(op: Op, case: Case, compute: Compute) -> None:
 
 
 def check_anywhere(op: Op, case: Case, compute: Compute) -> None:
-    """What begins elsewhere begins as if it stood in its own slot."""
+    """A sequence that resumes from another row has the bits of one that resumes from its slot."""
     operands = operands_of(op, case)
     there = compute(op, case.attrs, dict(operands))
     own = {n: a.copy() for n, a in operands.items()}
@@ -133,8 +133,8 @@ def check_anywhere(op: Op, case: Case, compute: Compute) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), EXACT)
-def test_a_saved_state_goes_on_with_the_same_bits(op: Op, case: Case) -> None:
-    check_going_on(op, case, by_body)
+def test_a_saved_state_resumes_with_the_same_bits(op: Op, case: Case) -> None:
+    check_resuming(op, case, by_body)
 
 
 @pytest.mark.parametrize(("op", "case"), SAVING)

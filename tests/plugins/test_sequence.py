@@ -43,7 +43,7 @@ SIZES = {"keys": 2, "values": 4, "key_dim": 128, "value_dim": 128, "units": 7}
 
 
 def _per(op: Op, unit: str) -> set[str]:
-    """The operands whose first dimension counts such units."""
+    """The operands with a first dimension that counts such units."""
     return {o.name for o in op.operands if o.unit == unit}
 
 

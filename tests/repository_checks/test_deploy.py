@@ -211,7 +211,7 @@ def test_the_images_health_check_asks_by_http_and_https(
     server.shutdown()
     server.server_close()
     assert words == "" if status == 200 else "status 503" in words
-    assert check(server.server_port) != "", "nobody is there"
+    assert check(server.server_port) != "", "no server listens"
 
 
 def test_what_the_image_leaves_out_is_not_installed() -> None:
@@ -311,7 +311,7 @@ def _trouble() -> tuple[Scrape, Scrape]:
     metrics.refused()
     for start in (1000.0, 5000.0):
         watch = Stopwatch(metrics)
-        watch.start, watch.begun = 0.0, start
+        watch.start, watch.started = 0.0, start
         watch.end("length")
     metrics.tokens(1, 100.0, first=True)
     state[:] = [Stats(restarts=1, errors=1, preemptions=100), 60.0]

@@ -28,7 +28,7 @@ CUDA = files("*.cu", "*.cuh")
 HEADER, WIDTH = 15, 100  # lines of the comment at the top of a CUDA file; columns, comments too
 # CUDA functions that stay long, and why.
 LONG = {
-    "gdn_decode": "a step stands and falls with it; split by phase it takes up to 4 registers more",
+    "gdn_decode": "it decides the time of a step; split by phase it takes up to 4 registers more",
     "gdn_round": "as gdn_decode, token by token of a round",
     "scan_sequence": "its state stays in registers; split by phase it takes up to 9 more",
 }

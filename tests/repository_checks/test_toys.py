@@ -3,7 +3,7 @@
     limit = 6                                        files touched or added, all of them
     run = ["tests/plugins/test_ops.py::test_x[toy]"]  pass in the copy, and not without the toy
     [[add]]  file = "..."  text = '''...'''
-    [[edit]] file = "..."  old = '''...'''  new = '''...'''     `old` stands exactly once
+    [[edit]] file = "..."  old = '''...'''  new = '''...'''     `old` occurs exactly once
 
 Each is the addition that a section "Add ..." of CONTRIBUTING.md describes.
 """
@@ -47,7 +47,7 @@ class Toy:
     def texts(self, root: Path) -> dict[str, str]:
         """The whole new text of every file that it touches.
 
-        Raises ValueError where one to add is there, or an `old` does not stand exactly once.
+        Raises ValueError where a file to add exists, or an `old` does not occur exactly once.
         """
         if there := [file for file in self.added if (root / file).exists()]:
             raise ValueError(f"{self.kind}: {there} are there already")

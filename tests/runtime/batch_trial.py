@@ -4,8 +4,8 @@
 each checkpoint (and two random ones) plainly and with `--invariant`; `… run FOLDER` serves 64
 ragged requests together, then each of them alone, and prints one line for each engine:
 
-    texts that are the same; first differences that are near ties; positions whose logits are
-    bit-equal; milliseconds of a decode step of 64 rows and of one
+    texts that are the same; first differences that are near ties; positions with bit-equal
+    logits; milliseconds of a decode step of 64 rows and of one
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of the runtime share: on a machine that stands still no grammar is slow, or hangs."""
+"""What tests of the runtime share: a grammar's bound does not count a stopped machine's time."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class FakeEngine:
         self._steps = 0
         self._rounds = 0
         self._slow = self._stuck = False
-        self.begun: list[tuple[int, float]] = []
+        self.started: list[tuple[int, float]] = []
 
     @property
     def idle(self) -> bool:
@@ -77,13 +77,13 @@ class FakeEngine:
 
     def step(self) -> list[Event]:
         time.sleep(SLOW_S if self._slow else STEP_S)
-        self.begun = []
+        self.started = []
         if self._stuck:
             return []
         self._steps += 1
         events, self._ends = self._ends, []
         rows, now = list(self._live)[:SLOTS], time.monotonic()
-        self.begun = [(n, now) for n in rows if self._live[n][2] == 0]
+        self.started = [(n, now) for n in rows if self._live[n][2] == 0]
         for number in rows:
             events += self._round(number)
         return events

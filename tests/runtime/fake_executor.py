@@ -1,4 +1,4 @@
-"""A tiny executor whose every answer is a hash of every state it is given.
+"""A tiny executor: each answer is a hash of all the states it is given.
 
 It writes what it is fed into pages, slots and `token_counts`, reads all of it back through the page
 table, and hashes that with the sampling tables into the next token: a wrong slot, a stale page,
@@ -44,7 +44,7 @@ _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     """States of a model with one attention layer and one recurrent layer.
 
-    With drafts the recurrent ones lie in rings by position, from which a rejected token is never
+    With drafts the recurrent ones are rings by position, from which a rejected token is never
     read: `conv_state` the latest tokens, `gdn_ring` those behind `gdn_state`, which is that before
     the position in the ring's last record. The head's pages hold the token after each position.
     """
@@ -260,7 +260,7 @@ class FakeExecutor:
         return digests
 
     def _known(self, b: Mapping[str, Array], slot: int) -> tuple[list[int], Array]:
-        """What no token changes, and a copy of the counts. Without penalties nobody reads those."""
+        """What no token changes, and a copy of the counts. Without penalties those are not read."""
         crcs = [zlib.crc32(np.ascontiguousarray(b[name][slot]).tobytes()) for name in _TABLES]
         counts = b["token_counts"][slot].copy()
         if b["sampling_f"][slot][3:6].tolist() == [1, 0, 0]:
@@ -426,8 +426,8 @@ def build_fake(
 
 
 def poison_free(engine: Engine) -> None:
-    """Overwrites every state and table row that nobody holds with wild values, the states behind
-    every launch so far."""
+    """Overwrites every free state and table row with wild values, the states behind every launch
+    so far."""
     free, memory, store = free_rows(engine), engine.memory, engine.loaded.device_states
     for table in memory.tables.values():
         wild = np.array(-(1 << 30)).astype(table.dtype)
@@ -443,7 +443,7 @@ def poison_free(engine: Engine) -> None:
 
 
 def free_rows(engine: Engine) -> dict[str, list[int]]:
-    """Rows that nobody holds, by unit."""
+    """Free rows, by unit."""
     scheduler, first = engine.scheduler, engine.loaded.limits.max_seqs
     slots, rows = list(scheduler.slots._free), [first + r for r in scheduler.prefix.rows._free]
     return {SLOT: slots, PAGE: list(scheduler.pages._free), SEQUENCE: slots + rows}

@@ -3,7 +3,7 @@
 Memory by address, copies and launches in order, graphs that replay what was recorded. What is
 queued runs as late as the driver may run it: when something waits for it. Its kernels are Python
 functions found by symbol, called as `kernel(gpu, *args)`. `calls` holds the names of the calls.
-What was made and not given back stands in `held`.
+`held` counts what was made and not freed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTHING = {"memory": 0, "pinned": 0, "events": 0, "graphs": 0, "modules": 0, "co
 
 
 class Event:
-    """An event, told from others by identity."""
+    """An event; its identity distinguishes it from others."""
 
 
 class FakeGpu:
@@ -59,7 +59,7 @@ class FakeGpu:
 
     @property
     def held(self) -> dict[str, int]:
-        """How many things of each kind were not given back."""
+        """How many things of each kind were not freed."""
         return {
             "memory": len(self.blocks),
             "pinned": len(self._pinned),

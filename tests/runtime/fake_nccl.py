@@ -1,8 +1,8 @@
 """NCCL made of numpy, between GPUs of numpy in one process: a thread for each rank.
 
 Keeps what is promised and no more: ranks meet in `comm_init_rank`, calls are queued on a stream and
-move bytes when it comes to them, by when every rank must have queued the same call. Stands in for
-`nccl.bindings.nccl`; `install` puts it where that is imported from.
+move bytes when it comes to them, by when every rank must have queued the same call. `install`
+puts it in the place of `nccl.bindings.nccl`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UniqueId:
 
     @staticmethod
     def from_buffer(data: bytes) -> UniqueId:
-        assert len(data) == 128 and any(data), "nobody has asked for this place"
+        assert len(data) == 128 and any(data), "this id was not requested"
         return UniqueId(bytes(data))
 
 
@@ -121,14 +121,14 @@ class FakeNccl(ModuleType):
                 self.calls.append(name)
             try:
                 parts = self._meet(comm, (name, nbytes), gpu.at(source, nbytes).copy())
-            except threading.BrokenBarrierError:  # a rank has let go: nobody's bytes are left
+            except threading.BrokenBarrierError:  # a rank has aborted: no bytes are left
                 assert comm.aborted, "this would wait without end"
                 return
             if name == "all_gather":
                 gpu.at(to, len(parts) * nbytes)[:] = np.concatenate(parts)
                 return
             total = np.zeros(nbytes // 2, np.float32)
-            for part in reversed(parts):  # an order of its own
+            for part in reversed(parts):  # another order than the ranks'
                 total += part.view(ml_dtypes.bfloat16).astype(np.float32)
             gpu.at(to, nbytes)[:] = total.astype(ml_dtypes.bfloat16).view(np.uint8)
 

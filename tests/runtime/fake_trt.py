@@ -1,6 +1,6 @@
 """TensorRT-RTX in the place of its package: an engine is an ONNX model that onnxruntime runs.
 
-It reads and writes a `FakeGpu`'s memory at the addresses that it was told.
+It reads and writes a `FakeGpu`'s memory at the addresses that it was given.
 """
 
 from __future__ import annotations

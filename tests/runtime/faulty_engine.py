@@ -3,7 +3,7 @@
     python faulty_engine.py FOLDER SECONDS-OF-A-STEP ADDRESS
 
 The real worker and `Engine` over executors without a model. A file `fault` in FOLDER holds a stage
-and a kind; who comes to that stage first takes the file away, and the fault happens.
+and a kind; the first step to reach that stage removes the file, and the fault happens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.runtime.fake_executor import build_fake
 
 LIMITS = Limits(max_seqs=4, max_context=768, pages=12, vocab=fake_executor.VOCAB)
 STAGES = ("schedule", "_prepare", "_launch", "_collect", "_postprocess")
-NAN = 59  # of a prompt whose first token it is no logits are finite
+NAN = 59  # a prompt that begins with this token has no finite logits
 
 
 def refuse() -> None:

@@ -1,6 +1,6 @@
 """A native engine's folder written by hand, for tests of opening one: nothing is compiled.
 
-Two decode buckets whose kernels touch every byte of what their launches name, so that a GPU of
+The kernels of two decode buckets touch every byte that their launches name, so that a GPU of
 numpy sees an access beyond an allocation.
 """
 

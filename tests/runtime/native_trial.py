@@ -1,4 +1,4 @@
-"""Native engines beside the CPU's, over random checkpoints: a trial in two halves.
+"""Native engines compared with the CPU's, over random checkpoints: a trial in two halves.
 
 `python -m tests.runtime.native_trial prepare FOLDER` builds both kinds where the builder is and
 keeps the CPU's logits; `… compare FOLDER` runs the native ones where a GPU is, prints how far the
@@ -65,7 +65,7 @@ def logits(path: Path) -> list[NDArray[np.float32]]:
 
 
 def poison(executors: Iterable[Executor]) -> None:
-    """Fills the scratch memory of native executors with NaN: who reads it has not written it."""
+    """Fills the scratch memory of native executors with NaN: reads of unwritten memory show."""
     for executor in executors:
         if isinstance(executor, NativeExecutor):
             owner = executor._engine
@@ -74,7 +74,7 @@ def poison(executors: Iterable[Executor]) -> None:
 
 
 def compare(base: Path) -> None:
-    """Prints one line a launch, then one a way of serving."""
+    """Prints one line for each launch, then one for each mode of serving."""
     for name, _, _ in MODELS:
         want = list(np.load(base / f"{name}.npz").values())
         for i, (g, w) in enumerate(zip(logits(base / f"{name}_{TARGET}"), want, strict=True)):

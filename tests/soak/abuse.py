@@ -1,9 +1,9 @@
 """Attacks on real servers of the embedded model, over the loopback: some twenty minutes.
 
-    python -m tests.soak.abuse [WORD…]      all rows, or those whose names have one of the words
+    python -m tests.soak.abuse [WORD…]      all rows, or those with one of the words in their names
 
 It prints a table, and exits with 1 where a row fails. Each row is an attack of
-`tests/soak/attacks/`. While it lasts, an honest client in a process of its own asks for short
+`tests/soak/attacks/`. While it lasts, an honest client in a separate process asks for short
 streamed chats: its time to first token must stay below 2 s plus twice what it was before, and none
 may be lost. The memory of all of the server's processes must return to within 100 MiB, and no
 callback of the HTTP process's event loop may take 50 ms of CPU time.
@@ -67,7 +67,7 @@ def encrypted(stack: ExitStack, folder: Path) -> Server:
 
 
 def broken(stack: ExitStack, folder: Path) -> Server:
-    """One whose dumps go to a file system of 1 MiB, or to files of 1 MiB at most."""
+    """One with dumps on a file system of 1 MiB, or in files of 1 MiB at most."""
     folder.mkdir()
     shell = "" if faults.mount(folder / "dumps") else "ulimit -f 2048"
     if not shell:
@@ -77,7 +77,7 @@ def broken(stack: ExitStack, folder: Path) -> Server:
 
 
 def copied(stack: ExitStack, folder: Path) -> Server:
-    """One of an engine folder of its own."""
+    """One with a copy of the engine folder."""
     shutil.copytree(_embedded(), folder / "engine")
     how = How((*READ, str(folder / "engine")), pause_s=0.5)
     return stack.enter_context(server(folder, how))
@@ -161,7 +161,7 @@ def _folder() -> Iterator[Path]:
 
 
 def main() -> int:
-    """Runs all rows, or those whose names have one of the words."""
+    """Runs all rows, or those with one of the words in their names."""
     words = sys.argv[1:]
 
     def asked(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The clients of the soak: what they ask, how they leave, and what they may be told.
+"""The clients of the soak: what they ask, how they leave, and which answers they accept.
 
 Knows HTTP and the API; knows no process. A session ends with a name that is counted, or with
 what was wrong with its end.
@@ -41,7 +41,7 @@ ENDS = {"stop", "length"}
 
 
 class Wrong(Exception):
-    """An end that nobody should see."""
+    """An end that no client should see."""
 
 
 class Clients:
@@ -64,17 +64,17 @@ class Clients:
         """No new sessions."""
         self._open.clear()
 
-    def go_on(self) -> None:
+    def reopen(self) -> None:
         """Starts again."""
         self._open.set()
 
     async def gone(self) -> None:
-        """Returns when nobody is here."""
+        """Returns when no client is here."""
         while self._now:
             await asyncio.sleep(0.05)
 
     def busy(self) -> dict[int, str]:
-        """Who is here, and what for."""
+        """What each client that is here does."""
         return dict(self._now)
 
     async def opened(self) -> None:
@@ -83,7 +83,7 @@ class Clients:
 
     @contextlib.contextmanager
     def here(self, number: int, what: str) -> Iterator[None]:
-        """Somebody is here meanwhile."""
+        """A client is here meanwhile."""
         self._now[number] = what
         try:
             yield
@@ -185,7 +185,7 @@ async def answer(at: Clients, rng: random.Random) -> str:
 
 
 async def chat(at: Clients, rng: random.Random) -> str:
-    """A conversation of two turns, each goes on from the one before."""
+    """A conversation of two turns; the second continues the first."""
     messages = [{"role": "user", "content": _prompt(rng, 20)}]
     end = ""
     async with at.client() as client:
@@ -245,7 +245,7 @@ async def vanish(at: Clients, rng: random.Random) -> str:
 
 
 async def malformed(at: Clients, rng: random.Random) -> str:
-    """A body that is wrong, and must be told so."""
+    """A body that is wrong; the answer must say so."""
     data, status = rng.choice(BAD)
     async with at.client() as client:
         found = await client.post(TEXT, content=data)
@@ -257,7 +257,7 @@ async def malformed(at: Clients, rng: random.Random) -> str:
 
 
 async def too_long(at: Clients, rng: random.Random) -> str:
-    """A body over the limit, and one just below it whose prompt does not fit."""
+    """A body over the limit, and one just below it with a prompt that does not fit."""
     size = rng.choice((8 << 20, 33 << 20))
     data = b'{"prompt": "' + b"a" * size + b'"}'
     async with at.client() as client:

@@ -104,7 +104,7 @@ class Books:
         return "; ".join(f"{r.name} {r.memory[-1]:.0f} MB {r.descriptors[-1]} fd" for r in rows)
 
     def verdict(self) -> list[str]:
-        """Whose memory grew."""
+        """The processes with memory that grew."""
         for life in self.lives.values():
             print(f"{life.name}: MB {[round(m) for m in life.memory]}, fd {life.descriptors}")
         grown = {pid: life.growth() for pid, life in self.lives.items()}

@@ -2,7 +2,7 @@
 
 `python -m tests.soak.loading GIB [FOLDER]` writes an engine of so many GiB of weights under FOLDER
 and starts it, from its folder to its graphs, on a GPU of numpy that shares the host's memory, as a
-GB10 does: in a control group (a cgroup, version 1 or 2) whose limit is the plan and 2 GiB. The
+GB10 does: in a control group (a cgroup, version 1 or 2) limited to the plan and 2 GiB. The
 kernel kills a process that takes more; page cache counts. It wants root, or a group above that may
 be written. `tests/device/test_unified_memory.py` does the same with little.
 """
@@ -31,7 +31,7 @@ from tests.runtime.fake_gpu import FakeGpu
 ROOT = Path(__file__).parents[2]
 GROUPS = Path("/sys/fs/cgroup")
 GIB = 1 << 30
-BEYOND = 2 * GIB  # what loading may take beside the plan
+BEYOND = 2 * GIB  # what loading may take in addition to the plan
 
 
 class Card(FakeGpu):
@@ -130,7 +130,7 @@ def _write(folder: Path, nbytes: int) -> None:
 
 
 def _touching_little(rows: int) -> Mapping[str, Any]:
-    """A bucket's launches; a kernel is told a size as an i32, and these weights are larger."""
+    """A bucket's launches; a kernel gets a size as an i32, and these weights are larger."""
     body = toy.body(rows)
     weight = body["launches"][0]["args"].index(["weight", "w"])
     body["launches"][0]["args"][weight + 1] = ["i32", 64]
@@ -152,7 +152,7 @@ def _start(folder: Path, beyond: int, held: str) -> None:
 
 
 def status(word: str) -> int:
-    """Bytes, of this process; getrusage would tell of who started it."""
+    """Bytes, of this process; getrusage would count the process that started it."""
     rows = Path("/proc/self/status").read_text().splitlines()
     return int(next(row for row in rows if row.startswith(word + ":")).split()[1]) << 10
 

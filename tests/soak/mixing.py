@@ -1,6 +1,6 @@
 """Attacks among the clients of the soak: one at a time, each some seconds behind the last.
 
-Knows the attacks that need no server of their own (`mixed`); knows no process.
+Knows the attacks that need no separate server (`mixed`); knows no process.
 """
 
 from __future__ import annotations

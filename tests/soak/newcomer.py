@@ -1,7 +1,7 @@
-"""A newcomer's walk: `python -m tests.soak.newcomer`, some minutes (13 beside other heavy work).
+"""A newcomer's walk: `python -m tests.soak.newcomer`, some minutes (13 on a busy machine).
 
-Builds the wheel, installs it into an empty environment beside its dependencies, and makes the
-mistakes that people make, each in a process of its own: every one must end with the right exit
+Builds the wheel, installs it with its dependencies into an empty environment, and makes the
+mistakes that people make, each in a separate process: every one must end with the right exit
 code and one line that names value and remedy. Prints a row for each.
 """
 

@@ -242,7 +242,7 @@ class Soak:
 
 
 def children(words: bytes, above: int = 0) -> dict[int, str]:
-    """The processes below that one (0: all) whose command line has these words, and that line."""
+    """The processes below that one (0: all) with these words in their command line: {pid: line}."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:

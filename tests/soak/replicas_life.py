@@ -1,14 +1,14 @@
-"""A cluster's replicas through what may happen to those who look after them, under load.
+"""A cluster's replicas under load, while the processes that manage them are killed.
 
     python -m tests.soak.replicas_life [--engine FOLDER] [--out FILE]    exit code 1 where something
                                                                          is wrong
 
-A Ray cluster of its own; two replicas by `spark-replicas run --ray`. Then, while conversations
-go on: one more and one less; an update whose command is killed on its way, which Ray ends; an
-update that is noted and never begun, and another back to the engine before; Ray's controller is
-killed; the front is killed, a second `run` is refused, and `spark-replicas front --ray` finds the
-same replicas; `remove` ends them. Last a `run` without a cluster is killed: nothing of it may stay.
-A request may only fail while there is no front.
+Starts a Ray cluster and two replicas by `spark-replicas run --ray`. Then, while conversations run:
+one more and one less; the command of an update is killed in the middle, and Ray completes the
+update; an update is noted and never started, and another returns to the engine before; Ray's
+controller is killed; the front is killed, a second `run` is refused, and `spark-replicas front
+--ray` finds the same replicas; `remove` ends them. Last a `run` without a cluster is killed:
+nothing of it may stay. A request may only fail while there is no front.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Life(Soak):
         self.step("one more, one less")
 
     async def interrupted(self, engine: Path) -> None:
-        """Updates whose command is lost: on its way, and before it asked Ray for anything."""
+        """The command of an update is killed: in the middle, and before it asks Ray."""
         before = self.names()
         copy = str(shutil.copytree(engine, self.folder / "first"))
         words = (*COMMAND, "update", copy, "--ray", self.address)
@@ -133,7 +133,7 @@ class Life(Soak):
         await self.until(REPLICAS, START_S, before)
         if (found := await self.known()) != copy:
             self.wrong.append(f"an update that was killed left {found}")
-        self.step("update killed on its way")
+        self.step("update killed in the middle")
         before = self.names()
         second = str(shutil.copytree(engine, self.folder / "second"))
         noting = (sys.executable, "-c", NOTE, self.address, second)
@@ -143,7 +143,7 @@ class Life(Soak):
         await self.said("update", copy)
         await self.until(REPLICAS, START_S, set())
         if self.names() != before or await self.known() != copy:
-            self.wrong.append("the way back of an update that never began replaced replicas")
+            self.wrong.append("undoing an update that never started replaced replicas")
         self.step("update noted alone, and back")
         await self.said("update", str(engine))
         await self.until(REPLICAS, START_S, before)

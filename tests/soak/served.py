@@ -1,4 +1,4 @@
-"""`spark-bench` over the embedded model, served by `spark-run`: every way to arrive, two agents.
+"""`spark-bench` over the embedded model, served by `spark-run`: every kind of load, two agents.
 
     python -m tests.soak.served          a row each; exit code 1 where one is not as it should be
 
@@ -21,7 +21,7 @@ from spark_engine.runtime.cli.embedded import embedded_engine
 from tests.repository import ROOT
 
 TILE = 64
-BEHIND = 2 * TILE  # tokens before a turn's end whose state need not be kept
+BEHIND = 2 * TILE  # tokens before a turn's end for which no state need be kept
 # Else a new question takes the thoughts out of the answers before it, and all behind is new.
 KEEP = '{"chat_template_kwargs": {"preserve_thinking": true}}'
 SMALL = ("--input", "20-200", "--output", "4-24", "--repeats", "2", "--processes", "1")

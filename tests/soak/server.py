@@ -93,7 +93,7 @@ class Soak:
         raise SystemExit(f"it did not get healthy:\n{self.log.read_text()[-3000:]}")
 
     async def stop(self) -> None:
-        """SIGTERM in the midst of the load: who is served ends well, and the code is 0."""
+        """SIGTERM in the midst of the load: running requests end well, and the code is 0."""
         assert self.process is not None
         self.clients.excuse(START_S)
         self.process.terminate()
@@ -139,7 +139,7 @@ class Soak:
             self.note(["no dump came at SIGUSR1"])
         self.note(self.books.enter(self.server, self.engine, cached_mb))
         self.say(self.books.line())
-        self.clients.go_on()
+        self.clients.reopen()
 
     def note(self, wrong: list[str]) -> None:
         for words in wrong:

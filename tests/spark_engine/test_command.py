@@ -112,7 +112,7 @@ def test_onnxruntime_leaves_no_trace_in_the_cache(module: str, tmp_path: Path) -
         pytest.skip("this onnxruntime writes nothing by itself")
 
 
-def test_every_way_to_onnxruntime_passes_the_switch() -> None:
+def test_the_package_switches_off_onnxruntimes_telemetry() -> None:
     script = "import os, sys; import spark_engine; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     script += "; assert 'onnxruntime' not in sys.modules"
     env = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
@@ -147,7 +147,7 @@ def test_progress_elsewhere_is_lines_with_time_between(monkeypatch: pytest.Monke
             now[0] = float(second)
             shown.advance(second, 12)
     assert stream.getvalue().splitlines() == ["reading", "reading: 41 %", "reading: 83 %"]
-    Progress(None).say("nobody hears this")
+    Progress(None).say("this is not shown")
 
 
 def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue().splitlines()[3:] == ["it"]
 
 
-def test_hub_names_and_wrong_folders_are_told_apart(
+def test_hub_names_and_wrong_folders_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

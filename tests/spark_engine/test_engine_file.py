@@ -241,7 +241,7 @@ def test_a_bucket_in_a_file_without_a_digest_is_refused(folder: Path, name: str)
     good = example(folder)
     bad = replace(good, buckets=(replace(good.buckets[0], file=name),))
     (folder / "manifest.json").write_bytes(bad.encode())
-    with pytest.raises(EngineError, match="buckets lie in .*which files does not have"):
+    with pytest.raises(EngineError, match="buckets name .*which `files` does not have"):
         open_folder(folder, "cpu")
 
 
@@ -448,7 +448,7 @@ def test_weights_that_end_beyond_the_file_are_refused(tmp_path: Path, cut: int) 
     good = path.read_bytes()
     path.write_bytes(good[:-cut])
     for read in (read_index, map_weights):
-        with pytest.raises(EngineError, match="tensor z lies at .* bytes.*spark-build"):
+        with pytest.raises(EngineError, match="tensor z is at .* bytes.*spark-build"):
             read(path)
 
 
@@ -505,7 +505,7 @@ def put(value: object, path: tuple[object, ...], new: object) -> None:
 
 
 def sealed(row: dict[str, Any]) -> bytes:
-    """The bytes of a manifest whose digest is right, whatever it says."""
+    """The bytes of a manifest with a correct digest, whatever it says."""
     body = {k: v for k, v in row.items() if k != "digest"}
     digest = hashlib.sha256(manifest.canonical_json(body)).hexdigest()
     return manifest.canonical_json({**body, "digest": digest})

@@ -43,7 +43,7 @@ def test_the_interpreters_own_installer_is_named(
     assert hints.extra("hub") == want
 
 
-def test_it_is_the_environment_that_runs_whatever_stands_on_the_path(tmp_path: Path) -> None:
+def test_it_is_the_environment_that_runs_whatever_is_on_the_path(tmp_path: Path) -> None:
     """With .venv/bin/spark-run another pip is on the path, or none."""
     made = subprocess.run(
         [sys.executable, "-c", "from spark_engine.hints import extra; print(extra('cuda'))"],

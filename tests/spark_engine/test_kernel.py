@@ -30,7 +30,7 @@ def test_a_strange_card_is_as_the_driver_says() -> None:
     assert slice_ is not None and slice_.architecture is H200.architecture
     assert slice_.card.name == "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 60 SMs, 39 GiB"
     assert (slice_.sms, slice_.card.memory) == (60, 39 * GIB)
-    assert slice_.bandwidth == CARDS["h100"].bandwidth, "whose memory is nearer"
+    assert slice_.bandwidth == CARDS["h100"].bandwidth, "its memory is nearer"
     pcie = target_of((9, 0), "NVIDIA H100 PCIe", 114, 80 * GIB)
     assert pcie is not None and pcie.sms == 114, "fewer than the table's"
     less = target_of((9, 0), "NVIDIA H100 64GB", 132, 64 * GIB)

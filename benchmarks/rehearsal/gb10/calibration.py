@@ -1,4 +1,4 @@
-"""Laws of kernels from measured times, and a step from laws: the two ways between parts and whole.
+"""Laws of kernels from measured times, and the time of a step from laws.
 
 Times are of two kinds: `time_step --per-launch` times every launch of a bucket by itself, and
 `time_step` gives sums by part. A kind of kernel is looked up by its op and tactic,
@@ -36,7 +36,7 @@ Plan = Mapping[tuple[str, int], Bucket]
 BY = ("tactic", "op", "part")  # what a law may be of, the most exact first, as `keys_of`
 OTHER_WORK = 2.0
 EMULATED = ("nvfp4",)  # products that a Hopper has no instruction for
-LARGE = 16 << 20  # bytes of a node whose time tells how fast DRAM is read
+LARGE = 16 << 20  # bytes of a node from which the speed of DRAM is measured
 SHORTEST = 0.2e-6  # seconds: what a launch takes at least when the gap is taken off
 
 
@@ -45,7 +45,7 @@ class Measured:
     """One bucket's times.
 
     Attributes:
-        model: whose.
+        model: its name.
         bucket: its nodes.
         points: times by the kind of kernel, most exact kind first.
         seconds: of the whole bucket in its graph.
@@ -141,8 +141,8 @@ def node_times(node: Node, laws: Laws, machine: Machine, prefills: bool) -> Time
     A tactic that was never timed, and by its own cost takes OTHER_WORK times what its op must,
     does more than its op asks for (experts read once a chunk): there that cost counts, as work.
     Operations that the laws' machine emulates say nothing of one that has the instruction.
-    Of a kind without any law nothing is known but what it moves: all of it counts as from DRAM, and
-    on another machine than that of the laws, as whose the plan was made, its tactic's cost too.
+    Of a kind without any law only the bytes are known: all of them count as from DRAM, and on
+    another machine than that of the laws, for which the plan was made, its tactic's cost too.
     """
     law, foreign = laws.of(node, prefills), machine != laws.machine
     if foreign and node.amounts.kind in EMULATED:
@@ -252,7 +252,7 @@ def _points(bucket: Bucket, took: Took) -> Iterator[tuple[tuple[Key, ...], Point
 
 
 def of_parts(rows: Iterable[Row], plan: Plan) -> list[Measured]:
-    """The buckets of rows of `time_step`, whose times are sums by part."""
+    """The buckets of rows of `time_step`, with times summed by part."""
     found = []
     for row in rows:
         whole = [(plan.get((DECODE, row["npl"])), row["parts_ms"], row["step_ms"])]

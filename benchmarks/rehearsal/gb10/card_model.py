@@ -26,7 +26,7 @@ MOST_STEPS = 200  # of one size
 POWERS = (1.0, 2.0, 4.0)  # of `Law`
 # Of laws that explain the times as well, the likelier: a launch takes some microseconds at most,
 # and a kernel's work grows with what its floor is of. A part of the time that is explained
-# otherwise counts as an error whose square is UNLIKELY.
+# otherwise counts as an error with the square UNLIKELY.
 UNLIKELY, LONG_LAUNCH = 1e-4, 10e-6
 OPS_A_CYCLE = 4096.0  # of a multiprocessor's tensor cores, dense bf16, of the cards that are timed
 
@@ -73,9 +73,9 @@ H200_SMS, H200_BANDWIDTH = 132, 4.3e12
 
 
 def h200(sms: int = H200_SMS, clock: float = H200_CLOCK, read: float | None = None) -> Machine:
-    """An H200, or a partition of it, whose multiprocessors read `read` bytes a second at most.
+    """An H200, or a partition of it, of which the multiprocessors read at most `read` bytes/s.
 
-    The tensor cores' time is in the laws, which are fitted here: there is no rate of its own.
+    The tensor cores' time is in the laws, which are fitted here: there is no separate rate.
     """
     draw = read / sms if read else math.inf
     return Machine(f"H200, {sms} SMs", sms, clock, H200_BANDWIDTH, H200_L2, draw)
@@ -83,7 +83,7 @@ def h200(sms: int = H200_SMS, clock: float = H200_CLOCK, read: float | None = No
 
 @dataclass(frozen=True)
 class Law:
-    """What one kind of kernel costs beside DRAM and tensor cores.
+    """What one kind of kernel costs in addition to DRAM and tensor cores.
 
     Attributes:
         launch: seconds of each launch: its start, its waits, its end.
@@ -242,19 +242,19 @@ class _Fit:
         errors = self.errors(laws)
         for step in STEPS:
             for _ in range(MOST_STEPS):
-                beside = self._beside(laws, step)
-                tried = self.errors(beside)
+                neighbours = self._neighbours(laws, step)
+                tried = self.errors(neighbours)
                 best = tried.argmin(1)
                 lowest = np.take_along_axis(tried, best[:, None], 1)[:, 0]
                 better = lowest < errors * (1 - 1e-9)
                 if not better.any():
                     break
-                chosen = np.take_along_axis(beside, best[:, None, None], 1)[:, 0]
+                chosen = np.take_along_axis(neighbours, best[:, None, None], 1)[:, 0]
                 laws = np.where(better[:, None], chosen, laws)
                 errors = np.where(better, lowest, errors)
         return laws
 
-    def _beside(self, laws: Column, step: float) -> Column:
+    def _neighbours(self, laws: Column, step: float) -> Column:
         """Of each law nine others: a coefficient more, less, and none."""
         found = np.repeat(laws[:, None], 9, axis=1)
         for i, unit in enumerate(self._units):

@@ -5,16 +5,16 @@ weights (`weightless_plan`) and predicts every launch: its latency, and the long
 243 GB/s, its operations at the rates that libraries reach on a GB10, and its multiprocessors' own
 work in cycles (`card_model`). These, and the latency, are fitted to times of an H200
 (`calibration`): from `benchmarks/results/rehearsal/launches.json.xz`, the rehearsal's (the sources
-of sm_121a on 48 multiprocessors), else from `decode/decode_h200.json` there, whose kernels with
-wgmma a GB10 does not have, or `--from FILE` of `benchmarks.time_step`. `--out FILE` keeps the rows
+of sm_121a on 48 multiprocessors), else from `decode/decode_h200.json` there, with wgmma kernels
+that a GB10 does not have, or `--from FILE` of `benchmarks.time_step`. `--out FILE` keeps the rows
 that docs/results/predicted_gb10.md shows.
 
 `--held-to FILE` predicts that H200, or its partition, instead, and prints by how much it errs for
 each bucket of FILE: "seen" with laws fitted to all its buckets, "unseen" to all but that one.
 
-Two figures stand for each time: that with DRAM, tensor cores and issue overlapped, as good kernels
-do, and that with none of them overlapped; the truth lies between them as long as nothing else holds
-a GB10 up that an H200 does not know.
+Each time has two figures: that with DRAM, tensor cores and issue overlapped, as in good kernels,
+and that with none of them overlapped; the truth is between them unless something delays a GB10
+that does not delay an H200.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
 
 
 def nearest(path: Path) -> tuple[Machine, list[Measured]]:
-    """What a file says of the machine whose multiprocessors are most nearly as many as a GB10's."""
+    """The machine of a file that is nearest to a GB10 in multiprocessors, and its times."""
     return min(learnt(path), key=lambda found: abs(found[0].sms - GB10.sms))
 
 
@@ -145,8 +145,8 @@ def slowest(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
 
 
 def untimed(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
-    """The kinds of kernel whose very tactic nobody timed, the longest first: what their law is of
-    instead (`BY` of `calibration`, or nothing), and their share of launches, bytes and time."""
+    """The kinds of kernel with an untimed tactic, the longest first: what their law is of instead
+    (`BY` of `calibration`, or nothing), and their share of launches, bytes and time."""
     rows: dict[tuple[str, str, str], Row] = {}
     whole = {"launches": 0, "bytes": 0.0, "ms": 0.0}
     for node, count in grouped(bucket.nodes).items():

@@ -16,9 +16,9 @@ GOALS = {  # tokens a second without drafts, by sequences: set before anything w
     "qwen36-27b": {1: 12.5, 128: 690},
     "qwen36-35b-a3b": {128: 1000},
 }
-SHOWN = (1, 32, 128)  # sequences whose slowest parts are named
+SHOWN = (1, 32, 128)  # numbers of sequences for which the slowest parts are named
 TOKENS = 64  # of a tile of prefill
-REPLACED = {  # by what a fit is of: how a kernel without one of its own is predicted
+REPLACED = {  # by what a fit is of: how a kernel without a fit is predicted
     "op": "other tactics of the op",
     "part": "other ops of the same kind",
     "": "**no measurement**: its bytes, and the builder's cost model",
@@ -72,7 +72,7 @@ def held(whole: Row, names: Mapping[str, str]) -> str:
 
 
 def decode(model: str, rows: Sequence[Row]) -> str:
-    """Milliseconds of a step by sequences, and tokens a second beside the goal."""
+    """Milliseconds of a step by sequences, and tokens a second with the goal."""
     goals = GOALS.get(model, {})
     narrow = {r["rows"]: r for r in rows if r["family"] == "decode" and r["state"] != "f32"}
     cells = []
@@ -95,7 +95,7 @@ def decode(model: str, rows: Sequence[Row]) -> str:
 
 
 def slowest(rows: Sequence[Row]) -> str:
-    """The three parts that take longest at some numbers of sequences, beside their floors."""
+    """The three parts that take longest at some numbers of sequences, with their floors."""
     cells = []
     for row in (r for r in rows if r["family"] == "decode" and r["state"] == "f32"):
         for part in row["slowest"] if row["rows"] in SHOWN else ():
@@ -107,7 +107,7 @@ def slowest(rows: Sequence[Row]) -> str:
 
 
 def untimed(rows: Sequence[Row]) -> str:
-    """The kinds of kernel whose own tactic was not timed, each where it takes most of a bucket."""
+    """The kinds of kernel with an untimed tactic, each where it takes most of a bucket."""
     buckets = [row for row in rows if "untimed" in row]
     found: dict[tuple[str, str, str], list[tuple[Row, Row]]] = {}
     for bucket in buckets:
@@ -126,7 +126,7 @@ def untimed(rows: Sequence[Row]) -> str:
     cells.sort(key=lambda cell: -float(str(cell[-1]).rstrip("%")))
     columns = ["kernel", "predicted by", "buckets", "largest in", "share of launches"]
     columns += ["share of bytes", "share of predicted time"]
-    said = f"Kernels without a time of their own, of {len(buckets)} buckets:"
+    said = f"Kernels without a measured time, of {len(buckets)} buckets:"
     return f"{said}\n\n{table(columns, cells)}"
 
 

@@ -77,7 +77,7 @@ def _checked(
             continue
         where = _place(path, text, key)
         if isinstance(value, dict):
-            words = f"[{key}] is a table; options stand at the top, without one: port = 8000"
+            words = f"[{key}] is a table; write options at the top level: port = 8000"
             raise OptionError(f"{where}: {words}")
         words = f"there is no option {key!r}{near(key.replace('_', '-'), list(known))}"
         raise OptionError(f"{where}: {words}; `spark-run --print-config` lists them all")

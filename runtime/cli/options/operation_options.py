@@ -9,7 +9,7 @@ import click
 
 from spark_engine.runtime.cli.options.option import Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
 _key, _server, _log = (

@@ -175,7 +175,7 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 
 def fill(kind: type[T], rows: Sequence[Option], values: Mapping[str, Any], **more: object) -> T:
-    """A `kind` whose fields are the values of the options that fill them, and `more`."""
+    """A `kind` made from `more` and from the values of the options that fill its fields."""
     given = dict(more)
     for row in rows:
         if row.fills is not None and row.fills[0] is kind:

@@ -22,8 +22,8 @@ from spark_engine.runtime.cli.options.option import MANY, SERVING, Group, Option
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.http.guard import allowed_hosts
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.http.host_names import allowed_hosts
+from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
@@ -49,7 +49,7 @@ ENGINE = (
     ),
     _engine(
         "--hosts",
-        "Where each rank is, e.g. a,b: the same command on all of them, of which the first serves.",
+        "Host of each rank, e.g. a,b. Run the same command on every host; the first serves.",
         metavar="HOSTS",
         modes=SERVING,
     ),
@@ -69,7 +69,7 @@ ENGINE = (
     ),
     _pace(
         "--policy",
-        "Chunked prefill beside decode: short inter-token latency (ITL), or throughput.",
+        "Chunked prefill during decode: short inter-token latency (ITL), or throughput.",
         click.Choice([pace.value for pace in Pace]),
         field="pace",
         turn=Pace,

@@ -189,8 +189,8 @@ def sampling(
 
 
 def scored(body: Body, params: SamplingParams, forced: int) -> SamplingParams:
-    """The same for a prompt whose tokens are scored: `forced` of them are generated before the
-    answer's, each with its log-probabilities. Raises BadField where there would be none."""
+    """The same for a prompt to be scored: `forced` of its tokens are generated before the answer's,
+    each with its log-probabilities. Raises BadField where there would be none."""
     most = 0 if body.max_tokens == 0 else params.max_tokens or 0
     if not forced + most:
         words = "max_tokens is 0, and a prompt of one token has nothing to score"

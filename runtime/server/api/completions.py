@@ -1,4 +1,4 @@
-"""/v1/completions: its body, whose prompts are texts or token ids."""
+"""/v1/completions: its body, with prompts of text or token ids."""
 
 from __future__ import annotations
 

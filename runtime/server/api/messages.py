@@ -77,7 +77,7 @@ def to_chat_request(body: CountBody) -> ChatRequest:
     _choose(chat, body)
     _think(chat, body)
     chat.chat_template_kwargs = body.chat_template_kwargs
-    if messages and _is_begun(messages[-1]):
+    if messages and _may_continue(messages[-1]):
         chat.continue_final_message, chat.add_generation_prompt = True, False
     if isinstance(body, MessagesBody):
         for name in ("stream", "temperature", "top_p", "top_k", "min_p", "seed", "priority"):
@@ -108,7 +108,7 @@ def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
     return [_answer(blocks)] if role == "assistant" else _turn(role, blocks)
 
 
-def _is_begun(message: Json) -> bool:
+def _may_continue(message: Json) -> bool:
     """Whether it is an answer to continue: it has text, and no call. Not every template can
     continue a thought without text."""
     if message["role"] != "assistant" or "tool_calls" in message:

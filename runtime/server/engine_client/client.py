@@ -56,7 +56,7 @@ class ClientTooSlow(CapacityError):
     """The client reads too slowly: its request was cancelled."""
 
 
-class Begun(NamedTuple):
+class Started(NamedTuple):
     """The engine started or resumed a request at `at` (`time.monotonic`)."""
 
     request_id: int
@@ -64,7 +64,7 @@ class Begun(NamedTuple):
 
 
 # a request's events of one step, in their order, or what happened to it instead
-Answer = list[Event] | Begun | Busy | EngineDied | ClientTooSlow
+Answer = list[Event] | Started | Busy | EngineDied | ClientTooSlow
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -243,9 +243,9 @@ class EngineClient:
 
     def on_step(self, report: StepReport) -> None:
         """Each request's events of a step, together."""
-        for number, at in report.begun:
+        for number, at in report.started:
             if (one := self._open.get(number)) is not None:
-                one.box.put_nowait(Begun(number, at))
+                one.box.put_nowait(Started(number, at))
         rounds: dict[int, list[Event]] = {}
         for event in report.events:
             rounds.setdefault(event.request_id, []).append(event)

@@ -70,7 +70,7 @@ def check_cache(asked: int | None, folder: Path) -> None:
     row, page = (bytes_of(manifest.states, unit) for unit in (SEQUENCE, PAGE))
     given = f"--cache-gib is {asked / GIB:.3g}"
     if row and manifest.executor != NATIVE and not manifest.limits.snapshots:
-        words = "this engine was built without room for states: build it again with --cache-gib"
+        words = "this engine was built without memory for states: build it again with --cache-gib"
         raise OptionError(f"{given}; {words}")
     if asked < row + page:
         words = f"a prefix takes {(row + page) / GIB:.2g} GiB at least: give more, or --no-cache"
@@ -87,7 +87,7 @@ def spell_cache(info: EngineInfo) -> str:
     """The prefix cache of an open engine, for the log."""
     if not info.cache_bytes:
         return ", without a prefix cache"
-    states = f" with room for {info.snapshots} states" if info.snapshots else ""
+    states = f" with memory for {info.snapshots} states" if info.snapshots else ""
     return f", with a prefix cache of up to {info.cache_bytes / GIB:.2f} GiB{states}"
 
 
@@ -95,8 +95,8 @@ def unmet(options: EngineOptions, info: EngineInfo, manifest: Manifest) -> Itera
     """Warnings about options that an open engine cannot meet."""
     asked = options.cache_bytes
     if asked and info.cache_bytes < asked:
-        words = f"--cache-gib is {asked / GIB:.3g}; this engine and the memory that is free"
-        yield f"{words} have room for {info.cache_bytes / GIB:.2f} GiB of pages and states"
+        words = f"--cache-gib is {asked / GIB:.3g}; this engine and the free memory"
+        yield f"{words} fit {info.cache_bytes / GIB:.2f} GiB of pages and states"
     costs = {family: _least_ms(manifest, family) for family in (DECODE, PREFILL)}
     most, step = options.policy.itl_ms, sum(costs.values())
     if most is not None and all(costs.values()) and most < step:

@@ -73,7 +73,7 @@ class Stats(msgspec.Struct, frozen=True):
     rounds_by_k: dict[int, int] = {}  # rounds launched, by drafts a row
     prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     prefix_hits: int = 0  # and found: not computed
-    prefix_lost_for_state: int = 0  # whose pages were found, but no state to resume from
+    prefix_lost_for_state: int = 0  # with pages that were found, but no state to resume from
     snapshots: int = 0  # states that the cache holds now
     snapshot_rows: int = 0  # and could hold
     cache_bytes: int = 0  # that it holds now, pages and states
@@ -147,12 +147,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class StepReport(msgspec.Struct, tag=True, frozen=True):
     """The events of one step, and the counters after it.
 
-    `begun`: requests that got a slot, first or again, and when (`time.monotonic`).
+    `started`: requests that got a slot, first or again, and when (`time.monotonic`).
     """
 
     events: list[Event]
     stats: Stats
-    begun: list[tuple[int, float]] = []
+    started: list[tuple[int, float]] = []
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

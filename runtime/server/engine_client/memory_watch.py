@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from spark_engine.device.host_memory import available_memory
-from spark_engine.device.shared_memory import host_room
+from spark_engine.device.shared_memory import host_budget
 
 GIB = 1 << 30
 LOW, HIGH = 6 * GIB, 7 * GIB  # bytes: short from below LOW until above HIGH
@@ -47,7 +47,7 @@ class MemoryWatch:
 
 def watch_memory() -> MemoryWatch | None:
     """One that reads from now on, where the host's memory is the GPU's; None elsewhere."""
-    if not host_room(None).shared:
+    if not host_budget(None).shared:
         return None
     watch = MemoryWatch()
     watch.start()

@@ -62,7 +62,7 @@ class Steppable(Protocol):
         ...
 
     @property
-    def begun(self) -> Sequence[tuple[int, float]]:
+    def started(self) -> Sequence[tuple[int, float]]:
         """Requests that got a slot in the last step, and when (`time.monotonic`)."""
         ...
 
@@ -118,15 +118,15 @@ class Worker:
                 self._short = self._watch.short
                 self._engine.save_memory(self._short)
             events: Sequence[Event] = ()
-            begun: Sequence[tuple[int, float]] = ()
+            started: Sequence[tuple[int, float]] = ()
             if not self._engine.idle:
-                events, begun = self._engine.step(), self._engine.begun
-            if events or begun or asked:
-                self._report(events, begun)
+                events, started = self._engine.step(), self._engine.started
+            if events or started or asked:
+                self._report(events, started)
 
-    def _report(self, events: Sequence[Event], begun: Sequence[tuple[int, float]] = ()) -> None:
+    def _report(self, events: Sequence[Event], started: Sequence[tuple[int, float]] = ()) -> None:
         stats = ipc.summarise(self._engine.stats(), self._short)
-        self._send(ipc.StepReport(list(events), stats, list(begun)))
+        self._send(ipc.StepReport(list(events), stats, list(started)))
 
     def _drain(self) -> bool:
         """Handles the waiting commands, for TAKE_S at most while requests run: a burst of long

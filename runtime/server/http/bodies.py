@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy
+from spark_engine.runtime.server.prompts.limits import MAX_BODY
 from spark_engine.runtime.server.replies.errors import TooLarge, UnknownEncoding
 
-MAX_BODY = 32 << 20  # bytes
 MOST_WINDOW = 8 << 20  # bytes of zstd's window; RFC 9659 allows clients no more
 TURN = 1 << 20  # bytes that are decompressed in one turn of the event loop
 SMALL_BODY = 256 << 10  # bytes of each body that are always accepted

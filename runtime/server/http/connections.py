@@ -42,8 +42,8 @@ class Connections:
     `write_s` once no more of it can be buffered.
 
     At the limit a new connection replaces the one that has been silent for longest and must send
-    a request: first among those without an answer so far. A connection whose request is being
-    answered is never closed. `refused` is called with the status of those that are refused before
+    a request: first among those without an answer so far. A connection that is being answered is
+    never closed. `refused` is called with the status of those that are refused before
     their request was complete.
     """
 
@@ -112,7 +112,7 @@ class _Flow(FlowControl):
         self._resumed = resumed
 
     def resume_reading(self) -> None:
-        """There is room for more."""
+        """The buffer has space for more input."""
         super().resume_reading()
         self._resumed()
 
@@ -138,7 +138,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts or refuses the connection."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._go_on)
+        self.flow = _Flow(transport, self._resume_reading)
         if self._connections.enter(self):
             self._set_timer()
         else:
@@ -179,7 +179,7 @@ class Connection(H11Protocol):
         words = msg if problem is None else str(problem)
         self._refuse(status, error(words, "invalid_request_error", code="invalid_http"))
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         """uvicorn can take more: parses bytes that were received already."""
         if self._unparsed:
             self.transport.pause_reading()
@@ -202,7 +202,7 @@ class Connection(H11Protocol):
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """The buffer has space for more output."""
         super().resume_writing()
         self._trust_reader()
 

@@ -53,9 +53,9 @@ class Endpoints:
     def ready(self) -> Response:
         """200 only while a new request would be accepted at once: the queue is not full either."""
         service = self.service
-        room = service.info.limits.max_seqs + service.client.max_queue
-        if service.open >= room:
-            words = f"{service.open} requests run or wait; there is room for {room}"
+        most = service.info.limits.max_seqs + service.client.max_queue
+        if service.open >= most:
+            words = f"{service.open} requests run or wait; the limit is {most}"
             return json_response({"status": "unready", "reason": words}, 503)
         return self.health()
 

@@ -17,35 +17,20 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spark_engine.errors import OptionError
 from spark_engine.runtime.server.api.answers import error
+from spark_engine.runtime.server.http.host_names import ALL, NAME, address
 from spark_engine.runtime.server.http.unknown_paths import in_api_form
 from spark_engine.runtime.server.operation.http_request import note_problem
 from spark_engine.runtime.server.operation.request_ids import current
 
-ALL = "*"
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?"
-_ALLOWED = re.compile(rf"(\*\.)?{_NAME}")
 _V6 = r"[0-9A-Fa-f:.]+(?:%25?\w+)?"
 _HOST = re.compile(
-    rf"(?:(?P<name>{_NAME})|\[(?P<v6>{_V6})\])(?::(?P<port>[0-9]{{1,5}})?)?", re.ASCII
+    rf"(?:(?P<name>{NAME})|\[(?P<v6>{_V6})\])(?::(?P<port>[0-9]{{1,5}})?)?", re.ASCII
 )
 _PORTS = {"http": 80, "https": 443}
 _ELSEWHERE = (b"cross-site", b"same-site")  # of Sec-Fetch-Site: a foreign page's
 _READS = ("GET", "HEAD")
 Place = tuple[str, int | None]  # a host in lower case, and its port
-
-
-def allowed_hosts(given: Sequence[str]) -> tuple[str, ...]:
-    """The names of `--allowed-hosts`, also several separated by commas. Raises OptionError."""
-    names = [name.strip() for one in given for name in one.split(",")]
-    for name in names:
-        if name != ALL and not _ALLOWED.fullmatch(name) and _address(name) is None:
-            raise OptionError(
-                f"--allowed-hosts has {name!r}: give a name without scheme and port, like "
-                "spark.example or *.example; or *, for all"
-            )
-    return tuple(name.lower().rstrip(".") for name in names)
 
 
 class Guard:
@@ -78,7 +63,7 @@ class Guard:
             return False
         name, hosts = place[0], self._hosts or frozenset()
         parents = (f"*{name[i:]}" for i, letter in enumerate(name) if letter == ".")
-        return name in hosts or _address(name) is not None or any(p in hosts for p in parents)
+        return name in hosts or address(name) is not None or any(p in hosts for p in parents)
 
     def _serves_page(
         self, method: str, hosts: Sequence[bytes], headers: dict[bytes, list[bytes]]
@@ -138,7 +123,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
     """Whether a page of this origin is from the server that a request's Host names. A proxy may
-    have another scheme, whose default port applies where Host has no port."""
+    have another scheme; where Host has no port, that scheme's default port applies."""
     try:
         parts = urlsplit(origin.decode("ascii"))
         known = parts.scheme in _PORTS and not (parts.path or parts.query or parts.fragment)
@@ -157,15 +142,6 @@ def _place(host: bytes) -> Place | None:
     if found is None:
         return None
     name = found["v6"] or found["name"].removesuffix(".")
-    if found["v6"] and _address(name) is None:
+    if found["v6"] and address(name) is None:
         return None
     return name.lower(), int(found["port"]) if found["port"] else None
-
-
-def _address(name: str) -> str | None:
-    """An IP address in its usual form; None for a name, and for other spellings of an address,
-    which browsers do not send."""
-    try:
-        return str(ip_address(name.partition("%")[0]))
-    except ValueError:
-        return None

@@ -25,7 +25,7 @@ _ERRORS = {
     "404": "there is no such model, answer or path",
     "413": "the body is too large",
     "429": "the key has used what it may",
-    "503": "too much waits, or the server is on its way down",
+    "503": "too much waits, or the server is shutting down",
 }
 _MOST = 2**53  # above it, JSON parsers disagree about integers
 

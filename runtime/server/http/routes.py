@@ -134,7 +134,7 @@ METRICS, LIVE = "/metrics", "/page/live"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
-    Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("POST", "/v1/completions", _TEXT, "continues a text", CompletionBody),
     Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
     Route("GET", _ONE, _kept(responses.find), "an answer that is kept", counts=True),
     Route("DELETE", _ONE, _kept(responses.delete), "forgets one", counts=True),

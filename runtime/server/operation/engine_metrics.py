@@ -59,7 +59,7 @@ class EngineCollector(Collector):
         yield from self._infos(stats)
 
     def _infos(self, stats: Stats) -> Iterator[Metric]:
-        """A gauge of 1 whose labels are facts."""
+        """A gauge of 1 with facts as labels."""
         yield self._info("spark:build", self._release)
         if (limits := self._limits) is None:
             return

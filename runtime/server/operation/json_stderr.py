@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from spark_engine.runtime.server.operation.logs import Json, LogFormat
+from spark_engine.runtime.server.operation.logs import JsonFormatter, LogFormat
 
 OWN = 2  # the descriptor of standard error
 LONGEST = 64 << 10  # bytes of one record: longer ones are split
@@ -114,7 +114,7 @@ class Records:
     def __init__(self) -> None:
         self._rest = b""
         self._crash: list[str] = []
-        self._format = Json().format
+        self._format = JsonFormatter().format
 
     def push(self, data: bytes) -> Iterator[str]:
         """The lines that are complete. Those that are records of the log stay as they are."""

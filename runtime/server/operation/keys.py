@@ -133,7 +133,7 @@ class Account:
         """Counts a request as running until `leave`. Raises LimitReached."""
         name, most = self.key.name, self.key.max_requests
         if most is not None and self.open >= most:
-            words = f"key {name!r} has {self.open} requests under way (at most {most}); retry"
+            words = f"key {name!r} has {self.open} open requests (at most {most}); retry"
             raise LimitReached(words, "at_once", 1)
         self._look("requests", self.requests)
         self._look("tokens", self.tokens)

@@ -47,7 +47,7 @@ class LogLevel(enum.StrEnum):
 def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
     """Replaces the handlers of the root logger; `stream` is standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Json() if form is LogFormat.JSON else TextFormatter())
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -74,7 +74,7 @@ class TextFormatter(logging.Formatter):
         return f"spark-run: {message}"
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """`time` (UTC), `level`, `logger`, `message`, and the record's fields or the request's id."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -101,11 +101,11 @@ class Metrics:
         self._answers.observe(watch.count)
         if watch.queued is not None:
             self._queue.observe(watch.queued)
-        if watch.first is None or watch.begun is None:
+        if watch.first is None or watch.started is None:
             return
-        self._prefill.observe(watch.first - watch.begun)
+        self._prefill.observe(watch.first - watch.started)
         self._decode.observe(watch.last - watch.first)
-        self._inference.observe(watch.last - watch.begun)
+        self._inference.observe(watch.last - watch.started)
         if watch.count > 1:
             self._each.observe((watch.last - watch.first) / (watch.count - 1))
 
@@ -197,7 +197,7 @@ class Stopwatch:
 
     Attributes:
         prompt, count: tokens of the prompt, and generated so far.
-        begun: when the engine started it; None before, or where that is not known.
+        started: when the engine started it; None before, or where that is not known.
         first, last: when its first and latest tokens arrived.
     """
 
@@ -205,7 +205,7 @@ class Stopwatch:
         self._metrics = metrics
         self.prompt, self.count = prompt, 0
         self.start = self.last = time.monotonic()
-        self.begun: float | None = None
+        self.started: float | None = None
         self.first: float | None = None
         self.whole = 0.0  # seconds, once it has ended
         self.reason = ""  # why it ended
@@ -213,7 +213,7 @@ class Stopwatch:
     @property
     def queued(self) -> float | None:
         """Seconds until the engine started it."""
-        return None if self.begun is None else max(0.0, self.begun - self.start)
+        return None if self.started is None else max(0.0, self.started - self.start)
 
     def tokens(self, count: int) -> None:
         """`count` tokens of one round arrived."""

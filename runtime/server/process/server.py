@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -40,7 +40,6 @@ from spark_engine.runtime.server.engine_client.heap import return_large_buffers,
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.http.app import create_app
-from spark_engine.runtime.server.http.bodies import MAX_BODY
 from spark_engine.runtime.server.http.connections import (
     Connection,
     Connections,
@@ -52,13 +51,12 @@ from spark_engine.runtime.server.http.guard import guard_of, is_loopback
 from spark_engine.runtime.server.http.tls import ServerTls, check_tls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
-from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.process import leaving, lifecycle
+from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
 from spark_engine.runtime.server.prompts.contract import Setup
-from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
 from spark_engine.runtime.server.service.service import Service
@@ -68,75 +66,6 @@ KEEP_ALIVE_S = 75  # above usual idle times of clients' pools, which must not fi
 LEAVE_S = 30.0  # for the rest of the shutdown; then the process exits
 FORCE_S = 5.0  # between the last message to clients and closing their connections
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How to serve. Times in seconds; `timeout_s` None: requests may take as long as they like.
-
-    Attributes:
-        names: the model's names in requests; empty: the engine's name.
-        max_queue: requests that may wait beyond those that run.
-        queue_timeout_s: what a request may wait until the engine starts it.
-        drain_timeout_s: time for requests in flight after SIGTERM; then they are cancelled.
-        watchdog_s: silence, or work without a step, after which the engine process is restarted;
-            0: never; None: the default of the engine's executor.
-        restarts: restarts within ten minutes, after which the server gives up.
-        restart_wait_s: how long a request may wait for a restart.
-        dumps: the folder for dumps of both processes; None: the system's temporary one.
-        grace_s: how long a server that has given up still answers, before it exits.
-        allow_priority: requests may set their priority, and so delay others.
-        max_connections: connections at a time; fewer where descriptors do not suffice.
-        read_timeout_s: the time for the head of a request, and then for its body.
-        api_keys: a file with more keys, each with its limits; reloaded on SIGHUP.
-        metrics_by_key: /metrics also counts by the names of keys, and needs a key.
-        max_model_len: tokens of a request; None: the engine's maximum.
-        max_body_mib: the largest body.
-        access_log: whether every request has a line in the log, except successful probes,
-            scrapes and the page's polling; `access_log_all`: those too.
-        traces: URL of an OpenTelemetry collector.
-        cors_origins: pages of these may use the server from a browser; `*`: of all.
-        allowed_hosts: names by which the server may be called; `*`: any. Empty: any if it has keys
-            or other machines reach it, else localhost or an address.
-        tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
-        tls_key: the certificate's key, in PEM form without a password.
-        page: serve the page at `/`.
-        chat: how conversations are read: formats of thoughts and calls, a thought's budget.
-        engine: how the engine is run; its queue is set from `max_queue`.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    names: tuple[str, ...] = ()
-    max_queue: int = 256
-    timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    drain_timeout_s: float = 30.0
-    watchdog_s: float | None = None
-    restarts: int = 5
-    restart_wait_s: float = 60.0
-    dumps: str | None = None
-    grace_s: float = 5.0
-    allow_priority: bool = False
-    max_connections: int = 2048
-    read_timeout_s: float = 30.0
-    api_keys: str | None = None
-    metrics_by_key: bool = False
-    max_model_len: int | None = None
-    max_body_mib: int = MAX_BODY >> 20
-    access_log: bool = False
-    access_log_all: bool = False
-    log_format: LogFormat = LogFormat.TEXT
-    log_level: LogLevel = LogLevel.INFO
-    traces: str | None = None
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    page: bool = True
-    chat: ChatOptions = ChatOptions()
-    engine: EngineOptions = EngineOptions()
 
 
 def run(folder: Path, options: ServerOptions) -> int:
@@ -272,7 +201,7 @@ def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> u
 
 def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     if not keys.locked and not is_loopback(listener):
-        words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
+        words = "WARNING: any client that reaches %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 
 

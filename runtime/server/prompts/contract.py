@@ -23,7 +23,7 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.text.tool_schema import Types
 
-PLACE = "?"  # stands for the text of a grammar
+PLACE = "?"  # is replaced by the text of a grammar
 Blobs = Sequence[bytes | bytearray | memoryview]  # several blobs, or the parts of one
 
 
@@ -126,7 +126,7 @@ class FormName(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The constraint on an answer whose form is not compiled yet. `form` is the name of a form in
+    """The constraint on an answer before its form is compiled. `form` is the name of a form in
     `Prepared.forms`; "" for none.
 
     `bound` applies if the form has a grammar, which replaces PLACE, and `free` if the form allows
@@ -236,7 +236,7 @@ class TextPool(Protocol):
         Raises Busy, and TooCostly where the job went over a limit."""
         ...
 
-    def make_way(self, owner: str) -> bool:
+    def refuse_one(self, owner: str) -> bool:
         """Refuses a waiting job of the owner with the most waiting jobs, if these are more than
         those of `owner`. Returns whether it did."""
         ...

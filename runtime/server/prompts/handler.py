@@ -119,7 +119,7 @@ class Inline:
         header, found = self.handler.handle(contract.encode(contract.PromptJob(kind, 0.0)), whole)
         return contract.decode_result(header), found
 
-    def make_way(self, owner: str) -> bool:
+    def refuse_one(self, owner: str) -> bool:
         """Nothing waits."""
         return False
 

@@ -25,7 +25,7 @@ from spark_engine.runtime.server.prompts.processes import Forker, Gone, WorkerPr
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between tries to start the forking process
 STOPPED = "stopped"
-TRIES = 3  # of a job whose worker ended by itself
+TRIES = 3  # of a job if its worker ends by itself
 Answer = tuple[contract.Result, list[bytes]]
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class WorkerPool:
             for row in self.lanes:
                 row.queue.remove(owner, task)
 
-    def make_way(self, owner: str) -> bool:
+    def refuse_one(self, owner: str) -> bool:
         """Refuses the last task of the owner with the most waiting tasks, if these are more than
         those of `owner`. Returns whether it did."""
         counts: Counter[str] = Counter()
@@ -294,7 +294,7 @@ class WorkerPool:
                 lane.put(task, first=True)
                 return False
             if limit:
-                self._go_on(lane, task, limit, late=True)
+                self._to_slower_lane(lane, task, limit, late=True)
                 return False
             answer, blobs = asking.result()
             task.done.set_result((contract.decode_result(answer), blobs))
@@ -307,16 +307,16 @@ class WorkerPool:
             await asyncio.gather(asking, return_exceptions=True)
 
     def _after(self, lane: Lane, task: Task, status: int | None) -> None:
-        """Finishes or retries a task whose worker ended."""
+        """Finishes or retries a task after its worker ended."""
         if status == -signal.SIGPROF:
-            self._go_on(lane, task, f"{lane.cpu_of(task):.3g} s of CPU time")
+            self._to_slower_lane(lane, task, f"{lane.cpu_of(task):.3g} s of CPU time")
         elif status == -signal.SIGABRT:  # libraries abort where they get no memory
             task.done.set_exception(contract.TooCostly(f"{_words(task)} took too much memory"))
         else:
             self._again(lane, task, f"its process ended ({status})")
 
-    def _go_on(self, lane: Lane, task: Task, limit: str, late: bool = False) -> None:
-        """A task took too long here."""
+    def _to_slower_lane(self, lane: Lane, task: Task, limit: str, late: bool = False) -> None:
+        """A task took too long: moves it to the slower lane, or ends it."""
         if lane.slower is not None:
             lane.slower.put(task)
         elif late:  # its process was stopped, or did not get to run

@@ -14,7 +14,7 @@ from itertools import groupby
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.engine.trace import REQUESTS
-from spark_engine.runtime.server.engine_client.client import Answer, Begun, EngineClient, Mailbox
+from spark_engine.runtime.server.engine_client.client import Answer, EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.http_request import EngineUse, current
 from spark_engine.runtime.server.operation.metrics import Metrics, Stopwatch
 from spark_engine.runtime.server.service.deadline import Deadline
@@ -26,7 +26,7 @@ class GenerationFailed(InternalError):
 
 
 @dataclass(frozen=True)
-class AnswerChoice:
+class CompletionChoice:
     """One answer: its request to the engine, and its text.
 
     `ended` returns, after each piece, whether the rest would not be part of the answer.
@@ -63,7 +63,7 @@ class Generation:
         self,
         client: EngineClient,
         metrics: Metrics,
-        choices: Sequence[AnswerChoice],
+        choices: Sequence[CompletionChoice],
         slots: int,
         deadline: Deadline,
     ) -> None:
@@ -73,7 +73,7 @@ class Generation:
         self._deadline = deadline
         ids = client.submit([c.request for c in choices], self._box, slots)
         self._trace, self._start = client.trace, client.trace.now()
-        self._begun = False  # the engine has started one of them
+        self._has_started = False  # the engine has started one of them
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._metrics = metrics
@@ -94,7 +94,7 @@ class Generation:
                 answer = await self._next()
                 if isinstance(answer, Exception):
                     raise answer
-                if isinstance(answer, Begun):
+                if isinstance(answer, Started):
                     self._begin(answer)
                     continue
                 last = answer[-1]
@@ -127,10 +127,10 @@ class Generation:
         for number in self._open:
             self._client.cancel(number)
 
-    def _begin(self, begun: Begun) -> None:
-        index = self._open.get(begun.request_id)
-        if index is not None and self._watches[index].begun is None:
-            self._watches[index].begun = begun.at
+    def _begin(self, started: Started) -> None:
+        index = self._open.get(started.request_id)
+        if index is not None and self._watches[index].started is None:
+            self._watches[index].started = started.at
 
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
@@ -159,7 +159,7 @@ class Generation:
             self._open = {}
             self._sum_up()
 
-    def _by_prompt(self) -> list[list[tuple[AnswerChoice, Stopwatch]]]:
+    def _by_prompt(self) -> list[list[tuple[CompletionChoice, Stopwatch]]]:
         """The choices of each prompt, which follow each other and share its tokens."""
         pairs = zip(self._choices, self._watches, strict=True)
         return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]
@@ -190,10 +190,10 @@ class Generation:
 
     async def _next(self) -> Answer:
         deadline = self._deadline
-        if deadline.queue_s is not None and not self._begun:
+        if deadline.queue_s is not None and not self._has_started:
             async with deadline.enforced_in_queue():
                 answer = await self._box.get()
-            self._begun = True
+            self._has_started = True
             return answer
         if deadline.timeout_s is None:  # a timeout costs as much as the rest of an event
             return await self._box.get()

@@ -29,7 +29,7 @@ from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import AnswerChoice, Generation
+from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
 from spark_engine.runtime.server.service.sharing import salt_of
 from spark_engine.runtime.server.service.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
@@ -50,7 +50,7 @@ class PreparedChoices:
     its worker (`more`)."""
 
     asked: contract.Asked
-    choices: tuple[AnswerChoice, ...]
+    choices: tuple[CompletionChoice, ...]
     parsers: tuple[ReplyParser, ...]
     echoes: tuple[str, ...]
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Running:
     """One request in flight."""
 
     generation: Generation
-    choices: tuple[AnswerChoice, ...]
+    choices: tuple[CompletionChoice, ...]
     body: contract.Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
@@ -175,7 +175,7 @@ class Service:
         """
         self._reading += 1
         try:
-            self._check_room()
+            self._check_capacity()
             async with deadline.enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
                 if isinstance(result, contract.Missing):
@@ -199,7 +199,7 @@ class Service:
         """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
         self._computing += 1
         try:
-            if self._computing > self.client.max_queue and not self._pool.make_way(owner()):
+            if self._computing > self.client.max_queue and not self._pool.refuse_one(owner()):
                 raise Busy(f"{self._computing - 1} requests are being computed already; retry")
             async with self.deadline().enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
@@ -228,10 +228,10 @@ class Service:
             raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
         return self.tokenizer
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         """Raises Busy where another prompt would be too many and no waiting one can be refused."""
         room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
-        if self._reading > room and (room <= 0 or not self._pool.make_way(owner())):
+        if self._reading > room and (room <= 0 or not self._pool.refuse_one(owner())):
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
             raise Busy(words)
 
@@ -278,7 +278,7 @@ class Service:
         prompt: contract.PreparedPrompt,
         blob: bytes,
         bound: ConstraintSpec | None,
-    ) -> list[AnswerChoice]:
+    ) -> list[CompletionChoice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
         the constraint."""
         asked, eos, ids = found.asked, self.info.eos_token_ids, array("i", blob)
@@ -293,7 +293,7 @@ class Service:
             own = _own(found.params, prompt, fold_seed(prompt.seed + i))
             stream = TextStream(tokenizer, own, eos, asked.skip_special, asked.keep_stop, forced)
             request = Request(ids, own, found.priority, prompt.marks, bound)
-            choices.append(AnswerChoice(request, stream))
+            choices.append(CompletionChoice(request, stream))
         return choices
 
     def _parser(self, asked: contract.Asked) -> ReplyParser:

@@ -100,7 +100,7 @@ def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
         ("time.sleep(60) if label == 'b' else None", 8.0, "hung: it said nothing for 8 s"),
     ],
 )
-def test_a_part_that_dies_or_hangs_goes_on_behind_it(
+def test_a_part_that_dies_or_hangs_is_resumed_behind_it(
     tmp_path: Path, fault: str, silence: float, says: str
 ) -> None:
     right, kept = run(tmp_path, fault, silence)
@@ -140,7 +140,7 @@ def test_a_part_that_never_ends_is_not_right(tmp_path: Path) -> None:
 def test_rows_of_other_sources_are_measured_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kept are those whose digest is today's; the older file's rows, which have none, are not."""
+    """Rows with today's digest are kept; those of the older file, which have none, are not."""
     held = {"a": "1", "b": "2", "c": "3", "d": "4"}
     path = tmp_path / "part.py"
     script = PART.format(root=str(ROOT), fault="pass")
@@ -203,9 +203,9 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
     _lay(tmp_path, {
         "plugins/x/x.cu": "a",
         "benchmarks/__init__.py": "",
-        "benchmarks/part.py": "from benchmarks import graphs\nrun('benchmarks.beside')",
+        "benchmarks/part.py": "from benchmarks import graphs\nrun('benchmarks.named')",
         "benchmarks/graphs.py": "import numpy\nfrom tests.checkpoints import draw",
-        "benchmarks/beside.py": "",
+        "benchmarks/named.py": "",
         "tests/conftest.py": "",
         "tests/checkpoints.py": "import tests.helper.deep",
         "tests/helper/deep.py": "",
@@ -220,14 +220,14 @@ def test_a_digest_of_a_script_is_of_the_product_and_of_what_it_reads(tmp_path: P
         _lay(tmp_path, {name: "says other things"})
         assert known() == first, f"{name} does not count"
     seen = {first}
-    for name in ("plugins/x/x.cu", "benchmarks/graphs.py", "benchmarks/beside.py",
+    for name in ("plugins/x/x.cu", "benchmarks/graphs.py", "benchmarks/named.py",
                  "tests/helper/deep.py", "tests/helper/fake.cuh", "tests/conftest.py"):  # fmt: skip
         path = tmp_path / name
         path.write_text(path.read_text() + "\n# changed\n")
         seen.add(known())
     (tmp_path / "plugins/x/x.cu").rename(tmp_path / "plugins/x/y.cu")
     assert len({*seen, known()}) == 8
-    _lay(tmp_path, {"benchmarks/beside.py": "from spark_engine.check.check import run_check"})
+    _lay(tmp_path, {"benchmarks/named.py": "from spark_engine.check.check import run_check"})
     checking = known()
     _lay(tmp_path, {"check/check.py": "and others"})
     assert known() != checking, "spark-check counts where it is used"
@@ -280,7 +280,7 @@ def test_where_nothing_can_be_run_nothing_is_written(
 
 def test_another_process_counts_as_long_as_it_computes(tmp_path: Path) -> None:
     pulse = Pulse(tmp_path / "lock")
-    assert not pulse.beats(), "it has not begun"
+    assert not pulse.beats(), "it has not started"
     (tmp_path / "lock").touch()
     assert pulse.beats() and not pulse.beats()
     os.utime(tmp_path / "lock")
@@ -366,7 +366,7 @@ def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> No
     assert not row["right"] and row["note"] == "y: far"
 
 
-def test_tests_that_were_told_are_left_out_and_skips_are_counted(
+def test_named_tests_are_left_out_and_skips_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "done").write_text('["a::x"]')

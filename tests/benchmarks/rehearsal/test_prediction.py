@@ -68,7 +68,7 @@ class TestAmounts:
 
     @pytest.mark.parametrize(("tokens", "hit"), [(1, 2), (2, 3)])
     def test_experts_are_read_as_tokens_hit_them(self, tokens: int, hit: int) -> None:
-        """Of four experts a token hits two, another one more; beside them lies the shared one."""
+        """A token hits two of four experts, a second token one more; the shared one is added."""
         ins = (
             *(spec("bf16", tokens, 64), spec("i32", tokens, 3), spec("f32", tokens, 3)),
             *(spec("bf16", 5, 32, 64), spec("bf16", 5, 64, 16)),
@@ -318,7 +318,7 @@ class TestRuns:
             nodes = sum(n.launches * n.count for _, p in one.points for n in p.nodes)
             assert nodes == one.launches, "as many launches as were timed"
 
-    def test_runs_are_kept_beside_each_other(self, tmp_path: Path) -> None:
+    def test_runs_are_kept_next_to_each_other(self, tmp_path: Path) -> None:
         when = {"commit": "c", "date": "d"}
         path, run = tmp_path / "r.json", self.run(["a"], 1.0) | when
         whole = {**run, "machine": {"sms": 132}}
@@ -352,7 +352,7 @@ class TestPredicted:
         assert [s["node"] for s in row["slowest"]] == ["b", "a"]
         assert row["bounds_ms"] == {"bytes": 1.001, "tensor": 4.002}
 
-    def test_kernels_that_nobody_timed_are_named_with_their_shares(self) -> None:
+    def test_kernels_without_a_time_are_named_with_their_shares(self) -> None:
         """One by its op, one by nothing at all; the one that was timed is not among them."""
         timed, other = node("a", "t", count=6e6), node("b", "u", count=3e6)
         strange = replace(node("c", "v", count=1e6), op="new_op", symbols=("new", "newer"))
@@ -369,7 +369,7 @@ class TestPredicted:
         assert "no time of new_op (v)" in line and "50.0% of the launches, 10.0%" in line
 
     def test_a_node_that_no_tactic_takes_is_no_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It would cost nothing at all, and nobody would see."""
+        """It would cost nothing at all, and no test would fail."""
         none = SimpleNamespace(tactic=None, plan=None, seconds=0.0, refused={"t": "too wide"})
 
         def decided(graph: Any, size: Any, chooser: Any) -> Any:
@@ -438,7 +438,7 @@ def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
     )
     assert "\n| 1 | `n` (o, t) | 3 | 2.0 | 1.0 | issue |" in text
     assert "\n| 4,096 | 75 | 4,096 (100) | 1,000 (40,960) | `n` (o, t) 2 (1) |" in text
-    assert "Kernels without a time of their own, of 2 buckets:" in text
+    assert "Kernels without a measured time, of 2 buckets:" in text
     strange = "**no measurement**: its bytes, and the builder's cost model"
     assert f"\n| new, v | {strange} | 2 | decode 1, bf16 states | 50.0% | 12.5% | 25.0% |" in text
     other = "other tactics of the op | 1 | prefill 4096, f32 states | 50.0% | 12.5% | 30.0% |"

@@ -1,4 +1,4 @@
-"""A prefill's kinds of nodes beside their floors: what is kept, printed and shown."""
+"""A prefill's kinds of nodes and their floors: what is kept, printed and shown."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_attributes_and_shapes_tell_bodies_apart() -> None:
     functions = ort.Functions({**OPS, "double": replace(OPS["double"], body=body)})
     specs = [(TensorSpec("x", DType.F32, (n,)),) for n in (2, 3)]
     names = [functions.name("double", {"by": by}, s) for by in ("Mul", "Add") for s in specs]
-    assert names[0] == names[1] != names[2] == names[3], "by what the body says, not by who asks"
+    assert names[0] == names[1] != names[2] == names[3], "named by the body's text, not by the op"
     assert sorted(functions.protos) == sorted({names[0], names[2]})
 
 

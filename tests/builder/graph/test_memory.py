@@ -65,7 +65,7 @@ def test_an_alias_extends_its_source() -> None:
     assert blocks == (LiveBlock("inner", 256, 0, 2),)
 
 
-def test_an_alias_of_an_alias_lies_where_the_first_does() -> None:
+def test_an_alias_of_an_alias_has_the_place_of_the_first() -> None:
     names = ("x", "inner", "once", "twice", "out")
     x, inner, once, twice, out = (variable(TensorSpec(n, DType.F32, (4,))) for n in names)
     nodes = [

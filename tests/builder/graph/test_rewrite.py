@@ -138,7 +138,7 @@ def test_what_is_done_in_a_later_sweep_is_no_refusal() -> None:
     assert done.counts == {"late": 2} and done.refusals == ()
 
 
-def test_a_rule_goes_on_until_nothing_is_found() -> None:
+def test_a_rule_is_applied_until_nothing_is_found() -> None:
     """A sweep of one match may open another."""
     left = iter(("triple", "round"))
 
@@ -396,7 +396,7 @@ def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
     assert not same_values(b.context, [a], [b.input("x")])
 
 
-def test_experts_whose_sum_is_read_alone_stay_apart() -> None:
+def test_experts_with_a_sum_that_is_read_alone_stay_apart() -> None:
     b, h, routed = experts_bench()
     done = b.done(b.norm(b.standard("Add", [h, routed], "sum", K)), routed)
     assert done.counts["moe_norm"] == 0 and b.ops["grouped_moe"] == b.ops["norm_quant"] == 1

@@ -369,7 +369,7 @@ def test_which_nodes_read_sources_and_saves(
     assert not found if legal else f"accumulate last reads {len(given)} of sources and" in found[0]
 
 
-def test_a_prefill_whose_graph_has_no_such_steps_is_seen() -> None:
+def test_a_prefill_graph_without_such_steps_is_found() -> None:
     given = replace(subject(toy_graph()), family="prefill")
     given = replace(given, states={"total": (STATES["total"][0], "sequence")})
     assert [*verify.elsewhere(given)] == ["accumulate last reads 0 of sources and saves"]

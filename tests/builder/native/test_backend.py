@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "ma
 
 @pytest.fixture
 def folder(tmp_path: Path, cache: Path) -> Path:
-    """A folder whose builds find the kernels that any test compiled."""
+    """A folder in which builds find the kernels that any test compiled."""
     (tmp_path / CUBINS).symlink_to(cache)
     return tmp_path
 
@@ -172,7 +172,7 @@ def test_rounds_of_an_invariant_build_take_decodes_order(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_launches_whose_blocks_wait_for_one_another_are_recorded(folder: Path) -> None:
+def test_launches_with_blocks_that_wait_for_one_another_are_recorded(folder: Path) -> None:
     wider = {**HEADS, "intermediate_size": 4096}
     engine = open_folder(built(folder, config_kwargs=wider), "sm_90a")
     found = set()
@@ -246,7 +246,7 @@ def test_a_kernel_compiled_twice_is_the_same_code() -> None:
     assert first.code == second.code and len(first.code) > 1000
 
 
-def test_a_tied_heads_weight_is_kept_both_ways(folder: Path) -> None:
+def test_a_tied_heads_weight_is_kept_in_both_layouts(folder: Path) -> None:
     engine = built(folder, config_kwargs={**HEADS, "tie_word_embeddings": True})
     weights = open_folder(engine, "sm_90a").weights()
     plain, packed = weights["embed_tokens.weight"], weights["embed_tokens.weight:linear"]
@@ -270,8 +270,8 @@ def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
 
 
 class ByRows:
-    """Stands for a GPU on which a launch takes a second and one for each of its first operand's
-    rows beyond `free`, which count by the `grain`."""
+    """A fake timer: a launch takes a second, and one more for each row of its first operand
+    beyond `free`; rows are rounded up to a multiple of `grain`."""
 
     free, grain, notes = 0, 1, ()
 

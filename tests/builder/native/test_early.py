@@ -34,8 +34,8 @@ HEADS = {
 
 
 def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> BucketTactics:
-    """A node a launch: its name, what may be made of it, and the node whose result it reads (the
-    one before)."""
+    """A node a launch: its name, its hints, and the node that it reads (by default the one
+    before)."""
     nodes: dict[str, Any] = {}
     made = []
     for name, early, *source in rows:
@@ -60,15 +60,15 @@ def early_of(bucket: BucketTactics) -> dict[str, str]:
     return found
 
 
-def test_a_launch_lets_only_what_reads_nothing_young() -> None:
+def test_a_launch_triggers_only_what_reads_nothing_recent() -> None:
     assert early_of(decided(("norm", LETS), ("gemm", BEGINS), ("norm2", LETS))) == {"norm": "EARLY"}
     assert early_of(decided(("norm", LETS), ("experts", Early()))) == {}
     assert early_of(decided(("gemm", BEGINS), ("gemm2", BEGINS))) == {}
 
 
 def test_no_more_launches_are_open_than_their_readers_know_of() -> None:
-    """Of five in a row that could let the next begin, the third waits: else the fourth would begin
-    beside four."""
+    """Of six in a row that could let the next begin, the third waits: otherwise four launches
+    would be open when the fourth begins."""
     rows = decided(*((str(i), LETS) for i in range(6)))
     assert list(early_of(rows)) == ["0", "1", "3", "4"] and MOST_OPEN == 3
 

@@ -67,7 +67,7 @@ def test_a_spark_builds_starts_and_refuses(tmp_path: Path, monkeypatch: pytest.M
         load(folder, cache_bytes=0)
 
 
-def test_a_build_beside_an_engine_leaves_the_host_its_part(
+def test_a_build_next_to_an_engine_leaves_the_host_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights are made in what is free beyond that, or not at all."""

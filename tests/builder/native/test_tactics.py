@@ -23,7 +23,7 @@ Cost = Callable[[int], float]
 
 
 def tactic(name: str, cost: Cost, most: int = 99, bits: Callable[[int], str | None] | None = None):
-    """A tactic whose cost, limit and bits depend on the rows."""
+    """A tactic with a cost, a limit and bits that depend on the rows."""
 
     def rows(specs) -> int:
         return specs[0].dims[0]
@@ -227,7 +227,7 @@ def test_what_was_decided_before_the_buckets_agreed_is_decided_again() -> None:
 
 
 def test_families_agree_apart() -> None:
-    """What decode agreed on is no word on prefill, whose tactics take other numbers of rows."""
+    """What decode agreed on does not bind prefill: its tactics take other numbers of rows."""
     made = chooser(*few_and_many())
     made.agree([(graph(), SIZES)])
     (node,) = graph().nodes

@@ -84,7 +84,7 @@ def test_a_long_context_fills_the_table_and_stays_in_the_pool(rows: int) -> None
     made = attention(rows, 1, long=True)
     assert (made["starts"] == 32 * 64 - 1).all()
     held = made["page_table"][:rows]
-    assert len(np.unique(held)) == held.size == rows * 32, "every row has pages of its own"
+    assert len(np.unique(held)) == held.size == rows * 32, "no two rows share a page"
     assert 0 <= held.min() and held.max() < made["reached"][0] <= LIMITS["P"] + 1
 
 

@@ -73,7 +73,7 @@ def test_sizes_that_a_build_may_add_lie_between_those_that_it_has(
     assert finer_rows(most) == rows
 
 
-def test_finer_sizes_are_for_families_that_nobody_named_and_not_for_equal_bits() -> None:
+def test_finer_sizes_are_for_families_that_were_not_named_and_not_for_equal_bits() -> None:
     given: dict[str, Any] = {"target": "sm_90a", "max_seqs": 16, "max_context": 64}
     both = resolve(Options(**given), FACTS).finer
     assert [s.rows for s in both if s.family == "decode"] == [3, 6, 12]
@@ -146,7 +146,7 @@ def test_rounds_of_few_rows_come_in_more_lengths(
     assert by_rows == {1: few, 16: few, 24: many, 128: many}
 
 
-def test_every_decode_bucket_has_rounds_beside_it() -> None:
+def test_every_decode_bucket_has_rounds_of_its_size() -> None:
     limits = Limits(24, 128, 8, 9, drafts=3)
     found = bucket_sizes((1, 8), None, limits)
     assert [(s.family, s.rows) for s in found.verify] == [

@@ -130,7 +130,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def buffers_of(loaded: Loaded, plan: list[CheckSession]) -> list[dict[str, bytes]]:
-    """All outputs and states after each launch, a prefix of them saved on the way."""
+    """All outputs and states after each launch; a prefix is saved between two launches."""
     found = []
     with SessionRunner("x", loaded) as runner:
         for number, feed in enumerate(feeds(plan)):

@@ -72,7 +72,7 @@ def test_every_bucket_and_every_edge_is_visited() -> None:
     assert any(len(set(x.starts[x.slots >= 0] % 64)) > 1 for s in found for x in s.launches)
 
 
-def test_a_split_prefill_goes_on_at_an_odd_position() -> None:
+def test_a_split_prefill_continues_at_an_odd_position() -> None:
     starts = [s for x in sessions(LIMITS, BUCKETS)[-1].launches for s in x.starts.tolist()]
     assert 37 in starts
 
@@ -100,8 +100,8 @@ def test_a_launch_emits_from_the_prompts_last_token_on() -> None:
                 assert emit == (slot >= 0 and start + count >= prompts[int(slot)])
 
 
-def test_texts_go_on_until_their_room_is_used() -> None:
-    text = CheckText(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # room for two tokens
+def test_texts_continue_until_their_space_is_used() -> None:
+    text = CheckText(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # space for two tokens
     session = CheckSession("s", (text,), {}, ())
     steps = [list(next_launches(session, {3: said}, 2)) for said in ([7], [7, 8], [7, 8, 9])]
     assert [len(launches) for launches in steps] == [1, 1, 0]

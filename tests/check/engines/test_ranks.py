@@ -144,7 +144,7 @@ def test_states_of_all_ranks_are_saved_and_restored() -> None:
         assert (one.arrays[counts.name][2] == 7).all() and (one.arrays[spec.name][1] == -1).all()
 
 
-def test_logits_of_all_ranks_are_shown_beside_each_other() -> None:
+def test_logits_of_all_ranks_are_shown_next_to_each_other() -> None:
     """Where each has those of its ids alone."""
 
     class Half:

@@ -1,4 +1,4 @@
-"""What a fault of 2 % may hide behind: pages nobody wrote, a residual, empty launches."""
+"""A fault of 2 % is found despite unwritten pages, a large residual and empty launches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_write_to_another_page_is_found() -> None:
 
 
 def test_a_residual_hides_nothing() -> None:
-    """Experts whose result is a twentieth of what it is added to, too large by 2 %."""
+    """The experts' result is 2 % too large, and a twentieth of what it is added to."""
     bf16 = ml_dtypes.bfloat16
     residual = (20 * RNG.standard_normal((40, 128))).astype(bf16)
     made = RNG.standard_normal((40, 128))

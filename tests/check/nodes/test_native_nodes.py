@@ -157,7 +157,7 @@ def test_a_lazy_kernel_does_not_pass_on_what_lay_there(
     assert report.headlines[0].startswith("layers.0.linear_attn.out_proj: fp8_linear NaN")
 
 
-def test_a_write_beside_the_states_of_the_launch_is_found(
+def test_a_write_outside_the_states_of_the_launch_is_found(
     built: tuple[Path, Path, Fake], engine: Fake
 ) -> None:
     def wild(name: str, results: list[Any]) -> None:
@@ -169,11 +169,11 @@ def test_a_write_beside_the_states_of_the_launch_is_found(
     assert "layers.0.linear_attn" in _op(built[1], built[0]).first
 
 
-def test_payloads_say_where_every_result_lies(built: tuple[Path, Path, Fake]) -> None:
+def test_payloads_say_where_every_result_is(built: tuple[Path, Path, Fake]) -> None:
     """The twin's tensor names lead to the places that the builder gave to each node."""
     for payload, nodes in built[2].nodes.items():
         places = places_of(payload)
-        assert places, "nothing lies in the arena"
+        assert places, "nothing is in the arena"
         for name, node in nodes.items():
             for place, spec in node.outs:
                 names = place.name, place.name + ".out"
@@ -209,7 +209,7 @@ def test_an_activation_may_not_be_larger_than_its_place(
 def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else is here: a node that waited for another rank would hang."""
+    """No other rank runs: a node that waited for one would hang."""
     changes = {**SHALLOW, "linear_num_value_heads": 32, "linear_num_key_heads": 8}
     changes["vocab_size"] = 512  # ids that ranks show each other come by 256
     write_checkpoint(tmp_path / "c", changes, format="nvfp4", seed=4)

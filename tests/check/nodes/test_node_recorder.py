@@ -1,4 +1,4 @@
-"""What is kept of a launch: copies, of states the rows in use, and states by their way through."""
+"""What is kept of a launch: copies, of states the rows in use, and states from node to node."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def refuse_to_read(reference: Loaded, session: CheckSession, rows: int) -> None:
 def test_the_process_says_what_this_one_would(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     want = [*read_texts(*made, ROWS)]
     monkeypatch.setattr(reference_process, "read_texts", refuse_to_read)
-    with reference_process.texts_beside(made[0], path_of(made), made[1], ROWS, print) as truths:
+    with reference_process.texts_in_process(made[0], path_of(made), made[1], ROWS, print) as truths:
         got = [*truths()]
     assert len(got) == len(want) > 20
     for one, other in zip(got, want, strict=True):
@@ -60,16 +60,18 @@ def test_the_process_says_what_this_one_would(made: Made, monkeypatch: pytest.Mo
 
 
 def test_one_core_or_no_folder_reads_here(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reference_process.texts_beside(made[0], None, made[1], ROWS, print) as truths:
+    with reference_process.texts_in_process(made[0], None, made[1], ROWS, print) as truths:
         assert not multiprocessing.active_children() and len([*truths()]) > 20
     monkeypatch.setattr(reference_process.os, "sched_getaffinity", lambda pid: {0})
-    with reference_process.texts_beside(made[0], path_of(made), made[1], ROWS, print) as truths:
+    with reference_process.texts_in_process(made[0], path_of(made), made[1], ROWS, print) as truths:
         assert not multiprocessing.active_children() and len([*truths()]) > 20
 
 
 def test_a_killed_process_loses_nothing(made: Made) -> None:
     said: list[str] = []
-    with reference_process.texts_beside(made[0], path_of(made), made[1], ROWS, said.append) as got:
+    with reference_process.texts_in_process(
+        made[0], path_of(made), made[1], ROWS, said.append
+    ) as got:
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
         assert len([*got()]) > 20
@@ -80,7 +82,7 @@ def test_an_error_elsewhere_ends_the_process_at_once(made: Made) -> None:
     start = time.monotonic()
     with (
         pytest.raises(ZeroDivisionError),
-        reference_process.texts_beside(made[0], path_of(made), made[1], ROWS, print),
+        reference_process.texts_in_process(made[0], path_of(made), made[1], ROWS, print),
     ):
         assert multiprocessing.active_children()
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The same requests again and again: an engine whose texts differ is reported, text by text."""
+"""The same requests again and again: texts that differ are reported one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = Progress(None)
 
 
 class Rounding(FakeExecutor):
-    """Says another token at one position, as a bucket does that rounds a near tie the other way."""
+    """Gives another token at one position, as a bucket does that rounds a near tie differently."""
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         wait = super().launch(buffers)
@@ -117,9 +117,7 @@ def _call(*words: object) -> Result:
 
 
 @pytest.mark.parametrize("option", [("--against", "x"), ("--level", "op"), ("--level", "all")])
-def test_what_means_nothing_beside_repeat_is_refused(
-    option: tuple[str, str], tmp_path: Path
-) -> None:
+def test_what_means_nothing_with_repeat_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
     done = _call(tmp_path, "--repeat", 2, *option)
     assert done.exit_code == 2
     assert f"{option[0]} does nothing with --repeat" in done.stderr

@@ -49,7 +49,7 @@ def test_equal_results_pass() -> None:
         ("emitted", lambda a: a + 1, "integers differ"),
     ],
 )
-def test_a_difference_is_told(name: str, change: Any, words: str) -> None:
+def test_a_difference_is_reported(name: str, change: Any, words: str) -> None:
     wrong = _results(**{name: change(_results()[name])})
     verdicts = Compare(LIMITS)(wrong, _results())
     assert not verdicts[name] and words in verdicts[name].reason

@@ -63,7 +63,7 @@ def test_a_flip_is_excused_by_a_near_tie_of_the_reference_only() -> None:
 def test_a_row_is_a_stray_by_its_length_alone_and_by_its_direction_alone() -> None:
     truth = np.ones((4, 8))
     x = truth.copy()
-    x[1] *= 1.5  # points the right way
+    x[1] *= 1.5  # has the right direction
     x[2, 0] = -1  # not much too long
     assert distance(x, truth, rel_l2=0.4, cosine=0.7).strays == 2
     assert distance(x, truth, rel_l2=0.6, cosine=0.8).strays == 1
@@ -89,7 +89,7 @@ def test_a_candidates_own_near_tie_excuses_nothing() -> None:
     assert logit_distance(x, truth, tie=0.01).wrong_flips == 1
 
 
-def test_a_common_factor_stands_out_of_rounding() -> None:
+def test_a_common_factor_is_distinguished_from_rounding() -> None:
     """In one block of columns, larger or smaller; rounding by itself gives nothing."""
     rng = np.random.default_rng(3)
     truth = rng.standard_normal((20, 96))

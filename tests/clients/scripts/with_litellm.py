@@ -1,4 +1,4 @@
-"""litellm, by its three ways to us: an OpenAI-compatible server, vLLM, and Anthropic's form."""
+"""litellm, by its three routes to us: an OpenAI-compatible server, vLLM, and Anthropic's form."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_many_faults_are_counted(tmp_path: Path) -> None:
     assert str(caught.value).count("\n  ") == 11
 
 
-def test_ten_faults_are_all_told(tmp_path: Path) -> None:
+def test_ten_faults_are_all_reported(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     names = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj")
     lost = [f"model.layers.{i}.{n}.weight" for i in range(4) for n in names][:10]
@@ -203,7 +203,7 @@ def test_columns_that_do_not_split_into_groups() -> None:
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(PLAIN)))
 def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -> None:
-    """The config says plain, the file is quantised; and the other way round."""
+    """The config says plain and the file is quantised; and vice versa."""
     write_checkpoint(tmp_path / "a", format=format)
     write_checkpoint(tmp_path / "b", format="bf16")
     for name in ("config.json", "hf_quant_config.json"):

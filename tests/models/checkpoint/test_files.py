@@ -1,4 +1,4 @@
-"""Opening folders: laziness, views, digests, and one error for each way a file can be wrong."""
+"""Opening folders: laziness, views, digests, and one error for each fault of a file."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_digest_sees_bytes_configs_and_names(tmp_path: Path) -> None:
 
 
 def _sparse(path: Path, mib: int) -> Written:
-    """A checkpoint whose embedding is a hole of `mib` MiB on disk."""
+    """A checkpoint with an embedding that is a hole of `mib` MiB on disk."""
     vocab = mib * 2**20 // 256
     written = write_checkpoint(path, {"tie_word_embeddings": True})
     opened = open_checkpoint(path)

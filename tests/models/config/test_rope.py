@@ -85,7 +85,7 @@ def test_an_older_spelling_of_yarn_is_yarn() -> None:
     assert rope_from_hf(TEXT | BASE | {"rope_scaling": row}) == _rope(YARN)
 
 
-def test_mscale_counts_beside_mscale_all_dim_only() -> None:
+def test_mscale_counts_together_with_mscale_all_dim_only() -> None:
     default = _rope(YARN).attention_factor
     for one in ({"mscale": 0.7}, {"mscale_all_dim": 0.7}):
         assert _rope(YARN | one).attention_factor == default

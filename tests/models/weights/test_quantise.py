@@ -77,7 +77,7 @@ def test_fp8_blocks(shape: tuple[int, ...], dtype: DType, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nvfp4(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every scale and code; a block whose scale is rounded down may hold a value beyond 6."""
+    """Every scale and code; where a block's scale is rounded down, a value may exceed 6."""
     monkeypatch.setattr(quantise, "AT_ONCE", 128 * 64)
     w = _drawn(shape)
     made = _parts(w, Scheme.NVFP4)

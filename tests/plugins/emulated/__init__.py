@@ -96,7 +96,7 @@ def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> cty
     if not made.exists():
         macros = {"FOLLOWED": "0", **dict(defines)}
         lines = [f'#include "{HOST}"', *(f"#define {n} {value}" for n, value in macros.items())]
-        lines += ["const bool told = followed = FOLLOWED;", f'#include "{source}"', ""]
+        lines += ["const bool is_followed = followed = FOLLOWED;", f'#include "{source}"', ""]
         with tempfile.TemporaryDirectory(dir=cache) as name:
             folder = Path(name)
             _write(folder, {**_texts()[1], WHOLE: "\n".join(lines)})
@@ -110,7 +110,7 @@ class RankLibraries:
     """Of each rank a copy of a library: what a block shares must not be shared with another's."""
 
     def __init__(self, cache: Path) -> None:
-        # of its own: a library that is loaded must not be written over
+        # its own folder: a loaded library must not be overwritten
         self._cache, self._folder = cache, tempfile.TemporaryDirectory()
         self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
@@ -136,8 +136,8 @@ class Buffer:
         self._around = np.delete(np.arange(len(self._whole)), slice(start, start + nbytes))
 
     def check(self) -> None:
-        """Fails where something beside the bytes was written."""
-        assert (self._whole[self._around] == 0xA5).all(), "a buffer was written beside its bytes"
+        """Fails where something outside the bytes was written."""
+        assert (self._whole[self._around] == 0xA5).all(), "a write outside a buffer's bytes"
 
 
 def run(

@@ -1,6 +1,6 @@
 // mbarriers as the PTX manual says: a phase ends when all arrivals came, and the next one begins.
 // In the eight bytes: arrivals that are left, arrivals of a phase, the phase's parity and the bytes
-// of TMA bulk copies that it waits for. These arrive at once, or (`late`) when somebody waits for
+// of TMA bulk copies that it waits for. These arrive at once, or (`late`) when a thread waits for
 // them. Included by the ptx.cuh of this folder.
 #pragma once
 
@@ -16,7 +16,7 @@ inline void barrier_init(u64* bar, u32 arrivals) {
 }
 inline void barrier_init_fence() {}
 inline void fence_async() {}
-inline std::vector<std::pair<u64*, std::function<void()>>> bulk_copies;  // on their way
+inline std::vector<std::pair<u64*, std::function<void()>>> bulk_copies;  // in flight
 inline void change_phase(u64* bar, int arrivals, int bytes) {
   Arrivals a = bits_of<Arrivals>(*bar);
   check(a.left >= arrivals && a.left <= a.all, "an arrival that no phase has");

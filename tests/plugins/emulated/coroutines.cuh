@@ -5,7 +5,7 @@
 #ifdef __x86_64__
 #include <cstdint>
 
-typedef void* HostStack;  // the top of a stack that waits: registers, and where it goes on
+typedef void* HostStack;  // the top of a stack that waits: registers and return address
 extern "C" __attribute__((visibility("hidden"))) void switch_stacks(HostStack* from,
                                                                     const HostStack* to);
 asm(R"(
@@ -32,7 +32,7 @@ inline void switch_to(HostStack& from, const HostStack& to) { switch_stacks(&fro
 // A place at the begin of `function`, which never returns.
 inline void begin_at(HostStack& place, unsigned char* stack, size_t bytes, void (*function)()) {
   void** top = (void**)((uintptr_t)(stack + bytes) & ~(uintptr_t)15);
-  *--top = nullptr;  // a call's stack is 8 beside a multiple of 16
+  *--top = nullptr;  // at a function's entry the stack is 8 bytes off a multiple of 16
   *--top = (void*)function;
   for (int i = 0; i < 6; ++i) *--top = nullptr;
   place = top;

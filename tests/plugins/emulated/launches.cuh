@@ -17,7 +17,7 @@ inline void enter() {
   self().done = true;
   let_others();
 }
-// A cluster of one block or more whose first is `first` along x.
+// A cluster of one block or more; its first is `first` along x.
 inline void run_cluster(int size, int count, Dim first, u8* stacks) {
   alignas(1024) static u8 memory[MOST_BLOCKS][SHARED_OF_BLOCK];
   check(size <= MOST_BLOCKS && gridDim.x % size == 0, "a cluster of another kind");

@@ -2,7 +2,7 @@
 // stores and transposes of their operands. Included by the ptx.cuh of this folder.
 #pragma once
 
-// A lane's part of four matrices whose rows eight lanes each point to, or of their transposes.
+// A lane's part of four matrices, or of their transposes; eight lanes point to the rows of each.
 template <class Address>
 void load_matrices(u32 (&r)[4], Address row, bool transposed) {
   const auto all = gathered({shared_address(row)});

@@ -1,6 +1,6 @@
-// What ranks/peer_ptx.cuh means, where a rank is a thread of the host with a library of its own:
-// whoever looks at another rank's memory lets the other threads of its block run first, and the
-// first one of a warp lets other ranks run.
+// ranks/peer_ptx.cuh on the host, where a rank is a thread with a separate copy of the library.
+// A thread that reads another rank's memory lets the other threads of its block run first, and
+// the first one of a warp lets other ranks run.
 #pragma once
 #include <unistd.h>
 

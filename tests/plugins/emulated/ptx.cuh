@@ -350,7 +350,7 @@ void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
     memset(place, 0, BYTES);
     memcpy(place, from, bytes);
   };
-  const auto once = [copy, left = std::make_shared<bool>(true)] {  // whoever waits for it first
+  const auto once = [copy, left = std::make_shared<bool>(true)] {  // for the first wait only
     if (*left) copy();
     *left = false;
   };

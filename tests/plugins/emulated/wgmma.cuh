@@ -19,7 +19,7 @@ void more_registers() {}
 template <int N>
 void fewer_registers() {}
 
-// A descriptor: where a tile begins, and how far its second panel of 64 columns lies behind it.
+// A descriptor: where a tile begins, and how far behind it its second panel of 64 columns begins.
 inline u64 wgmma_tile(u32 tile) {
   check(tile % 1024 == 0, "a tile is not at a multiple of 1024");
   return tile >> 4;

@@ -20,7 +20,7 @@ class RankCards(RankGpus):
     """`devices`: the GPU of each rank. `symmetric`: bytes of each rank's region."""
 
     def get(self, rank: int, address: int, spec: TensorSpec) -> Array:
-        """A copy of what lies there, when everything queued is done."""
+        """A copy of the array there, when everything queued is done."""
         self.wait(rank)
         array = np.empty(spec.dims, spec.dtype.numpy)
         value(driver.cuMemcpyDtoH(array.ctypes.data, address, array.nbytes))

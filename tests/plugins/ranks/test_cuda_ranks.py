@@ -46,7 +46,7 @@ def parts_of(cards: RankCards, rng: np.random.Generator, rows: int, columns: int
 
 
 def test_sums_are_those_of_the_reference_bit_for_bit(cards: RankCards) -> None:
-    """Of one row and of many, in any order and way: all launches use the same memory."""
+    """Of one row and of many, in any order and by any tactic: all launches use the same memory."""
     rng = np.random.default_rng(1)
     attrs: Attrs = {"ranks": cards.ranks}
     seen = set()
@@ -99,7 +99,7 @@ def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(
 
 
 def test_launches_follow_one_another_without_the_host(cards: RankCards) -> None:
-    """Thousands of every way and size in one queue a rank: none reads what another left."""
+    """Thousands of every tactic and size in one queue a rank: none reads what another left."""
     rng = np.random.default_rng(5)
     cards.target = replace(cards.target, card=replace(cards.target.card, sms=24))
     attrs: Attrs = {"ranks": cards.ranks, "eps": 1e-6, "keep": 1, "quant": "none", "n": 1}

@@ -27,7 +27,7 @@ from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 (TACTIC,) = sample.OP.cuda.tactics
-SMS = 16  # of a rank: all ranks' blocks are on one GPU, and go on from row to row
+SMS = 16  # of a rank: all ranks' blocks are on one GPU, and each computes several rows
 REGION = 64 << 20
 ROWS = tuple(int(s) for s in np.random.default_rng(0).integers(-1, 8, 37))
 SLOTS = (ROWS, (5,), (-1, -1), ROWS[:20])

@@ -117,8 +117,8 @@ def same(a: Array, b: Array) -> bool:
     return (unread[0] == unread[1]).all() and a[~unread[0]].tobytes() == b[~unread[0]].tobytes()
 
 
-def test_every_way_gives_the_references_bits(cache: Path) -> None:
-    """One after the other, of many sizes: launches of other ways use the same regions."""
+def test_every_tactic_gives_the_references_bits(cache: Path) -> None:
+    """One after the other, of many sizes: launches of other tactics use the same regions."""
     rng = np.random.default_rng(1)
     ranks = Ranks(cache, 7 * 136 * 2)
     steps = []

@@ -1,4 +1,4 @@
-"""What ranks on one GPU are told to launch keeps the driver's rules: nothing of it is run.
+"""What ranks on one GPU launch keeps the driver's rules: nothing of it is run.
 
 A driver that knows the rules takes the calls of the tests for a GPU (test_cuda_ranks.py,
 test_cuda_sample_ranks.py), in their order.
@@ -67,7 +67,7 @@ class Rules(FakeDriver):
             assert what == cuda_driver.MAX_SHARED and size <= H200.shared_bytes
             self.allowed[args[0]] = max(ALWAYS, size) if self.leave else ALWAYS
         elif name == "cuStreamSynchronize":
-            self._everybody_is_there()
+            self._every_rank_launched()
         elif name == "cuLaunchKernelEx":
             self._launch(*args[:3])
         return answer
@@ -84,8 +84,8 @@ class Rules(FakeDriver):
         assert len(values) == len(kinds) and all(v is not None for v in values)
         self.queued.append((int(config.hStream), (config.gridDimX, config.gridDimY), values))
 
-    def _everybody_is_there(self) -> None:
-        """Each rank's launches, the same ones, on a stream of its own."""
+    def _every_rank_launched(self) -> None:
+        """Every rank queued the same launches, each rank on its own stream."""
         if not self.queued:
             return
         streams = list(dict.fromkeys(stream for stream, _, _ in self.queued))

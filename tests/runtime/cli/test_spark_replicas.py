@@ -16,7 +16,7 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE
 from spark_engine.runtime.cli import spark_replicas as module
 from spark_engine.runtime.replicas.plan import ReplicaPlan, moved, sizes
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 
 def _manifest(ranks: int = 1, seqs: int = 32, executor: str = NATIVE) -> Any:
@@ -134,7 +134,7 @@ def test_an_update_takes_the_gpus_that_the_new_engine_needs(placing: Placing) ->
     assert CliRunner().invoke(module.main, words).exit_code == 0
     assert (placing.plan.gpus, placing.plan.follows) == (0.5, ("target",))
     assert CliRunner().invoke(module.main, ["update", "/newer"]).exit_code == 0
-    assert placing.plan.gpus == 0.5, "who named a number keeps it"
+    assert placing.plan.gpus == 0.5, "a number that was named stays"
     assert CliRunner().invoke(module.main, ["scale", "2-5"]).exit_code == 0
     assert (placing.plan.least, placing.plan.most, placing.plan.folder) == (2, 5, "/newer")
 

@@ -188,7 +188,7 @@ def test_what_is_piped_in_is_a_message(engine: Path) -> None:
         assert done.exit_code == 2 and "standard input is empty" in done.stderr
 
 
-def test_who_chats_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {}
     for stdin, stdout in ((True, True), (False, True), (False, False)):
         monkeypatch.setattr(sys.stdin, "isatty", lambda stdin=stdin: stdin)
@@ -200,7 +200,7 @@ def test_who_chats_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.Monk
         cli._unasked()
 
 
-def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thought_and_answer_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     show = cli._Show()
     for kind, text in (
         (Kind.REASONING, "So "),

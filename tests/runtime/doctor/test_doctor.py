@@ -119,7 +119,8 @@ def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.M
     assert code == 0 and card["target"] == "sm_121a" and card["card"] == "gb10"
     assert card["sm_mhz"] == 2281 and card["max_mhz"] == 3003
     assert card["bandwidth"] == pytest.approx(240e9) and card["wanted"] == 243e9
-    assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's figure"
+    assert card["memory"]["shared"]
+    assert card["memory"]["free"] == 110 * GIB, "not the driver's figure"
     assert found["advice"] == [f"to serve {folder}: spark-run {folder} --serve"]
     assert found["engines"][0]["leaves"] == 100 * GIB - found["engines"][0]["needs"]
     assert +driver.held == -driver.held == {}, "everything was freed"

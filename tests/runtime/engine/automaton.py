@@ -64,7 +64,7 @@ class Automaton:
 
 
 def follows(spec: ConstraintSpec, tokens: list[int], vocab: int = VOCAB) -> None:
-    """Asserts that the tokens keep to what binds them, found by another way than the engine's."""
+    """Asserts that the tokens obey their constraint, by another method than the engine's."""
     forced = spec.forced[: len(tokens)]
     assert tuple(tokens[: len(forced)]) == forced
     rest = tokens[len(forced) :]
@@ -109,7 +109,7 @@ def specs() -> st.SearchStrategy[ConstraintSpec]:
 
 
 def at_once(engine: Engine) -> Engine:
-    """The engine, whose grammars work in the engine's thread."""
+    """The engine; its grammars now work in the engine's thread."""
 
     def submit(job: Callable[[], MaskResult]) -> Future[MaskResult]:
         made: Future[MaskResult] = Future()

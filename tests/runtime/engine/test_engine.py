@@ -28,7 +28,7 @@ def make(depth: int = 0, limits: Limits = LIMITS, **options: object) -> Engine:
 
 
 def make_drafting(depth: int, most: int = 3, poison_rate: int = 0, **options: object) -> Engine:
-    """An engine to which a draft costs little, and whose head is right three times in four."""
+    """An engine to which a draft costs little, with a head that is right three times in four."""
     limits = replace(LIMITS, max_context=340, pages=99, drafts=most)
     loaded = build_fake(limits, (1, 2, 4), (1, 2), poison_rate=poison_rate)
     costs = {key: 10.0 + drafts_of(key[0]) / 10 for key in loaded.executors}
@@ -51,8 +51,8 @@ def ask(engine: Engine, length: int = 5, **params: object) -> int:
     return engine.submit(request)
 
 
-def test_nothing_runs_ahead_on_the_host_unless_told() -> None:
-    """An engine whose states are a device's runs one step ahead: test_native_engine.py."""
+def test_nothing_runs_ahead_on_the_host_by_default() -> None:
+    """With states on a device the engine runs one step ahead: test_native_engine.py."""
     loaded = replace(build_fake(LIMITS, (1,), (1,)), device_states=None)
     assert Engine(loaded).depth == 0 and Engine(loaded, EngineOptions(depth=1)).depth == 1
 
@@ -75,7 +75,7 @@ def test_the_context_ends_with_length(depth: int) -> None:
 
 
 @BOTH
-def test_every_end_id_stops_unless_told_otherwise(depth: int) -> None:
+def test_every_end_id_stops_by_default(depth: int) -> None:
     engine = make(depth)
     free = {seed: ask(engine, max_tokens=100, ignore_eos=True, seed=seed) for seed in range(20)}
     stopped = {seed: ask(engine, max_tokens=100, seed=seed) for seed in range(20)}
@@ -218,19 +218,19 @@ def test_stats_show_every_bucket_from_the_start() -> None:
     assert make().stats()["buckets"] == dict.fromkeys(names, 0)
 
 
-def test_who_got_a_slot_is_said_once_and_when() -> None:
+def test_an_admission_is_reported_once_with_its_time() -> None:
     engine = make()
     ids = [ask(engine, ignore_eos=True, seed=i) for i in range(2)]
     before = time.monotonic()
     engine.step()
-    assert [number for number, _ in engine.begun] == ids
-    assert all(before <= at <= time.monotonic() for _, at in engine.begun)
+    assert [number for number, _ in engine.started] == ids
+    assert all(before <= at <= time.monotonic() for _, at in engine.started)
     engine.step()
-    assert engine.begun == []
+    assert engine.started == []
 
 
 def test_while_memory_is_short_nothing_of_the_host_is_kept() -> None:
-    """Snapshots of swapped requests and the cache are given back, and no token changes."""
+    """Snapshots of swapped requests and the cache are freed, and no token changes."""
     limits = Limits(1, 340, 30, VOCAB, page_size=16, bias_slots=8, top_logprobs=5, snapshots=5)
     plain, found = Engine(build_fake(limits, (1,), (1,))), []
     for engine in (plain, Engine(build_fake(limits, (1,), (1,)))):
@@ -388,7 +388,7 @@ def test_the_last_event_of_a_cancelled_request_counts_its_drafts() -> None:
 
 
 @pytest.mark.parametrize(("asked", "most"), [(None, 3), (0, 0), (2, 2), (7, 3)])
-def test_a_run_has_at_most_the_drafts_it_is_told(asked: int | None, most: int) -> None:
+def test_a_run_has_at_most_the_drafts_it_is_given(asked: int | None, most: int) -> None:
     engine = make_drafting(1, drafts=asked)
     number = ask(engine, max_tokens=60, ignore_eos=True, drafts=7)
     assert engine.drafts == most and len(finish(engine)[number]) == 60

@@ -42,7 +42,7 @@ def test_every_bucket_is_opened(engine: Path) -> None:
     assert loaded.folder and loaded.folder.path == engine
 
 
-def test_one_more_payload_is_opened_beside_the_buckets(engine: Path) -> None:
+def test_one_more_payload_is_opened_in_addition_to_the_buckets(engine: Path) -> None:
     loaded = load(engine, threads=1)
     assert loaded.folder and loaded.open_bucket
     file = loaded.folder.engine(loaded.folder.manifest.buckets[0])
@@ -51,7 +51,7 @@ def test_one_more_payload_is_opened_beside_the_buckets(engine: Path) -> None:
     more.close()
 
 
-def test_the_stages_of_loading_are_told(engine: Path) -> None:
+def test_the_stages_of_loading_are_reported(engine: Path) -> None:
     stages: list[str] = []
     load(engine, threads=1, mark=stages.append)
     assert stages == ["files", "buckets"]
@@ -104,7 +104,7 @@ def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
     assert opened == ([free // share] if share else [])
 
 
-def test_what_the_cache_may_hold_is_told(engine: Path) -> None:
+def test_what_the_cache_may_hold_is_reported(engine: Path) -> None:
     """All pages and snapshots there are, or what was asked for."""
     manifest = read_manifest(engine)
     for asked in (None, 0, 5000):
@@ -219,7 +219,7 @@ def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) ->
 
 
 def test_a_units_limit_counts_as_a_containers_does(tmp_path: Path) -> None:
-    """systemd's MemoryMax lies in the unit's control group or a slice above it, not at the root."""
+    """systemd's MemoryMax is in the unit's control group or a slice above it, not at the root."""
     meminfo, mine = tmp_path / "meminfo", tmp_path / "mine"
     meminfo.write_text("MemAvailable: 3000 kB\n")
     mine.write_text("0::/system.slice/spark.service\n")

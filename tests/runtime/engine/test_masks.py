@@ -25,7 +25,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from tests.lateness import Lateness
 from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
-HANGS_S = 200.0  # who waits so long has waited for one that hangs
+HANGS_S = 200.0  # a wait this long is for a grammar that hangs
 PLAIN = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
 
 
@@ -340,7 +340,7 @@ def test_a_grammar_that_is_made_keeps_no_slot_and_no_page() -> None:
 
 
 def test_a_step_waits_twice_the_bound_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four that hang, one thread: each stands behind another."""
+    """Four that hang, one thread: each waits for the one before."""
     gate, armed = threading.Event(), threading.Event()
 
     class Hangs(Only):
@@ -388,7 +388,7 @@ def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
 
 
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
-    """Its masks take 300 ms each; beside it a free request has a step in far less."""
+    """Its masks take 300 ms each; a request without a grammar has a step in far less."""
     one = engine(lambda text: Only(17, seconds=0.3))
     one._masks.slow = 0.1
     one.submit(request(grammar="g"))
@@ -401,7 +401,7 @@ def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
         start = time.monotonic()
         one.step()
         took.append(time.monotonic() - start)
-    assert float(np.median(took)) < 0.15, "nobody waits for it"
+    assert float(np.median(took)) < 0.15, "no other request waits for it"
     assert one._loop.counts.sampled - before >= 20
     events = run(one)
     assert len(tokens(events[0])) <= 12 and len(tokens(events[1])) <= 200

@@ -48,7 +48,7 @@ def test_check_finds_leaks_and_double_holders() -> None:
     pool.share([a])
     pool.check([a, a, b])
     with pytest.raises(InternalError, match="a leak"):
-        pool.check([a, b])  # one of those who use it has gone without giving it back
+        pool.check([a, b])  # one of its users ended without a release
     pool.give([a])
     pool.give([b])
     with pytest.raises(InternalError, match="held twice, or held and free"):

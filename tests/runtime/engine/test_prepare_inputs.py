@@ -1,4 +1,4 @@
-"""What stands in the arrays that an executor reads, number by number, and where a copy comes back.
+"""The arrays that an executor reads, number by number, and where a copy comes back.
 
 Columns are docs/graph.md's. Every value is another, so that no two can change places unseen.
 """
@@ -48,7 +48,7 @@ def written(seq: Sequence) -> dict[str, Array]:
     return {name: table[1] for name, table in made.items()}
 
 
-def test_every_parameter_stands_in_its_column() -> None:
+def test_every_parameter_is_in_its_column() -> None:
     row = written(sequence(seed=3 + (8 << 32)))
     assert row["sampling_f"].tolist() == [0.5, 0.25, 0.125, 1.5, -0.75, 0.0625, 0, 0]
     assert row["sampling_i"].tolist() == [7, 3, 8, 0]
@@ -91,7 +91,7 @@ def test_biases_are_written_and_the_rest_is_unused() -> None:
 
 
 def test_ends_are_impossible_before_min_tokens_and_as_asked_from_there_on() -> None:
-    """The first two tokens after a prompt of 5 stand at positions 5 and 6; id 9 keeps its bias."""
+    """The first two tokens after a prompt of 5 are at positions 5 and 6; id 9 keeps its bias."""
     bias = MappingProxyType({4: 1.5, 9: -2.0})
     row = written(sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias))
     assert row["bias_ids"].tolist() == [4, 9, 3, 9, -1]
@@ -168,7 +168,7 @@ def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
     assert "emit" not in made
 
 
-def test_decode_beside_rounds_has_no_emit() -> None:
+def test_decode_in_an_engine_with_rounds_has_no_emit() -> None:
     seq, made = sequence(), round_buffers(2, 2)
     write_step_inputs(made, Batch("decode", 2, [seq], [-1], [1], [True]))
     assert made["starts"].tolist() == [-1, 0] and made["counts"].tolist() == [1, 0]

@@ -125,7 +125,7 @@ def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
 
 
 def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
-    """Whoever's tiles fill a launch."""
+    """A launch is filled with tiles of any sequences."""
     costs = {("prefill", 1): 10.0, ("prefill", 4): 40.0}
     clients = Clients(make(costs=costs))
     clients.add(65), clients.add(3)
@@ -141,7 +141,7 @@ LINEAR = {("prefill", 1): 10.0, ("prefill", 2): 15.0, ("prefill", 4): 25.0}
 
 
 @pytest.mark.parametrize(("idle", "tiles"), [(25.0, 4), (24.0, 2), (15.0, 2), (14.0, 1), (9.0, 1)])
-def test_beside_decode_latency_takes_what_twice_an_idle_step_holds_and_never_nothing(
+def test_with_decode_latency_takes_what_twice_an_idle_step_holds_and_never_nothing(
     idle: float, tiles: int
 ) -> None:
     clients = Clients(make(LATENCY, LINEAR | {("decode", 1): idle}, prefill=(1, 2, 4)))
@@ -201,7 +201,7 @@ def test_a_full_queue_refuses_with_its_size() -> None:
     clients.add(1)
 
 
-def test_who_waits_is_counted_and_not_gone_through() -> None:
+def test_waiting_requests_are_counted_without_a_walk() -> None:
     """In every step and for every new request: thousands may wait."""
     clients = Clients(make(slots=1, max_waiting=50))
     looked: list[int] = []
@@ -313,7 +313,7 @@ def test_no_more_sequences_run_than_one_decode_launch_holds() -> None:
     assert len(clients.scheduler.running) == 3
 
 
-def test_a_page_is_spare_beside_others_and_none_is_wanted_alone() -> None:
+def test_a_page_is_spare_next_to_others_and_none_is_wanted_alone() -> None:
     clients = Clients(make(pages=4))
     second = clients.add(64 * 3)
     assert clients.step().admitted == [second] and len(second.pages) == 4, "alone it may take all"
@@ -355,7 +355,7 @@ def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
     assert clients.step().preempted == [last]
 
 
-def test_who_has_yielded_gets_no_page() -> None:
+def test_a_sequence_that_yielded_gets_no_page() -> None:
     clients = Clients(make(pages=4))
     first, second, last = (clients.add(63) for _ in range(3))
     clients.step(), clients.step()
@@ -372,7 +372,7 @@ def test_equals_do_not_preempt_each_other() -> None:
     assert clients.scheduler.running == [first] and [*clients.scheduler.waiting] == [second]
 
 
-def test_nobody_is_preempted_for_what_the_step_in_flight_gives_back() -> None:
+def test_no_sequence_is_preempted_for_pages_that_the_step_in_flight_frees() -> None:
     clients = Clients(make(slots=2))
     ending, going = clients.add(10), clients.add(10)
     clients.step()
@@ -395,14 +395,14 @@ def preempted(swap_bytes: int) -> tuple[Clients, Sequence]:
     return clients, seq
 
 
-def test_a_snapshot_may_take_the_whole_swap_budget_and_gives_it_back() -> None:
+def test_a_snapshot_may_take_the_whole_swap_budget_and_frees_it() -> None:
     clients, seq = preempted(110)  # a slot and a page
     assert seq.status is Status.SWAPPED and clients.scheduler.swap_used == 110
     assert clients.step().restores[0].seq is seq
     assert clients.scheduler.swap_used == 0
 
 
-def test_all_that_were_swapped_come_back_in_one_step_where_there_is_room() -> None:
+def test_all_that_were_swapped_come_back_in_one_step_where_pages_suffice() -> None:
     clients = Clients(make(slots=2))
     seqs = [clients.add(10), clients.add(10)]
     clients.step()
@@ -481,7 +481,7 @@ def test_behind_a_round_in_flight_a_row_starts_where_the_state_says() -> None:
     assert clients.scheduler.schedule(0).batches[0].starts == [14]
 
 
-def test_no_row_reaches_beyond_its_limit_and_who_may_have_reached_it_waits() -> None:
+def test_no_row_exceeds_its_limit_and_one_that_may_have_reached_it_waits() -> None:
     """Positions up to 17 are fed, so that the token at 18 is the last of 19."""
     clients = drafting(3)
     seq = clients.add(10, limit=19)
@@ -521,7 +521,7 @@ def test_a_page_is_taken_as_early_as_the_chain_behind_the_row_needs_it() -> None
         assert plan.grown == [(seq, 1)][: pages - 1]
 
 
-def test_a_draft_that_finds_no_page_preempts_nobody_and_the_next_token_does() -> None:
+def test_a_draft_without_a_page_preempts_no_sequence_and_the_next_token_does() -> None:
     clients = drafting(3, pages=3, page_size=16)
     first, last = clients.add(13), clients.add(3)
     clients.step()
@@ -545,7 +545,7 @@ def test_a_swapped_sequence_keeps_its_drafts_and_a_restarted_one_has_none() -> N
         assert seq.held_drafts == held and seq.unverified == 0
 
 
-def test_who_gets_a_slot_is_not_judged_by_whom_had_it() -> None:
+def test_a_slot_keeps_nothing_of_its_last_sequence() -> None:
     clients, told = Clients(make(slots=1)), []
     clients.scheduler.depth.forget = told.append  # type: ignore[method-assign]
     clients.add(10, limit=12), clients.add(10, limit=12)

@@ -203,7 +203,7 @@ def test_the_last_of_a_barred_row_cannot_follow_the_others() -> None:
     assert _within(one.mask(4)) == rest
 
 
-def test_of_many_barred_rows_those_count_that_were_begun() -> None:
+def test_of_many_barred_rows_those_count_that_were_started() -> None:
     rng = random.Random(3)
     rows = tuple(tuple(rng.choices(range(4), k=rng.randint(1, 5))) for _ in range(60))
     one, said = make(barred=rows), []

@@ -1,4 +1,4 @@
-"""What the next turn of a long conversation costs the host beside a short prompt: counted calls.
+"""What the next turn of a long conversation costs the host, compared with a short prompt.
 
 A first token waits for all of it, so nothing may be done token by token, and by page only what a
 page needs.

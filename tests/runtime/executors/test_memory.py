@@ -33,7 +33,7 @@ def make(sets: int = 1) -> EngineMemory:
     return EngineMemory(STATES, tables(LIMITS), buckets, sets)
 
 
-def test_buckets_share_states_tables_and_the_first_rows_of_their_own() -> None:
+def test_buckets_share_states_tables_and_first_rows() -> None:
     memory = make()
     small, large = memory.buffers("decode", 2, 0), memory.buffers("decode", 4, 0)
     assert small["top_ids"].shape == (2, 20) and large["top_ids"].shape == (4, 20)
@@ -95,7 +95,7 @@ def test_nan_in_what_is_saved_survives_bit_for_bit() -> None:
     )
 
 
-def test_a_bucket_whose_state_differs_from_the_manifest_is_refused() -> None:
+def test_a_bucket_with_a_state_unlike_the_manifests_is_refused() -> None:
     other = TensorSpec("token_counts", DType.I32, (4, 12))
     bad = Specs(specs(1).inputs, (other, *specs(1).states[1:]), specs(1).outputs)
     with pytest.raises(EngineError, match="token_counts is i32"):

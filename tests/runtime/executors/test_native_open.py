@@ -75,7 +75,7 @@ def step(loaded: Loaded) -> None:
 # --- Freeing -----------------------------------------------------------------------------------
 
 
-def test_everything_is_given_back_at_the_end(gpus: list[FakeGpu], folder: Path) -> None:
+def test_everything_is_freed_at_the_end(gpus: list[FakeGpu], folder: Path) -> None:
     loaded = load(folder)
     step(loaded)
     (gpu,) = gpus
@@ -85,7 +85,7 @@ def test_everything_is_given_back_at_the_end(gpus: list[FakeGpu], folder: Path) 
     assert gpu.held == NOTHING
 
 
-def test_everything_is_given_back_wherever_opening_fails(gpus: list[FakeGpu], folder: Path) -> None:
+def test_everything_is_freed_wherever_opening_fails(gpus: list[FakeGpu], folder: Path) -> None:
     count = 0
     while True:
         gpus.insert(0, FakeGpu(toy.KERNELS, fails=count))
@@ -102,7 +102,7 @@ def test_everything_is_given_back_wherever_opening_fails(gpus: list[FakeGpu], fo
 
 
 @pytest.mark.parametrize("broken", toy.ROWS)
-def test_everything_is_given_back_when_a_buckets_file_is_refused(
+def test_everything_is_freed_when_a_buckets_file_is_refused(
     gpus: list[FakeGpu], folder: Path, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
     real = module._open
@@ -162,7 +162,7 @@ def test_mps_is_refused(gpus: list[FakeGpu], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("sms", "each"), [(130, 1), (65, 2), (0, 1)])
-def test_a_gpu_without_room_for_all_blocks_of_a_launch_is_refused(
+def test_a_gpu_that_cannot_hold_all_blocks_of_a_launch_is_refused(
     gpus: list[FakeGpu], folder: Path, sms: int, each: int
 ) -> None:
     gpus.append(FakeGpu(toy.KERNELS))

@@ -166,7 +166,7 @@ def test_an_end_that_hangs_is_left(
     hung.set()
 
 
-def test_the_first_error_of_a_half_made_connection_is_told(
+def test_the_first_error_of_a_half_made_connection_is_reported(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
     """The communicator exists, its first call fails, and so does aborting it: it is
@@ -228,7 +228,7 @@ def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNcc
     assert "not connected rank 1" in found[1]
 
 
-def test_what_is_connected_too_late_is_given_back(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+def test_what_is_connected_too_late_is_freed(two: Ranks, module: Any, nccl: FakeNccl) -> None:
     """The caller waits no longer, and no call is made on a closed device."""
 
     def join(ranks: int, unique: Any, rank: int) -> Any:

@@ -32,7 +32,7 @@ def kib(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
-os.cpu_count = lambda: 1  # one bucket is opened at a time, as where there is no more room
+os.cpu_count = lambda: 1  # one bucket is opened at a time, as on a machine with little memory
 start, before = kib("VmHWM"), kib("RssAnon")
 engine = Engine.open(Path(sys.argv[1]))
 held = kib("RssAnon") - before

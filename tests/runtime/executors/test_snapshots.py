@@ -137,7 +137,7 @@ def test_counts_are_those_of_a_prefill(made: Made, ids: list[int], generated: li
     np.testing.assert_array_equal(read("token_counts"), want)
 
 
-def test_many_rows_of_counts_are_on_their_way_at_once() -> None:
+def test_many_rows_of_counts_are_copied_at_once() -> None:
     """More rows than stages: a stage is rewritten only after its copy has ended."""
     slots, gpu = 3 * MARKED, FakeGpu({})
     resources: Any = DeviceResources(gpu)  # type: ignore[arg-type]

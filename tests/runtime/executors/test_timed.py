@@ -62,7 +62,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device: Device) -> None:
+def test_launches_that_overlap_their_host_have_the_times_of_the_device(device: Device) -> None:
     reported: list[tuple[float, float]] = []
     one: Any = TimedExecutor(device, DeviceClock(device), lambda a, b: reported.append((a, b)))  # type: ignore[arg-type]
     first = one.launch(2.0)

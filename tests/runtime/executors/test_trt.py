@@ -310,7 +310,7 @@ def test_a_card_says_what_the_cpu_says(checkpoint: Path, tmp_path: Path) -> None
     subprocess.run([*command, "--against", str(tmp_path / "cpu")], check=True)
 
 
-def test_fp8_is_cast_by_way_of_f32() -> None:
+def test_fp8_is_cast_through_f32() -> None:
     values = np.array([0, -0.3, 17.25, 448, -448, 1e-3], np.float32)
     nodes = [
         helper.make_node("Cast", ["x"], ["code"], to=TensorProto.FLOAT8E4M3FN),

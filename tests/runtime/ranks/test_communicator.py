@@ -149,7 +149,7 @@ def test_an_ended_rank_is_named_at_once(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_at_different_calls_are_told(way: str) -> None:
+def test_ranks_at_different_calls_are_reported(way: str) -> None:
     def work(comm: Communicator) -> str:
         with pytest.raises(ExecutorError) as error:
             comm.all_reduce(np.ones(4 + comm.rank, np.float32))
@@ -161,7 +161,7 @@ def test_ranks_at_different_calls_are_told(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_at_different_calls_of_equal_bytes_are_told(way: str) -> None:
+def test_ranks_at_different_calls_of_equal_bytes_are_reported(way: str) -> None:
     """Otherwise the ranks would exchange the bytes of different calls."""
 
     def work(comm: Communicator) -> str:

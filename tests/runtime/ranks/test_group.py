@@ -144,7 +144,7 @@ def test_a_rank_that_hangs_while_it_opens_is_named_and_no_other(
         assert "rank 2" not in str(hung.value)
 
 
-def test_an_opening_may_take_long_and_who_is_open_is_not_asked_again(
+def test_an_opening_may_take_long_and_an_open_rank_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with ExitStack() as undo:
@@ -286,7 +286,7 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
     assert process.returncode == (0 if ready else -9)
 
 
-def test_ranks_are_told_to_close_before_rank_0_closes_its_part() -> None:
+def test_ranks_are_asked_to_close_before_rank_0_closes_its_part() -> None:
     """Each rank frees memory that others read after they have unmapped it, so all close
     together.
     """

@@ -119,7 +119,7 @@ def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch
         spawn.check_hosts((), other)
 
 
-def test_nccl_is_told_the_network_of_the_hosts() -> None:
+def test_nccl_gets_the_network_of_the_hosts() -> None:
     """The user's setting has precedence; an address without an interface sets nothing."""
     found: dict[str, str] = {}
     hosts.name_network(found, ELSEWHERE)
@@ -181,7 +181,7 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
     ("error", "code"),
     [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)],
 )
-def test_what_may_pass_is_told_and_tried_again(error: Exception, code: int) -> None:
+def test_a_passing_error_is_reported_and_tried_again(error: Exception, code: int) -> None:
     told: list[bytes] = []
     receiver = cast(Any, SimpleNamespace(answer=told.append))
     assert rank_process._fallen(receiver, error) == code
@@ -208,7 +208,7 @@ def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.Monk
     assert done == ["kill", "wait"]
 
 
-def test_a_rank_that_stands_still_is_ended_and_started_again(
+def test_a_rank_without_progress_is_ended_and_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would never see that rank 0 has gone, and rank 0 would wait for it."""
@@ -233,10 +233,10 @@ def test_a_rank_that_stands_still_is_ended_and_started_again(
             signal.signal(number, handler)
         os.close(ends[0])
     assert done == [
-        "rank 1 of 2 stands by for a",
-        "rank 1 has stood still for 0.6 s, and is ended",
+        "rank 1 of 2 waits for a",
+        "rank 1 made no progress for 0.6 s and is killed",
         "kill",
-        "rank 1 ended with code 1, and stands by again",
+        "rank 1 ended with code 1 and waits again",
     ]
 
 

@@ -52,7 +52,7 @@ def test_every_stage_is_reported_and_once_a_second_its_progress(
     assert reported == ["reading", "reading: 0 %", "reading: 50 %", "after files", WAITS]
 
 
-def test_rank_0_is_told_how_far_an_opening_is_and_that_it_waits(
+def test_rank_0_learns_how_far_an_opening_is_and_that_it_waits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Reports end with the opening; a closed connection is not an error of the opening."""

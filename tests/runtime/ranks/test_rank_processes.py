@@ -82,7 +82,7 @@ def test_processes_are_one_rank(format: str, moe: bool, ranks: int, tmp_path: Pa
         assert several.group is not None
         pids = several.group.pids
         assert sorted(pids) == [*range(1, ranks)]
-    share = found.shape[1]  # rank 0 has the logits of its own ids
+    share = found.shape[1]  # rank 0 has the logits of its share of the ids
     assert share == truth.shape[1] // ranks
     assert np.abs(found - truth[:, :share]).max() <= TOLERANCE * np.ptp(truth)
     assert gone(pids.values())

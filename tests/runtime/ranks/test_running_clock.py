@@ -119,7 +119,7 @@ def _until(done: Callable[[], bool], clock: Time | None = None) -> None:
             clock.jump()
 
 
-def test_a_call_goes_on_where_the_others_were_stopped_too(clock: Time) -> None:
+def test_a_call_continues_where_the_others_were_stopped_too(clock: Time) -> None:
     """The rank that runs first finds the others stopped, and gives them the usual limit."""
     ends = socket.socketpair()
     first, second = Links(0, {1: ends[0]}, LONG_S), Links(1, {0: ends[1]}, LONG_S)
@@ -134,7 +134,7 @@ def test_a_call_goes_on_where_the_others_were_stopped_too(clock: Time) -> None:
                 assert found.result() == {1: bytearray(b"cd")}
 
 
-def test_plans_go_on_where_who_reads_them_was_stopped_too(
+def test_plans_continue_where_their_reader_was_stopped_too(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the socket, and through the ring."""
@@ -186,7 +186,7 @@ with closing(Engine.open(Path(folder), EngineOptions())) as engine:
 @pytest.mark.parametrize(
     "alone", [pytest.param(True, id="alone"), pytest.param(False, id="all", marks=AT_LENGTH)]
 )
-def test_a_group_goes_on_after_rank_0_was_stopped(alone: bool, tmp_path: Path) -> None:
+def test_a_group_continues_after_rank_0_was_stopped(alone: bool, tmp_path: Path) -> None:
     """Alone while the other rank waits for it, or together with the other, which continues a little
     later.
     """

@@ -44,9 +44,7 @@ class World:
             return response.status, found, response.headers.get("x-spark-replica", "")
 
     def hang(self, fake: FakeReplica) -> None:
-        """Stops answering health checks, until the front has noticed; checks of the
-        others go on.
-        """
+        """Stops answering health checks until the front has noticed; other replicas are checked."""
         fake.hung = True
         get = self.fleet._upstream.get
 

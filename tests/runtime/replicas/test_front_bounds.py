@@ -186,7 +186,7 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_body_that_nobody_else_can_need_is_dropped_when_it_is_sent(
+def test_a_body_that_is_not_needed_again_is_dropped_when_it_is_sent(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "SMALL_BODY", 100)

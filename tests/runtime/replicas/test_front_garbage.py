@@ -38,7 +38,7 @@ async def raw(says: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
 
 
-async def beside(w: World, url: str) -> None:
+async def only_replica(w: World, url: str) -> None:
     """Makes this the front's only replica."""
     w.fakes.clear()
 
@@ -66,7 +66,7 @@ async def beside(w: World, url: str) -> None:
 def test_what_is_no_answer_is_a_replica_that_broke(says: bytes) -> None:
     async def test(w: World) -> None:
         async with raw(says) as (url, _):
-            await beside(w, url)
+            await only_replica(w, url)
             status, found, _ = await w.ask("hi")
             assert (status, found["error"]["code"]) == (503, "no_replica")
             assert w.fleet.router.open.get("raw", 0) == 0
@@ -79,7 +79,7 @@ def test_a_header_of_any_bytes_comes_through_as_it_is() -> None:
 
     async def test(w: World) -> None:
         async with raw(says) as (url, came):
-            await beside(w, url)
+            await only_replica(w, url)
             name, _, port = w.url.removeprefix("http://").partition(":")
             reader, writer = await asyncio.open_connection(name, int(port))
             mine = "Bearer schlüssel".encode()

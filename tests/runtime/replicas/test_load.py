@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from spark_engine.runtime.replicas.server_process import ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 from tests import patient
 from tests.ports import free_port
 from tests.repository import ROOT

@@ -18,15 +18,17 @@ from click.testing import CliRunner
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.hints import extra
 from spark_engine.runtime.cli.spark_replicas import main
-from spark_engine.runtime.replicas.plan import ReplicaPlan, check_room, counts, wanted
+from spark_engine.runtime.replicas.plan import ReplicaPlan, check_resources, counts, wanted
 from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.operation.logs import LogFormat
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
-from benchmarks.replicas import measured  # noqa: E402
-from benchmarks.replicas import simulated as reckoned  # noqa: E402
+from benchmarks.replicas import (
+    measured,  # noqa: E402
+    simulated,  # noqa: E402
+)
 
 PLAN = ReplicaPlan(
     "/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0
@@ -65,11 +67,11 @@ def test_the_number_follows_the_requests() -> None:
 
 
 def test_too_few_gpus_are_refused_with_numbers() -> None:
-    check_room(PLAN, {"GPU": 2.0, "CPU": 1.0})
+    check_resources(PLAN, {"GPU": 2.0, "CPU": 1.0})
     with pytest.raises(CapacityError, match="2 replicas at 1 GPUs each take 2 and there are 1"):
-        check_room(PLAN, {"GPU": 1.0, "CPU": 64.0})
+        check_resources(PLAN, {"GPU": 1.0, "CPU": 64.0})
     with pytest.raises(CapacityError, match="--cpus"):
-        check_room(PLAN, {"GPU": 4.0, "CPU": 0.9})
+        check_resources(PLAN, {"GPU": 4.0, "CPU": 0.9})
 
 
 def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
@@ -115,10 +117,12 @@ def test_its_options_are_the_servers() -> None:
     assert "--prompt" not in text and "--device" not in text
 
 
-def test_replicas_are_reckoned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_replicas_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.json"
     words = ["--replicas", "1,4", "--agents", "8", "--seconds", "8", "--out", str(out)]
-    reckoned.main(words)
+    simulated.main(words)
     rows = {(r["replicas"], r["policy"]): r for r in json.loads(out.read_text())["rows"]}
     assert rows[4, "prefix"]["hit_rate"] > rows[4, "turn"]["hit_rate"] + 0.03
     assert rows[4, "prefix"]["tokens_per_s"] > 3.5 * rows[1, "prefix"]["tokens_per_s"]

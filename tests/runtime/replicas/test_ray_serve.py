@@ -18,7 +18,7 @@ from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime import replicas
 from spark_engine.runtime.replicas.directory import NOTHING, Directory
 from spark_engine.runtime.replicas.plan import ReplicaPlan
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NAME = "spark_engine.runtime.replicas.ray_serve"
 PLAN = ReplicaPlan("/e", ServerOptions(), 2, 2, 1.0, 1.0, 32.0, ("gpus", "target"), "stamp", True)
@@ -172,7 +172,7 @@ def test_numbers_alone_replace_no_replica(cluster: Cluster, placing: Any) -> Non
     assert cluster.replicas[0] is not first[0]
 
 
-def test_the_way_back_keeps_the_old_replicas(cluster: Cluster, placing: Any) -> None:
+def test_undoing_an_update_keeps_the_old_replicas(cluster: Cluster, placing: Any) -> None:
     placing.place(PLAN)
     first = list(cluster.replicas)
     cluster.broken = "/broken"

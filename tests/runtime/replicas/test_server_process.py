@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_engine.runtime.replicas.server_process import ServerProcess
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 
 def test_no_key_is_on_the_command_line() -> None:

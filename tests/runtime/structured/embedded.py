@@ -30,7 +30,7 @@ from spark_engine.runtime.text.reply_formats import Formats
 from tests.repository import ROOT
 from tests.runtime.structured.schemas import draw
 
-QUESTIONS = ("Who is Tom?", "What did the bear see?", "Answer in JSON, please.")
+QUESTIONS = ("What is a promise?", "What did the bear see?", "Answer in JSON, please.")
 OPTIONS = Options(decode=(16,), prefill=(64,), max_context=512, max_seqs=16, kv_tokens=8192)
 MOST = 120  # tokens of an answer
 

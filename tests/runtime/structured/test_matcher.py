@@ -22,7 +22,7 @@ def _ids(words: Any) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 
-def test_a_mask_holds_the_tokens_that_go_on_and_no_others() -> None:
+def test_a_mask_holds_the_tokens_that_may_follow_and_no_others() -> None:
     tokens, row = tokenizer(), np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32)
     assert grammars()('start: "there" | "a"').fill(row)
     begins = {b"a", *("there"[:n].encode() for n in range(1, 6))}

@@ -52,7 +52,7 @@ def test_texts_without_marks(marks: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mark", [marks[0] for marks in MARKS])
-def test_each_mask_behind_a_begun_mark_is_exact(mark: str) -> None:
+def test_each_mask_behind_a_started_mark_is_exact(mark: str) -> None:
     tokens = tokenizer()
     plain = {i: tokens.token_bytes(i) for i in range(len(tokens))}
     plain = {i: b for i, b in plain.items() if b and b.isascii() and i not in tokens.special}
@@ -69,7 +69,7 @@ def test_each_mask_behind_a_begun_mark_is_exact(mark: str) -> None:
             assert (i in allowed) is want, (begun, letters)
 
 
-def test_values_of_any_text_beside_others_are_any_text() -> None:
+def test_values_of_any_text_among_others_are_any_text() -> None:
     city = {"anyOf": [{"enum": ["Paris"]}, {"type": "string"}, {"type": "null"}]}
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "go", "strict": True, "parameters": schema}}

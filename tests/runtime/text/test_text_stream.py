@@ -157,7 +157,7 @@ CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nSt. Ives"
         ("a\n" + CALL, "<function=", "a\n<tool_call>\n", {}),
         ("a</think>b.c", "b.c", "a</think>b.c", {"keep_stop": True}),
         ("a.</think>b.c", ".", "a.</think>b", {"min_tokens": 2}),
-        (" go on. So", ".", None, {"fresh": False}),
+        (" ends. So", ".", None, {"fresh": False}),
         ("a. So", ".", "a", {"formats": Formats(reasoning="none")}),
     ],
 )

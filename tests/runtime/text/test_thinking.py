@@ -191,7 +191,7 @@ def test_every_effort_is_known_by_openais_name() -> None:
     assert set(EFFORTS) >= {"none", "minimal", "low", "medium", "high", "xhigh"}
 
 
-def test_a_budget_binds_an_answer_whose_thought_is_open(tokenizer: Tokenizer) -> None:
+def test_a_budget_binds_an_answer_with_an_open_thought(tokenizer: Tokenizer) -> None:
     end = tokenizer.id_of("</think>")
     spec = Thinking(budget=9).bind(None, tokenizer, THOUGHTS)
     assert spec is not None and (spec.budget, spec.end_of_thought) == (9, end)

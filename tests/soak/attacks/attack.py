@@ -46,7 +46,7 @@ class Attacker:
     """Sends to one server, counts the statuses, and notes what is wrong.
 
     Attributes:
-        alone: but for an honest client nobody else asks the server.
+        alone: but for an honest client no other client asks the server.
         soon_s: what a refusal may take. `patience_s`: what an answer may take. `read_s`: the
             server's --read-timeout.
         busy: statuses that are right besides those that an attack expects.
@@ -69,13 +69,13 @@ class Attacker:
 
     @classmethod
     def of(cls, server: Server, key: str = "") -> Attacker:
-        """Of a server whose processes it may touch."""
+        """Of a server of which it may touch the processes."""
         return cls(server.address, key, server.how.tls, server)
 
     @property
     def server(self) -> Server:
         """Its processes."""
-        assert self._server is not None, "this attack needs a server of its own"
+        assert self._server is not None, "this attack needs a separate server"
         return self._server
 
     def count(self, what: object) -> None:
@@ -113,7 +113,7 @@ class Attacker:
         patience_s: float | None = None,
         key: str | None = None,
     ) -> Answer:
-        """One request on a connection of its own. `key`: in place of the attacker's."""
+        """One request on a new connection. `key`: in place of the attacker's."""
         start = time.monotonic()
         fields = {"content-type": "application/json", **(headers or {})}
         if one := self.key if key is None else key:
@@ -183,7 +183,7 @@ class Attacker:
         return -1
 
     def drained(self, seconds: float = 20.0) -> None:
-        """Nothing of what left may go on."""
+        """No request of a client that left may continue."""
         if not self.alone:
             return
         end = time.monotonic() + seconds

@@ -91,7 +91,7 @@ def _long(seed: int, words: int = 1700) -> bytes:
 
 
 def _long_prompts(at: Attacker, count: int) -> None:
-    """That many prompts of some 3,500 tokens; who has no answer in time leaves."""
+    """That many prompts of some 3,500 tokens; a client without an answer in time leaves."""
     seed = time.monotonic_ns()
     at.all(lambda i: at.send(TEXT, _long(seed + i), patience_s=HOLD_S), range(count), count)
     at.only(200, 503, "timeout")
@@ -226,7 +226,7 @@ ATTACKS = (
     Attack("100 long prompts of one client", long_prompts_100, "short ones overtake", mixed=True),
     Attack("Host and Origin of elsewhere", names, "403", mixed=True),
     Attack("two lengths, bad heads", smuggling, "one answer, 400", mixed=True),
-    Attack("who leaves, at every stage", leaving, "nothing goes on", mixed=True),
+    Attack("clients that leave, at every stage", leaving, "nothing continues", mixed=True),
     Attack("the page under load", page, "200 soon"),
 )
 FEW = (

@@ -34,7 +34,7 @@ def _stop(at: Attacker, pids: list[int]) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal.SIGCONT)
-            at.count("went on")
+            at.count("continued")
         except ProcessLookupError:
             at.count("was ended")
     _recovers(at)
@@ -74,7 +74,7 @@ def stop_forker(at: Attacker) -> None:
 
 
 def kill_workers(at: Attacker) -> None:
-    """SIGKILL of those that read prompts, again and again, and of who forks them."""
+    """SIGKILL of those that read prompts, again and again, and of the process that forks them."""
     for _ in range(10):
         for pid in at.server.text_workers:
             try:

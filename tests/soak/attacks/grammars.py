@@ -8,12 +8,12 @@ from typing import Any
 
 from tests.soak.attacks.attack import CHAT, TEXT, Attack, Attacker
 
-K = 12  # references to itself: k^8 ways in a walk that forgets where it was
+K = 12  # references to itself: k^8 paths in a walk that forgets where it was
 Schema = dict[str, Any]
 
 
 def tools(schema: Schema, count: int = 1, strict: bool = True) -> list[Any]:
-    """Functions whose parameter has the schema."""
+    """Functions with one parameter, which has the schema."""
     parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     if "$defs" in schema:
         parameters["$defs"] = schema.pop("$defs")
@@ -22,7 +22,7 @@ def tools(schema: Schema, count: int = 1, strict: bool = True) -> list[Any]:
 
 
 def walks(k: int = K) -> Iterator[Schema]:
-    """Schemas whose definitions lead to themselves in k ways."""
+    """Schemas in which each definition refers k times to itself."""
 
     def refs(name: str) -> list[Schema]:
         return [{"$ref": f"#/$defs/{name}"} for _ in range(k)]
@@ -47,7 +47,7 @@ def walks(k: int = K) -> Iterator[Schema]:
 
 
 def exponential(at: Attacker) -> None:
-    """Small bodies with exponentially many ways through a schema; strict, required, forms."""
+    """Small bodies with exponentially many paths through a schema; strict, required, forms."""
     bodies: list[tuple[str, Schema]] = []
     question = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     for schema in walks():

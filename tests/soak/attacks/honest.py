@@ -1,4 +1,4 @@
-"""An honest client in a process of its own: short streamed chats, one after the other.
+"""An honest client in a separate process: short streamed chats, one after the other.
 
     python -P honest.py URL [KEY]
 

@@ -23,7 +23,7 @@ TTFT_S, TIMES = 2.0, 2.0  # an honest time to first token: this, and so many tim
 KEPT_MB, SETTLE_S = 100.0, 20.0
 CALLBACK_S = 0.05
 LOG_BYTES = 2_000_000
-AFTER_S = 1.0  # honest requests go on after an attack
+AFTER_S = 1.0  # honest requests continue after an attack
 
 
 class Honest:
@@ -141,7 +141,7 @@ def trial(server: Server, attack: Attack, last: bool = False) -> Row:
     row.peak, row.callback = memory.peak, server.worst_callback(since)
     row.wrong = list(dict.fromkeys(at.wrong))
     if last:
-        row.lost = []  # who asks a server that ends
+        row.lost = []  # requests to a server that ends
         return row
     row.kept = kept(server, before)
     _judge(row, attack)
@@ -157,7 +157,7 @@ def _times(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def kept(server: Server, before: float) -> float:
-    """What stays in memory once only ordinary requests go on."""
+    """What stays in memory once only ordinary requests run."""
     end = time.monotonic() + SETTLE_S
     while (found := server.held_mb() - before) >= KEPT_MB and time.monotonic() < end:
         server.is_healthy()

@@ -65,7 +65,7 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // only secure pages have a clipboard: over plain HTTP the old way is left
+    // only secure pages have a clipboard: plain HTTP needs the old API
     const area = h("textarea", { class: "off-screen", value: text, "aria-hidden": "true" });
     document.body.append(area);
     area.select();
@@ -75,7 +75,7 @@ export async function copyText(text) {
   }
 }
 
-// A copy button whose icon says for a moment that it worked.
+// A copy button; for a moment its icon shows that it worked.
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
     const done = await copyText(text());

@@ -1,4 +1,4 @@
-// What stands within a line of Markdown: emphasis, code, links. Gives nodes; markup stays text.
+// The contents of a line of Markdown: emphasis, code, links. Gives nodes; markup stays text.
 
 import { h } from "./dom.js";
 
@@ -12,7 +12,7 @@ const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0"
 const DEEPEST = 8;
 const LONGEST = 1000; // characters of a link's text
 
-// The nodes of a text. `linked`: it stands in a link, and holds no other.
+// The nodes of a text. `linked`: it is inside a link, and may contain no other.
 export function inline(text, depth = 0, linked = false) {
   if (depth > DEEPEST) return [text];
   return new Reader(text, depth, linked).run();
@@ -59,7 +59,7 @@ class Reader {
     return inline(this.text.slice(from, to), this.depth + 1, linked);
   }
 
-  // Where it goes on behind what begins at `i`, or `i` where nothing does.
+  // The index after the markup that begins at `i`, or `i` where none does.
   special(i) {
     const { text } = this;
     switch (text[i]) {

@@ -216,7 +216,7 @@ find("import").addEventListener("click", () => find("import-file").click());
 find("import-file").addEventListener("change", upload);
 find("open-help").addEventListener("click", openHelp);
 for (const dialog of document.querySelectorAll("dialog")) {
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // outside it
 }
 document.addEventListener("keydown", onKey);
 window.addEventListener("hashchange", route);

@@ -218,7 +218,7 @@ function makeList({ ordered, from, items, loose }, depth) {
   const rows = items.map((text) => {
     const task = /^\[([ xX])\] /.exec(text);
     const made = within(task ? text.slice(4) : text, depth);
-    // a tight item's text stands without a paragraph
+    // a tight item's text has no paragraph
     if (!loose && made[0]?.tagName === "P") made.splice(0, 1, ...made[0].childNodes);
     const box = task && h("input", { type: "checkbox", disabled: true, checked: task[1] !== " " });
     return h("li", { class: task && "task" }, box, made);

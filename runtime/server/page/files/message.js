@@ -16,7 +16,7 @@ export class MessageView {
     else this.#buildQuestion();
   }
 
-  // `place`: {index, total} among the messages that stand at the same place; `last`: nothing follows.
+  // `place`: {index, total} among the alternatives of a message; `last`: nothing follows.
   update(place, last) {
     if (place) this.place = place;
     if (last !== undefined) this.last = last;

@@ -2,7 +2,7 @@
 
 const HISTOGRAMS = ["first", "between"];
 
-// The server's numbers by name; a histogram is [[bound, count], ...], whose last bound is infinite.
+// The server's numbers by name; a histogram is [[bound, count], ...] with an infinite last bound.
 export function read(values) {
   const found = { ...values };
   for (const name of HISTOGRAMS) {

@@ -13,7 +13,7 @@ const MEMORY = [
   ["tables", "Tables"],
 ];
 
-// Fills the box; words of what went wrong stand in it. Throws what asks for a key.
+// Fills the box with the report, or with an error message. Throws the error that asks for a key.
 export async function showReport(box) {
   let report;
   try {

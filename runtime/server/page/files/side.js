@@ -1,4 +1,4 @@
-// The list of conversations: by day, with a name that can be changed, and a way back after deleting.
+// The list of conversations: by day, with a name that can be changed, and an undo for deletions.
 
 import { h, iconButton, toast } from "./dom.js";
 import * as store from "./store.js";

@@ -51,7 +51,7 @@ def test_a_secret_is_in_no_error(tmp_path: Path, value: str) -> None:
     assert "31415926" not in str(error.value)
 
 
-def test_what_nobody_said_is_a_comment(tmp_path: Path) -> None:
+def test_an_option_that_is_not_given_is_a_comment(tmp_path: Path) -> None:
     done = _run("--print-config")
     assert done.exit_code == 0 and tomllib.loads(done.stdout) == {}
     for row in OF_FILE:
@@ -84,7 +84,7 @@ WRONG = [
     ("policy = 'fast'", "line 1: policy: 'fast' is not one of"),
     ("stop = 'x'", 'stop is \'x\'; give a list, stop = ["one", "two"]'),
     ("seed = 1\nstop = ['x', 3]", "line 2: stop is 3; it must be a text"),
-    ("seed = 1\n[server]\nport = 3", "line 2: [server] is a table; options stand at the top"),
+    ("seed = 1\n[server]\nport = 3", "line 2: [server] is a table; write options at the top level"),
     ("port = \nseed = 1", "at line 1, column"),
 ]
 

@@ -20,7 +20,7 @@ from spark_engine.runtime.cli.spark_run import main
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.policy.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.process.server import ServerOptions
+from spark_engine.runtime.server.process.options import ServerOptions
 
 NOTHING: dict[str, Any] = {row.name: row.default for row in OPTIONS}
 

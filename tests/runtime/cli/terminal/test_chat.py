@@ -106,7 +106,7 @@ def test_the_same_is_answered_again_and_by_settings(session: Session) -> None:
     assert chat.prompt()[0]["role"] == "system" and chat.messages[2]["content"] == "/hi"
 
 
-def test_a_mistake_is_said_and_the_chat_goes_on(session: Session) -> None:
+def test_a_mistake_is_reported_and_the_chat_continues(session: Session) -> None:
     chat = _chat(session)
     shown = _type(session, chat, "/nope", "b " * 2000, "hi")
     assert "there is no /nope" in shown and "context length is 512 tokens" in shown
@@ -149,7 +149,7 @@ def test_ctrl_c_stops_the_answer_alone(session: Session, monkeypatch: pytest.Mon
     assert 3 <= tokens < 20 and chat.totals.tokens == tokens
     assert chat.messages[1]["reasoning_content"] == "".join(seen), "what came stays"
     _type(session, chat, "/set max-tokens 3", "and?")
-    assert len(chat.messages) == 4 and chat.totals.tokens == tokens + 3, "and the chat goes on"
+    assert len(chat.messages) == 4 and chat.totals.tokens == tokens + 3, "and the chat continues"
     assert signal.getsignal(signal.SIGINT) is before
 
 

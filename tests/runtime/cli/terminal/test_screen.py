@@ -60,7 +60,7 @@ def test_what_is_shown_does_not_depend_on_how_it_came(pieces: list[str]) -> None
     assert shown[0] == shown[1]
 
 
-def test_markdown_is_rendered_and_a_thought_stands_apart() -> None:
+def test_markdown_is_rendered_and_a_thought_is_set_apart() -> None:
     screen, out = _screen()
     screen.thought("Let me *see*.")
     screen.content("# Yes\n\n- **one**\n\n[here](http://x.y)")

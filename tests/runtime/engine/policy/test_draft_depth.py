@@ -178,7 +178,7 @@ def test_requests_that_want_no_drafts_make_none() -> None:
     assert {depth.choose(seqs) for _ in range(300)} <= {0, 1}
 
 
-def test_a_fixed_depth_is_the_largest_that_somebody_can_use_whatever_it_costs() -> None:
+def test_a_fixed_depth_is_the_largest_that_any_row_can_use_whatever_it_costs() -> None:
     known = StepCosts(costs(100, 900, 1700, 2500) | {(verify_family(3), 128): 0})
     verify = (ROWS, ROWS, ROWS[:2])
     depth = DraftDepth((ROWS, *verify), known, SLOTS, fixed=True)

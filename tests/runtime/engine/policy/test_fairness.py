@@ -1,5 +1,5 @@
-"""Who goes first of many that wait, in simulated steps: short before long, owner by owner, nobody
-never. No clock is looked at but in the last test."""
+"""The order of many that wait, in simulated steps: short before long, owner by owner, and none
+waits for ever. Only the last test looks at a clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = 55  # tiles: 3,500 tokens
 
 
 class World:
-    """A scheduler of 32 slots whose launches hold `tiles`, and the loop around it."""
+    """A scheduler of 32 slots and launches of `tiles`, and the loop around it."""
 
     def __init__(self, tiles: int = 4, slots: int = 32, **changes: object) -> None:
         sizes: dict[str, object] = {
@@ -88,7 +88,7 @@ def owner(kind: str, number: int | None) -> str:
 @pytest.mark.parametrize("kind", OWNERS)
 @pytest.mark.parametrize("tiles", [1, 4, 64])
 @pytest.mark.parametrize("count", [24, 40, 100])
-def test_a_short_prompt_waits_for_a_few_steps_beside_any_number_of_long_ones(
+def test_a_short_prompt_waits_for_a_few_steps_among_any_number_of_long_ones(
     kind: str, tiles: int, count: int
 ) -> None:
     world = World(tiles)
@@ -258,7 +258,7 @@ def test_owners_and_lines_are_forgotten() -> None:
     assert len(waiting.shares) == len(waiting) == 0 and len(waiting._lines) <= 1
 
 
-def test_one_whose_grammar_is_being_made_lets_others_pass_and_is_not_asked_in_every_step() -> None:
+def test_one_that_waits_for_its_grammar_lets_others_pass_and_is_not_asked_in_every_step() -> None:
     world = World(1)
     job: Future[None] = Future()
     asked: list[int] = []
@@ -285,7 +285,7 @@ def test_one_whose_grammar_is_being_made_lets_others_pass_and_is_not_asked_in_ev
 
 
 def step_seconds(waiting: int, kind: str) -> list[float]:
-    """CPU seconds of `schedule` while so many wait, of one owner or each of its own."""
+    """CPU seconds of `schedule` while so many wait, of one owner or of one owner each."""
     rng, world, taken = random.Random(1), World(16, slots=128, snapshots=8, cache_bytes=1 << 20), []
     for _ in range(40):
         while len(world.scheduler.waiting) < waiting:

@@ -1,4 +1,4 @@
-"""How much prefill a step takes, by what launches take, and whose comes first."""
+"""How much prefill a step takes, by what launches take, and which prompt comes first."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ LIVE = decode()
     ("policy", "tiles"),
     [
         (THROUGHPUT, 64),
-        (BALANCED, 4),  # 90 % of the rate would be 16, whose step is longer than 55 ms
+        (BALANCED, 4),  # 90 % of the rate would be 16, in a step longer than 55 ms
         (LATENCY, 1),
         (PrefillPolicy(Pace.BALANCED, 20.0), 1),
         (PrefillPolicy(Pace.BALANCED, 12.5 + 26.0), 4),
@@ -87,7 +87,7 @@ LIVE = decode()
         (PrefillPolicy(Pace.LATENCY, 0.001), 1),
     ],
 )
-def test_a_step_holds_what_the_policy_allows_beside_decode(
+def test_a_step_holds_the_prefill_that_the_policy_allows_with_decode(
     policy: PrefillPolicy, tiles: int
 ) -> None:
     assert make(policy).tiles([waiting(10_000)], LIVE) == tiles
@@ -146,7 +146,7 @@ def test_a_prompt_of_several_launches_came_once() -> None:
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
 
-def test_nobody_holds_on_to_a_prompt_that_was_prefilled() -> None:
+def test_no_reference_to_a_prefilled_prompt_is_kept() -> None:
     pacing, gone = make(), waiting(1_900)
     before = sys.getrefcount(gone)
     pacing.tiles([gone], LIVE)
@@ -171,7 +171,7 @@ def test_what_the_cache_had_was_not_prefilled() -> None:
     assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
 
-def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
+def test_after_a_second_without_prefill_latency_yields() -> None:
     pacing, order = make(LATENCY), [waiting(10_000, number=n) for n in range(3)]
     for _ in range(40):
         assert pacing.tiles(order, LIVE) == 1
@@ -204,11 +204,11 @@ def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
         assert [pacing.tiles([waiting(1)], LIVE) for _ in range(9)] == [0] * 8 + [1]
     crowd = [waiting(1, number=n) for n in range(4)]  # 26 ms for 20.4, at 0.8 a step
     assert [pacing.tiles(crowd, LIVE) for _ in range(9)] == [0] * 7 + [4] + [0]
-    assert pacing.tiles([waiting(1)], None) == 1  # nobody else has anything of it
+    assert pacing.tiles([waiting(1)], None) == 1  # no other sequence gains from a wait
     assert pacing.tiles([waiting(10_000)], LIVE) == 64
 
 
-def test_while_nobody_decodes_a_launch_is_short_where_that_costs_no_rate() -> None:
+def test_without_decode_a_launch_is_short_where_that_costs_no_rate() -> None:
     assert make().tiles([waiting(10_000)], None) == 16
     assert make(THROUGHPUT).tiles([waiting(10_000)], None) == 64
     quick = {key: cost / 10 for key, cost in COSTS.items()}

@@ -106,7 +106,7 @@ def test_one_that_waits_lets_others_pass_and_keeps_its_place() -> None:
         assert second.cached == 448
 
 
-def test_who_waits_goes_on_alone_when_the_leader_ends() -> None:
+def test_a_waiter_continues_alone_when_the_leader_ends() -> None:
     engine = make()
     first = ask(engine, STEM + own(0, 300))
     engine.step()
@@ -133,7 +133,7 @@ def test_an_urgent_one_does_not_wait_for_a_later_one() -> None:
     assert engine._live[number].launched > 0
 
 
-def test_a_state_stands_where_two_parted_at_the_second_sighting() -> None:
+def test_a_state_is_saved_where_two_prompts_parted_at_the_second_sighting() -> None:
     engine = make()
     assert cached(engine, STEM[:400]) == 0
     assert cached(engine, STEM[:200] + own(1, 100)) == 0
@@ -153,8 +153,8 @@ def test_marks_say_where_states_are_kept() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_conversation_goes_on_from_its_last_token(depth: int) -> None:
-    """The token that ended it was fed where a step was under way by then."""
+def test_a_conversation_resumes_from_its_last_token(depth: int) -> None:
+    """All tokens of an answer are fed but for the last one."""
     engine = make(depth=depth)
     prompt = STEM[:100]
     for turn in range(4):
@@ -236,7 +236,7 @@ def test_a_prompt_that_others_wait_for_is_no_longer_than_what_they_wait_for() ->
     assert second.cached == 448 and n - 1 <= 7
 
 
-def test_who_begins_otherwise_waits_for_nobody() -> None:
+def test_a_prompt_with_another_beginning_does_not_wait() -> None:
     made = scheduler(prefill=(1,))
     prompt = tuple(i % 251 for i in range(500))
     made.add(sequence(0, prompt))
@@ -256,7 +256,7 @@ def test_without_a_budget_nothing_is_kept() -> None:
     assert stats["free_pages"] == LIMITS.pages == engine.scheduler.pages.free
 
 
-def test_the_cache_is_what_is_left_and_is_given_back() -> None:
+def test_the_cache_is_what_is_left_and_is_freed() -> None:
     engine = make()
     cached(engine, STEM[:300])
     stats, pages = engine.stats(), engine.scheduler.pages
@@ -305,7 +305,7 @@ def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> None:
-    """Ends in the middle of a round, one after another, and what goes on from each."""
+    """Ends in the middle of a round, one after another, and what resumes from each."""
     limits = replace(LIMITS, drafts=5)
     engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
     most = len(engine.scheduler.sizes.verify)
@@ -347,7 +347,7 @@ def test_prompts_share_with_those_of_the_same_salt_alone(length: int) -> None:
     assert salted(engine, prompt + own(2), b"a") == 0
 
 
-def test_a_fork_with_another_salt_goes_on_from_nothing() -> None:
+def test_a_fork_with_another_salt_reuses_nothing() -> None:
     engine = make()
     for n, salt in enumerate((b"a", b"b", b"a", b"", b"b", b"")):
         params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
@@ -415,7 +415,7 @@ def test_long_prompts_keep_a_state_every_so_often() -> None:
     assert (source, seq.cached) == (rows[0], EVERY)
 
 
-def test_a_model_without_recurrence_goes_on_from_its_pages() -> None:
+def test_a_model_without_recurrence_resumes_from_its_pages() -> None:
     made = scheduler(snapshots=0, snapshot_bytes=0)
     prompt = tuple(i % 251 for i in range(500))
     assert prefill(made, sequence(0, prompt)) == []
@@ -424,7 +424,7 @@ def test_a_model_without_recurrence_goes_on_from_its_pages() -> None:
     assert second.pages[:4] == made.running[0].pages[:4]
 
 
-def test_penalties_are_told_what_was_prompt_and_what_was_generated() -> None:
+def test_penalties_distinguish_prompt_and_generated_tokens() -> None:
     made = scheduler()
     prompt = tuple(i % 251 for i in range(500))
     prefill(made, sequence(0, prompt))
@@ -502,7 +502,7 @@ def step(made: Scheduler) -> StepPlan:
     return plan
 
 
-def test_who_waits_goes_on_in_the_step_after_the_one_that_gets_there() -> None:
+def test_a_waiter_continues_in_the_step_after_its_leader_arrives() -> None:
     made, leader, second = waiting_pair()
     while leader.launched < 448:
         assert second.status is Status.WAITING
@@ -510,7 +510,7 @@ def test_who_waits_goes_on_in_the_step_after_the_one_that_gets_there() -> None:
     assert step(made).admitted == [second] and second.cached == 448
 
 
-def test_one_that_waited_and_was_cancelled_hurries_nobody() -> None:
+def test_a_cancelled_waiter_changes_no_order() -> None:
     made, leader, second = waiting_pair()
     third = sequence(3, second.request.prompt[:480])
     third.request = replace(third.request, priority=1)
@@ -525,7 +525,7 @@ def test_one_that_waited_and_was_cancelled_hurries_nobody() -> None:
     assert uses[leader.id].waiter_positions == [] and leader.launched < 448
 
 
-def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
+def test_one_that_passes_preempts_no_other_and_leaves_pages() -> None:
     # pages: 16 of the leader and 1 of the other; the second will want 8 - 7; and one is spare
     for slots, pages, tokens, passes in ((4, 20, 60, True), (3, 20, 60, False), (4, 19, 60, False)):
         made, _, second = waiting_pair(slots=slots, pages=pages)
@@ -537,7 +537,7 @@ def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
         assert (late.status is Status.RUNNING) == passes, (slots, pages)
 
 
-def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
+def test_one_that_waits_for_pages_is_looked_up_when_something_changed() -> None:
     made, calls = scheduler(pages=12), []
     inner = made.prefix.cache.match
     made.prefix.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore

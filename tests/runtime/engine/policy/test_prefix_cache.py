@@ -35,7 +35,7 @@ class Running:
 
 
 class World:
-    """A cache, what its pages and rows hold, and who runs."""
+    """A cache, what its pages and rows hold, and what runs."""
 
     def __init__(self, pages: int, rows: int, budget: int) -> None:
         self.pages, self.rows = Pool("page", pages), Pool("snapshot", rows)
@@ -209,7 +209,7 @@ def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, bud
     while world.running:
         world.end(world.running[0])
         world.check()
-    assert world.pages.free + world.pages.spare == pages, "whoever needs a page can have it"
+    assert world.pages.free + world.pages.spare == pages, "every page can be taken"
     assert world.cache.reclaim(pages) and world.cache.snapshots == len(
         world.cache.root_of(b"").suffix_states
     )
@@ -341,7 +341,7 @@ def test_giving_up_many_states_looks_at_each_a_few_times(monkeypatch: pytest.Mon
     world.check()
 
 
-def test_a_conversation_that_nobody_asks_for_goes_whole_before_one_that_is() -> None:
+def test_an_unused_conversation_is_evicted_whole_before_a_used_one() -> None:
     world = World(12, 9, 1 << 20)
     world.end(story(world, [*range(24)], 8, 16, 24))
     world.now += 2 * TAU
@@ -351,7 +351,7 @@ def test_a_conversation_that_nobody_asks_for_goes_whole_before_one_that_is() -> 
     world.check()
 
 
-def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
+def test_a_page_that_is_used_is_not_evicted_for_one_that_is_not() -> None:
     world = World(12, 4, 1 << 20)
     world.end(story(world, [*range(9)], 8))
     hit = world.match([*range(10)])
@@ -364,11 +364,11 @@ def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
     assert world.match([*range(10)]).kv_position == 8 and world.match([7] * 9).kv_position == 0
 
 
-def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() -> None:
+def test_a_leaf_that_was_being_copied_is_evicted_when_its_turn_comes() -> None:
     world = World(20, 9, 20)
     seq = story(world, [*range(9)])
     world.end(seq)
-    world.pages.share([seq.pages[1]])  # somebody reads it while another needs room
+    world.pages.share([seq.pages[1]])  # a reader holds it while memory is needed
     assert not world.cache._make_room(10, 1e9)
     world.pages.give([seq.pages[1]])
     assert world.cache._make_room(20, 1e9) and not world.cache._nodes
@@ -378,7 +378,7 @@ def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() ->
 def test_a_page_that_a_state_keeps_too_is_not_replaced_beyond_the_budget() -> None:
     world = World(20, 9, 55)
     first, other = world.begin([*range(9)]), world.begin([9] * 5)
-    again = Running(99, [*range(9)], world.pages.take(3), None)  # begun before there was a state
+    again = Running(99, [*range(9)], world.pages.take(3), None)  # started before there was a state
     world.held |= {page: [*range(4 * i, min(4 * i + 4, 9))] for i, page in enumerate(again.pages)}
     assert first and other
     world.extend(first, 4)
@@ -402,8 +402,8 @@ def test_what_one_that_went_wrong_computed_is_dropped() -> None:
     world.cache.forget(bad.node, bad.number)
     world.check()
     hit = world.match([*range(14)])
-    assert (hit.position, hit.kv_position) == (4, 4), "it brought pages of its own behind that"
-    assert world.match([*mine, 1, 2, 3]).kv_position == 4, "and what stands on its pages"
+    assert (hit.position, hit.kv_position) == (4, 4), "behind that its pages are dropped"
+    assert world.match([*mine, 1, 2, 3]).kv_position == 4, "and so is what continues from its pages"
     for seq in (wrong, bad, after):
         world.end(seq)
     world.check()
@@ -416,14 +416,14 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     world.extend(seq, 12)
     assert world.save(seq, 12) and world.cache.used_bytes == world.cache.budget
     world.extend(seq, 30)
-    assert seq.node and seq.node.end == 12, "what nobody can give up is not taken"
+    assert seq.node and seq.node.end == 12, "what cannot be evicted is not taken"
     world.end(seq)
     world.now += 100 * TAU
     world.end(story(world, [*range(50, 60)], 8))
     assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
 
 
-def test_names_are_of_full_pages_and_go_on_from_those_that_are_known() -> None:
+def test_names_are_of_full_pages_and_continue_those_that_are_known() -> None:
     tokens = array("i", range(14))
     names = page_names(tokens, PAGE)
     assert [*map(len, names)] == [4 * PAGE] * 3 and len({*names}) == 3

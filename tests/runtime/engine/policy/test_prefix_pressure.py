@@ -1,4 +1,4 @@
-"""A prefix cache that is too small for those who use it: what they find falls by degrees.
+"""A prefix cache that is too small for its load: the share that is found falls by degrees.
 
 Agents ask in turns, each of a conversation that grows; a state of the recurrent layers is as large
 as 32 pages, as those of the served models are.
@@ -33,7 +33,7 @@ class Agent:
 
 
 class Pressed:
-    """An engine whose cache holds `share` of what the agents' conversations come to."""
+    """An engine with a cache for `share` of the agents' conversations."""
 
     def __init__(self, share: float) -> None:
         self.engine = Engine(build_fake(LIMITS, (1, 4), (1, 8), lazy=False), EngineOptions())
@@ -74,12 +74,12 @@ class Pressed:
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_what_agents_find_falls_with_the_room_and_not_at_once(shuffled: bool) -> None:
+def test_what_agents_find_falls_gradually_with_the_budget(shuffled: bool) -> None:
     """With the order in which they were used alone, of agents in turns none would find its own
     conversation in a cache for half of them: the system message is all, 16 % of the tokens."""
     shares = {share: Pressed(share).found(shuffled) for share in (4.0, 1.0, 0.5, 0.2)}
     assert shares[4.0] > 0.8
-    assert shares[1.0] > 0.9 * shares[4.0], "there is room for all"
+    assert shares[1.0] > 0.9 * shares[4.0], "all of them fit"
     assert shares[0.5] > 0.6 * shares[4.0]
     assert shares[0.2] > 0.3 * shares[4.0]
 
@@ -107,7 +107,7 @@ def test_several_answers_to_a_prompt_leave_none_of_them_behind() -> None:
     assert len(cache._states) == 4 and not any(state.superseded for state in cache._states)
 
 
-def test_who_wait_for_a_beginning_find_it_in_a_cache_full_of_what_was_just_used() -> None:
+def test_a_shared_beginning_is_found_in_a_cache_full_of_recent_pages() -> None:
     world = Pressed(0.1)
     for agent in world.agents[:3]:
         world.ask(agent)

@@ -135,7 +135,7 @@ def test_edits_of_the_context_are_taken_and_none_is_applied() -> None:
     assert "context_management" not in server.post(PATH, BODY).json()
 
 
-def test_what_is_said_beside_results_is_part_of_them() -> None:
+def test_text_next_to_results_is_part_of_them() -> None:
     """A reminder is no turn of the user's, which would cost the loop's thoughts and its cache."""
     result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
     said = {"type": "text", "text": "<system-reminder>"}
@@ -161,7 +161,7 @@ def test_what_is_said_beside_results_is_part_of_them() -> None:
         "",
     ],
 )
-def test_an_answer_that_cannot_go_on_is_answered(blocks: Any) -> None:
+def test_an_answer_that_cannot_be_continued_is_answered(blocks: Any) -> None:
     """It was interrupted, and what the client has stored ends with it."""
     server = ApiClient("hello")
     answer = server.post(
@@ -181,7 +181,7 @@ def test_thinking_is_asked_for() -> None:
     assert server.prompt.endswith("<think>\n")
 
 
-def test_an_answer_that_is_begun_goes_on() -> None:
+def test_an_answer_that_is_started_is_continued() -> None:
     server = ApiClient("lo")
     body = {**BODY, "messages": [*USER, {"role": "assistant", "content": "hel"}]}
     answer = server.post(PATH, body).json()

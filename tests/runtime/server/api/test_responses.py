@@ -202,7 +202,7 @@ def test_why_it_ended(finish: FinishReason, status: str, reason: Any, stream: bo
     assert end["output"][0]["status"] == status
 
 
-def test_conversations_go_on_from_what_is_kept() -> None:
+def test_conversations_continue_from_what_is_kept() -> None:
     server = ApiClient(THOUGHT + "One.")
     first = server.post(PATH, {**BODY, "input": "first", "instructions": "be brief"}).json()
     second = server.post(PATH, {"input": "second", "previous_response_id": first["id"]}).json()
@@ -346,7 +346,7 @@ def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: s
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
-def test_a_bug_in_the_background_is_logged_and_not_told(
+def test_a_bug_in_the_background_is_logged_and_not_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:

@@ -110,7 +110,7 @@ def test_every_form_of_a_choice(choice: Any, names: list[str] | None) -> None:
     assert names is None or list(_offered(server)) == names
 
 
-def test_names_that_would_be_the_same_are_told_apart() -> None:
+def test_names_that_would_be_the_same_are_distinguished() -> None:
     other = {"type": "function", "name": "agents__go", "parameters": TEXT}
     server = ApiClient(THOUGHT + _call("agents__go", "x", "1") + _call("agents__go_2", "x", "2"))
     answer = server.post(PATH, {"input": "hi", "tools": [other, SPACE]}).json()

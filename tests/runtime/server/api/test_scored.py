@@ -96,7 +96,7 @@ def test_many_choices_and_prompts_are_scored_each() -> None:
         assert all(t == {} for t in choice["logprobs"]["top_logprobs"][1:])
 
 
-def test_prompt_logprobs_stand_beside_the_answers() -> None:
+def test_prompt_logprobs_come_with_the_answers() -> None:
     ids = tokenizer().encode(PROMPT)
     body: dict[str, Any] = {"prompt": PROMPT, "prompt_logprobs": 1, "max_tokens": 2}
     choice = _client().post(TEXT, body).json()["choices"][0]

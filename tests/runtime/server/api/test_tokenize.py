@@ -16,7 +16,7 @@ BODIES = {
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_is_read_by_the_pool(path: str) -> None:
-    """One of 32 MB would hold up everybody's tokens for a second."""
+    """In the loop's thread one of 32 MB would delay the tokens of all requests for a second."""
     server = ApiClient()
     assert server.post(path, BODIES[path]).status_code == 200
     assert len(server.service._pool.jobs) == 1  # type: ignore[attr-defined]

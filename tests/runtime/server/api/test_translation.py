@@ -1,4 +1,4 @@
-"""Whatever stands in a body of the translated APIs, it is taken or refused with words."""
+"""Any body of the translated APIs is accepted, or refused with a message."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ from pathlib import Path
 from spark_engine.runtime.server.engine_client.dumps import BlackBox
 box = BlackBox(Path(sys.argv[1]))
 box.open()
-def stands_here():
+def stack_of_this_test():
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGSEGV)
-stands_here()
+stack_of_this_test()
 """
 
 
@@ -50,7 +50,7 @@ def test_a_dump_says_what_both_processes_did(tmp_path: Path) -> None:
     assert text.startswith("it hung\n") and '{"a": 1}' in text and '{"engine_client":1}' in text
     assert "engine process: stacks ==\n(none:" in text
     assert "in write" in text, "the stack of this very thread"
-    assert path.stat().st_mode & 0o777 == 0o600, "nobody else's business"
+    assert path.stat().st_mode & 0o777 == 0o600, "only the owner may read it"
 
 
 def test_old_dumps_go_and_other_files_stay(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_process_that_falls_leaves_its_stacks(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-P", "-c", FALLS, str(tmp_path)])
     assert done.returncode == -11
     (text,) = read(tmp_path).values()
-    assert text.count("in stands_here") == 2, "once when asked, once as it fell"
+    assert text.count("in stack_of_this_test") == 2, "once when asked, once as it fell"
     assert "Segmentation fault" in text
     assert read(tmp_path) == {}, "it was taken out"
 
@@ -88,14 +88,14 @@ box.open()
 def deep(more):
     return deep(more - 1) + sum(i for i in range(3)) if more else 0
 def works():
-    begun.release()
+    started.release()
     while True:
         deep(20)
-begun = threading.Semaphore(0)
+started = threading.Semaphore(0)
 for _ in range(4):
     threading.Thread(target=works, daemon=True).start()
 for _ in range(4):
-    begun.acquire()
+    started.acquire()
 for _ in range(100):
     box.write()
 """

@@ -68,7 +68,7 @@ def test_a_prefix_cache_that_could_hold_nothing_is_refused(monkeypatch: pytest.M
             _asked(monkeypatch, ROW + PAGE - 1, executor, rows)
     for asked in (None, 0):
         _asked(monkeypatch, asked, "ort", 0)
-    with pytest.raises(OptionError, match="--cache-gib is 1; this engine was built without room"):
+    with pytest.raises(OptionError, match="--cache-gib is 1; this engine was built without memory"):
         _asked(monkeypatch, 1 << 30, "ort", 0)
 
 
@@ -78,7 +78,7 @@ def test_what_is_said_of_a_prefix_cache() -> None:
     pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
     assert spell_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
     both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
-    assert spell_cache(both) == ", with a prefix cache of up to 1.50 GiB with room for 7 states"
+    assert spell_cache(both) == ", with a prefix cache of up to 1.50 GiB with memory for 7 states"
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:
@@ -93,7 +93,7 @@ def test_what_was_asked_for_and_cannot_be_had_is_said() -> None:
     for cache, itl_ms in ((None, None), (0, 10.0), (ROW, 1e9)):
         assert said(cache, itl_ms) == []
     (much,) = said(8 << 30, None)
-    assert much.startswith("--cache-gib is 8; ") and "room for 0.00 GiB" in much
+    assert much.startswith("--cache-gib is 8; ") and "fit 0.00 GiB" in much
     (short,) = said(None, 9.9)
     assert short.startswith("--itl-ms is 9.9; a step of one row takes 10 ms with a prefill, 3 to")
-    assert said(None, 0.001, SimpleNamespace(buckets=[])) == [], "nobody knows what a launch takes"
+    assert said(None, 0.001, SimpleNamespace(buckets=[])) == [], "no bucket, no time"

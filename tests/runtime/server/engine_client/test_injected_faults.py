@@ -88,7 +88,7 @@ class Running:
         """Waits until the engine reports that nothing is held."""
         await self.until(lambda: self.client.in_flight == 0)
         end = time.monotonic() + 90
-        while wrong := await self._held():  # a cancellation may be on its way
+        while wrong := await self._held():  # a cancellation may not have arrived yet
             assert time.monotonic() < end, wrong
             await asyncio.sleep(0.02)
 
@@ -196,7 +196,7 @@ def test_an_engine_that_falls_at_any_stage_comes_again(
     _run(tmp_path, use)
 
 
-def test_a_dump_of_a_hung_engine_says_where_it_hangs_and_with_whom(tmp_path: Path) -> None:
+def test_a_dump_of_a_hung_engine_has_its_stack_and_its_requests(tmp_path: Path) -> None:
     async def use(server: Running) -> None:
         order(server.folder, "_launch", "hang")
         asked = server.ask_later({**SHORT, "max_tokens": 2})

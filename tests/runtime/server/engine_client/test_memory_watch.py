@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_engine.device.shared_memory import HostRoom
+from spark_engine.device.shared_memory import HostBudget
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.server.engine_client import memory_watch
 from spark_engine.runtime.server.engine_client.client import EngineClient, MemoryShort
@@ -43,7 +43,7 @@ def test_it_is_read_in_a_thread_about_once_a_second(monkeypatch: pytest.MonkeyPa
 def test_only_a_memory_that_is_the_gpus_too_is_watched(
     monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    monkeypatch.setattr(memory_watch, "host_room", lambda _: HostRoom(None, 0, shared))
+    monkeypatch.setattr(memory_watch, "host_budget", lambda _: HostBudget(None, 0, shared))
     watch = watch_memory()
     assert (watch is not None) == shared
     if watch is not None:

@@ -1,5 +1,5 @@
 """An engine folder that is built again while it is served, or while it is being loaded: what runs
-goes on, and what starts anew never mixes the two."""
+continues, and what starts anew never mixes the two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from spark_engine.runtime.server.engine_client import supervisor, worker
 from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox
 from spark_engine.runtime.server.engine_client.supervisor import Supervision
 from spark_engine.runtime.server.process import server
-from spark_engine.runtime.server.process.server import ServerOptions, worker_command
+from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.process.server import worker_command
 from tests.runtime import small_engine
 
 
@@ -65,7 +66,7 @@ async def answer(client: EngineClient) -> list[int]:
     return tokens
 
 
-def test_what_runs_goes_on_and_its_next_life_is_not_the_other_engine(
+def test_what_runs_continues_and_its_restart_is_not_the_other_engine(
     built: tuple[Path, Path],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +147,7 @@ def test_one_that_is_damaged_says_so_itself(folder: Path, monkeypatch: pytest.Mo
     assert not isinstance(found.value, worker.Replaced)
 
 
-def test_a_server_whose_texts_are_of_another_engine_does_not_start(
+def test_a_server_with_texts_of_another_engine_does_not_start(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer is read before the engine process starts."""

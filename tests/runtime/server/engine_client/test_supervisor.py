@@ -67,7 +67,7 @@ def test_the_watchdog_wants_answers_always_and_steps_where_some_are_owed() -> No
     assert Watchdog(0, 0).complaint(1e6, owes=True) is None
 
 
-def test_time_in_which_the_server_itself_did_not_run_counts_for_nobody() -> None:
+def test_time_in_which_the_server_itself_did_not_run_is_not_counted() -> None:
     dog = Watchdog(10, 0)
     dog.tick(1, 1, owes=True)
     dog.tick(31, 1, owes=True)
@@ -131,7 +131,7 @@ def _run(use: Callable[[Trial], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_who_heard_a_token_ends_and_the_others_go_on_once() -> None:
+def test_requests_with_a_token_end_and_the_others_are_retried_once() -> None:
     async def use(trial: Trial) -> None:
         trial.lives.rise()
         (first, second), box = trial.submit(2)
@@ -156,7 +156,7 @@ def test_who_heard_a_token_ends_and_the_others_go_on_once() -> None:
     _run(use)
 
 
-def test_who_waits_for_a_process_waits_so_long_and_no_longer() -> None:
+def test_the_wait_for_a_process_is_bounded() -> None:
     async def use(trial: Trial) -> None:
         trial.lives.rise()
         _, box = trial.submit()
@@ -205,7 +205,7 @@ def test_cancelled_is_cancelled_wherever_it_was() -> None:
     _run(use)
 
 
-def test_the_queue_is_bounded_while_nobody_runs_too() -> None:
+def test_the_queue_is_bounded_while_nothing_runs_too() -> None:
     async def use(trial: Trial) -> None:
         trial.lives.fall()
         trial.submit(12)
@@ -229,7 +229,7 @@ def test_what_the_engine_does_not_take_is_busy_and_not_tried_again() -> None:
     _run(use)
 
 
-def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "UNREAD", 5)
 
     async def use(trial: Trial) -> None:
@@ -239,7 +239,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
         for _ in range(5):
             trial.step(Event(ids[0], 1), Event(ids[1], 1), Event(2, 1))
             other.get_nowait()
-        assert trial.client.in_flight == 1, "both choices of it ended, and nobody else"
+        assert trial.client.in_flight == 1, "both choices of it ended, and no other request"
         cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
         assert [c.id for c in cancels] == ids
         found = [box.get_nowait() for _ in range(box.qsize())]
@@ -250,7 +250,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
     _run(use)
 
 
-def test_one_that_cannot_be_started_at_all_is_told_at_once(tmp_path: Path) -> None:
+def test_one_that_cannot_be_started_at_all_is_reported_at_once(tmp_path: Path) -> None:
     async def start(command: tuple[str, ...]) -> None:
         client = EngineClient(command, how=Supervision(dumps=tmp_path))
         try:
@@ -276,7 +276,7 @@ def test_one_that_cannot_be_started_at_all_is_told_at_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), zmq.ZMQError(24)])
-def test_no_room_for_another_process_is_a_death_like_any(
+def test_a_process_that_cannot_be_started_is_a_death_like_any(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object) -> None:

@@ -85,7 +85,7 @@ class Socket:
         self.sent.append(decode_report(data))
 
 
-def test_a_step_that_raises_ends_the_loop_and_brings_nobody_an_end() -> None:
+def test_a_step_that_raises_ends_the_loop_and_sends_no_end() -> None:
     """The client, which has the requests, decides about errors and retries."""
     socket: Any = Socket()
     with pytest.raises(ExecutorError, match="the device is gone"):
@@ -133,7 +133,7 @@ class Busy(Idle):
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[int] = []
-        self.begun = []
+        self.started = []
         self.seen: list[int] = []  # requests taken before each step
 
     def add(self, request_id: int, request: Request) -> None:
@@ -147,7 +147,7 @@ class Busy(Idle):
         return []
 
 
-def test_a_burst_of_requests_is_taken_over_several_steps_where_somebody_runs() -> None:
+def test_a_burst_of_requests_is_taken_over_several_steps_while_others_run() -> None:
     socket: Any = Socket(*(Submit.of(number, Request((1,))) for number in range(6)))
     engine = Busy()
     with pytest.raises(Closed):
@@ -194,7 +194,7 @@ def test_a_cancel_of_what_has_ended_is_ignored() -> None:
     assert isinstance(socket.sent[-1], StepReport)
 
 
-def test_the_engine_is_told_when_memory_is_short_and_clients_hear_of_it() -> None:
+def test_short_memory_is_reported_to_the_engine_and_to_clients() -> None:
     told: list[bool] = []
 
     class Frugal(Idle):

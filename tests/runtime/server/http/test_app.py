@@ -115,7 +115,7 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
     assert asyncio.run(ask()) == [400, 400, 503, 400]
 
 
-def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> None:
+def test_a_client_that_leaves_before_the_first_event_leaves_nothing_behind() -> None:
     """The body of a stream that was never started does not close its reply."""
     client = FakeClient([Event(0, 40)])
     served = service(client, None)
@@ -145,7 +145,7 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
         response = await endpoints.generate(request, completions.start)
         assert client.cancelled == []
         await asyncio.wait_for(response(scope, receive, send), 60)
-        assert client.cancelled == [0], "at once, and not when somebody collects the garbage"
+        assert client.cancelled == [0], "at once, and not at the next garbage collection"
 
     began = asyncio.Event()
     asyncio.run(ask())
@@ -300,7 +300,7 @@ def test_load_and_readiness() -> None:
     served.client.in_flight = 8  # 4 slots and a queue of 4
     assert served.get("/load").json()["server_load"] == 8
     answer = served.get("/ready")
-    assert answer.status_code == 503 and "room for 8" in answer.json()["reason"]
+    assert answer.status_code == 503 and "limit is 8" in answer.json()["reason"]
     assert served.get("/health").status_code == 200
     served.client.in_flight = 0
     served.client.unhealthy_reason = lambda: "it hangs"  # type: ignore[method-assign]

@@ -271,7 +271,7 @@ def test_a_long_answer_and_an_idle_client_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads: bool) -> None:
+def test_a_client_that_reads_nothing_is_cut_and_one_that_reads_little_is_not(reads: bool) -> None:
     async def use(server: Server) -> None:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -298,7 +298,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads
     Server(10).run(use)
 
 
-def test_the_longest_silent_gives_way() -> None:
+def test_the_longest_silent_connection_is_replaced() -> None:
     async def use(server: Server) -> None:
         idle = [await server.open() for _ in range(4)]
         await server.say(idle[0][1], GET[:10])  # received last
@@ -310,7 +310,7 @@ def test_the_longest_silent_gives_way() -> None:
     Server(4).run(use)
 
 
-def test_a_client_between_two_requests_gives_way_last() -> None:
+def test_a_client_between_two_requests_is_replaced_last() -> None:
     async def use(server: Server) -> None:
         reader, writer = await server.open(GET)
         await answer(reader)
@@ -322,7 +322,7 @@ def test_a_client_between_two_requests_gives_way_last() -> None:
     Server(2).run(use)
 
 
-def test_what_is_being_answered_never_gives_way() -> None:
+def test_a_connection_that_is_being_answered_is_never_replaced() -> None:
     async def use(server: Server) -> None:
         busy = [await server.open(SLOW) for _ in range(4)]
         reader, _ = await server.open()

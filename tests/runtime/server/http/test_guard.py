@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.server.http.guard import Guard, Guarded, allowed_hosts, guard_of
+from spark_engine.runtime.server.http.guard import Guard, Guarded, guard_of
+from spark_engine.runtime.server.http.host_names import allowed_hosts
 
 MINE = "localhost:8000"
 Headers = list[tuple[str, str]]
@@ -58,7 +59,7 @@ STRANGE += ["127.0.0.1\\@evil", "xlocalhost", "localhost..", "127.1", "213070643
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
-def test_a_name_that_nobody_gave_the_server_is_refused(method: str) -> None:
+def test_a_name_that_the_server_was_not_given_is_refused(method: str) -> None:
     guard = local()
     assert {host: code(guard, [("host", host)], method) for host in KNOWN} == dict.fromkeys(
         KNOWN, ""
@@ -147,7 +148,7 @@ def test_a_server_with_keys_or_for_others_is_not_guarded_unless_names_are_given(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/messages", "/metrics", "/"])
-def test_who_is_refused_is_told_what_would_help(path: str) -> None:
+def test_a_refusal_names_the_remedy(path: str) -> None:
     said: list[Any] = []
 
     async def app(*_: Any) -> None:

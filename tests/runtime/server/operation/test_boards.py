@@ -119,7 +119,7 @@ def test_the_first_scrape_has_the_labels_of_later_ones(panels: Panels) -> None:
     assert dict(facts)["enable_prefix_caching"] == "True"
 
 
-def test_every_series_stands_on_a_page(panels: Panels) -> None:
+def test_every_series_is_on_a_page(panels: Panels) -> None:
     pages = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
     for name, kind in panels.after.kinds.items():
         plain = re.sub(r"^(spark|vllm):|_(total|bucket|sum|count|created|info)$", "", name)

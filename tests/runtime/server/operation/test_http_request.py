@@ -148,7 +148,7 @@ def test_tokens_are_charged_as_they_come(server: Server) -> None:
 
 
 @pytest.mark.parametrize("script", [SCRIPT, FAILS])
-def test_a_request_under_way_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
+def test_a_running_request_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
     server = Server(tmp_path, script)
     for body in (BODY, {**BODY, "stream": True}, {"prompt": 3.5}):
         server.ask(**body)
@@ -175,7 +175,7 @@ def test_what_runs_on_behind_the_answer_counts_until_it_ends(server: Server) -> 
     assert samples(metrics)["spark:key_tokens_total{key=ann,kind=completion}"] == 7
 
 
-def test_without_a_key_nobody_comes_in_but_to_the_open_paths(server: Server) -> None:
+def test_without_a_key_only_the_open_paths_answer(server: Server) -> None:
     for path in ("/v1/models", "/v1/models/fake"):
         refused = server.ask(path, key="")
         assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
@@ -187,7 +187,7 @@ def test_without_a_key_nobody_comes_in_but_to_the_open_paths(server: Server) -> 
     assert server.requests[0].problem == "invalid_api_key" and server.requests[0].account is None
 
 
-def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(server: Server) -> None:
+def test_metrics_name_keys_only_to_holders_of_a_key(server: Server) -> None:
     server.service.metrics.add_key("ann", ["requests"])
     shown = server.ask("/metrics", key="").text
     assert "ann" not in shown and "spark:key" not in shown and "spark:prompt_tokens" in shown

@@ -53,7 +53,7 @@ def _rows(lines: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("last", LASTS)
-def test_whoever_writes_it_each_line_is_one_object(last: str) -> None:
+def test_each_line_is_one_object_whatever_writes_it(last: str) -> None:
     code = WRITER.replace("{last}", last)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     lines = done.stderr.decode().splitlines()
@@ -115,7 +115,7 @@ def test_a_line_is_a_record_and_a_crash_is_one_with_all_its_lines() -> None:
     assert fatal["level"] == "error" and fatal["message"].endswith("Current thread")
 
 
-def test_the_descriptor_is_given_back(tmp_path: Path) -> None:
+def test_the_descriptor_is_restored(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from spark_engine.runtime.server.operation.json_stderr import standard_error\n"

@@ -85,7 +85,7 @@ def test_requests_a_minute(ring: Keyring, clock: Clock) -> None:
     with pytest.raises(LimitReached) as caught:
         ann.enter()
     assert caught.value.kind == "requests" and caught.value.retry_s == pytest.approx(1)
-    assert ann.open == 0, "what was refused is not under way"
+    assert ann.open == 0, "a refused request does not count"
     clock.now += 1
     ann.enter()
     ann.leave()
@@ -114,7 +114,7 @@ def test_requests_at_a_time(ring: Keyring, clock: Clock) -> None:
         clock.now += 60
         ann.enter()
     clock.now += 60
-    with pytest.raises(LimitReached, match=r"3 requests under way \(at most 3\)") as caught:
+    with pytest.raises(LimitReached, match=r"3 open requests \(at most 3\)") as caught:
         ann.enter()
     assert caught.value.kind == "at_once"
     ann.leave()
@@ -215,7 +215,7 @@ def test_a_file_for_all_to_read_is_warned_of(
 
 
 @pytest.mark.parametrize("single", ["", " ", " k", "k\n"])
-def test_an_empty_key_lets_nobody_in(single: str) -> None:
+def test_an_empty_key_admits_no_request(single: str) -> None:
     """A request without a key brings an empty one."""
     with pytest.raises(OptionError, match="--api-key is empty"):
         Keyring(single=single)

@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.engine_client.client import Begun
+from spark_engine.runtime.server.engine_client.client import Started
 from spark_engine.runtime.server.engine_client.ipc import Stats
 from spark_engine.runtime.server.http.routes import ROUTES, page_routes
 from spark_engine.runtime.server.operation import metrics as module
 from spark_engine.runtime.server.operation.metrics import REASONS, Metrics, Stopwatch
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.service.deadline import Deadline
-from spark_engine.runtime.server.service.generation import AnswerChoice, Generation
+from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
 from spark_engine.runtime.text.text_stream import TextStream
 from tests.runtime.fake_client import FakeClient
 
@@ -97,7 +97,7 @@ def test_a_scrape_is_small() -> None:
         for status in (200, 401):
             metrics.http(route.method, route.path, status, 0.2)
     text = metrics.render().decode()
-    assert len(text) < 40_000, "when every route was used, and refused somebody"
+    assert len(text) < 40_000, "when every route was used, and refused a request"
     assert "_created" not in text
 
 
@@ -129,7 +129,7 @@ def test_the_phases_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     metrics = _metrics()
     watch = Stopwatch(metrics, prompt=40)
-    watch.begun = 102.0
+    watch.started = 102.0
     for at, count in ((105.0, 1), (109.0, 3), (113.0, 1)):
         now[0] = at
         watch.tokens(count)
@@ -167,8 +167,8 @@ def test_a_choice_that_never_began_has_no_phases() -> None:
         assert found[f"vllm:request_{phase}_time_seconds_count{{}}"] == 0
 
 
-def _end(number: int, tokens: int) -> list[Event | Begun]:
-    rows: list[Event | Begun] = [Begun(number, 0.0), Begun(number, 1e9)]
+def _end(number: int, tokens: int) -> list[Event | Started]:
+    rows: list[Event | Started] = [Started(number, 0.0), Started(number, 1e9)]
     return rows + [
         Event(number, 40, finish=FinishReason.LENGTH if i == tokens - 1 else None)
         for i in range(tokens)
@@ -183,14 +183,14 @@ def test_what_is_counted_by_prompt() -> None:
         params = SamplingParams(max_tokens=6)
         prompts = [(1, 2), (1, 2, 3)]
         choices = [
-            AnswerChoice(Request(prompt, params), TextStream(None, params, (1,)))
+            CompletionChoice(Request(prompt, params), TextStream(None, params, (1,)))
             for prompt in prompts
             for _ in range(2)
         ]
         generation = Generation(client, metrics, choices, 4, Deadline(None))  # type: ignore[arg-type]
         for number, tokens in enumerate((2, 6, 3, 1)):
             for one in _end(number, tokens):
-                generation._box.put_nowait(one if isinstance(one, Begun) else [one])
+                generation._box.put_nowait(one if isinstance(one, Started) else [one])
         async for _ in generation.pieces():
             pass
         return metrics

@@ -91,7 +91,7 @@ def test_a_request_is_a_span_with_the_fields_names(monkeypatch: pytest.MonkeyPat
     assert set(found.paths) == {"/v1/traces"} and found.resource["service.name"] == "spark-run"
     chat, text = sorted(found.spans, key=lambda span: str(span.name))
     assert (chat.name, text.name) == ("chat m", "text_completion m")
-    assert chat.trace_id.hex() == PARENT.split("-")[1], "the client's trace goes on"
+    assert chat.trace_id.hex() == PARENT.split("-")[1], "the client's trace continues"
     assert chat.parent_span_id.hex() == PARENT.split("-")[2]
     assert chat.start_time_unix_nano == request.wall
     assert chat.end_time_unix_nano - chat.start_time_unix_nano == 2_500_000_000
@@ -124,7 +124,7 @@ def test_a_request_is_a_span_with_the_fields_names(monkeypatch: pytest.MonkeyPat
     assert (chat.status.code, text.status.code) == (0, 2)
 
 
-def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_collector_delays_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.5)
     with _collector() as (url, _):
         pass

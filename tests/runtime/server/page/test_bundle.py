@@ -105,7 +105,7 @@ def test_the_whole_is_small() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_makes_no_markup_of_text_and_asks_nobody_else(path: Path) -> None:
+def test_a_file_makes_no_markup_of_text_and_asks_no_other_host(path: Path) -> None:
     text = path.read_text()
     assert path.suffix in KINDS
     assert FORBIDDEN.findall(text) == []

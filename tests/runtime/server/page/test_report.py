@@ -67,7 +67,7 @@ def _manifest() -> Manifest:
     )
 
 
-def test_what_was_built_is_told_in_short() -> None:
+def test_what_was_built_is_summarised() -> None:
     report = make_report(INFO, _manifest())
     assert json.loads(json.dumps(report)) == report
     assert report["name"] == "made" and report["limits"]["max_seqs"] == 4
@@ -99,7 +99,7 @@ def test_modules_are_grouped_across_layers_by_format() -> None:
     ]
 
 
-def test_of_a_tactics_times_the_chosen_ones_is_told() -> None:
+def test_of_a_tactics_times_the_chosen_ones_is_reported() -> None:
     timed, only = make_report(INFO, _manifest())["tactics"]
     assert timed["microseconds"] == 3.5 and timed["nodes"] == 7 and "refused" not in timed
     assert only["chosen"] is None and only["microseconds"] is None

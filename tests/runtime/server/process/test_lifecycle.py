@@ -66,9 +66,7 @@ def _rows(keys: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_every_line_of_the_log_is_json_and_says_whose_request_it_was(
-    server: Running, keys: Path
-) -> None:
+def test_every_line_of_the_log_is_json_and_names_its_request(server: Running, keys: Path) -> None:
     assert _post(server, "old").status_code == 200
     _wait(lambda: any(row.get("path") == "/v1/completions" for row in _rows(keys)), "the line")
     row = [row for row in _rows(keys) if row.get("path") == "/v1/completions"][-1]

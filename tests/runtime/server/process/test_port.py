@@ -27,7 +27,7 @@ def test_a_second_server_is_refused_while_the_first_loads(host: str) -> None:
     bind(host, port).close()
 
 
-def test_a_port_whose_last_connections_linger_is_taken() -> None:
+def test_a_port_with_lingering_connections_is_taken() -> None:
     with contextlib.closing(bind("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
         first.listen()

@@ -24,7 +24,8 @@ import pytest
 
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.engine_client.client import EngineDied
-from spark_engine.runtime.server.process.server import ServerOptions, serve, worker_command
+from spark_engine.runtime.server.process.options import ServerOptions
+from spark_engine.runtime.server.process.server import serve, worker_command
 from tests import patient
 from tests.ports import free_port
 from tests.repository import PATH
@@ -238,7 +239,7 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
 def test_a_stop_string_over_token_edges_ends_the_answer(server: Running, stream: bool) -> None:
     before, steps = server.metric("spark:request_success_total"), server.metric(STEPS)
     pieces = _tokens(server, ANSWER)
-    assert not any("is 42" in piece for piece in pieces), "it lies over an edge"
+    assert not any("is 42" in piece for piece in pieces), "it spans two tokens"
     ends = [i for i in range(len(pieces)) if "is 42" in "".join(pieces[:i])]
     body = {"prompt": "SLOW", "max_tokens": 400, "stop": ["is 42", "zzz"], "stream": stream}
     answer: Any = server.client.completions.create(model="fake", **body)  # type: ignore[call-overload]
@@ -645,7 +646,7 @@ def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
         assert "RuntimeError: the step went wrong" in dump.read_text()
 
 
-def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
+def test_an_engine_that_stalls_twice_fails_the_cause_and_continues(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     with _server(tokenizer_folder, watchdog_s=4.0, dumps=str(tmp_path)) as server:
@@ -659,7 +660,7 @@ def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
         answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
     dump = min(tmp_path.iterdir()).read_text()
-    assert "_advance" in dump and '"live":[0]' in dump, "where it stood, and with whom"
+    assert "_advance" in dump and '"live":[0]' in dump, "the stack, and the running requests"
 
 
 def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_budget_travels_with_the_request(tokenizer: Tokenizer) -> None:
     assert _asked(tokenizer, chat, enable_thinking=False)[1] is None
 
 
-def test_the_engine_is_told_what_begins_a_call(tokenizer: Tokenizer) -> None:
+def test_the_engine_receives_what_begins_a_call(tokenizer: Tokenizer) -> None:
     """A call in an open thought ends it: no budget may cut the call in two."""
     begin = tokenizer.id_of("<tool_call>")
     assert _asked(tokenizer, thinking_budget=7, tools=[TOOL])[1].calls == (begin,)
@@ -140,7 +140,7 @@ def test_thoughts_stand_under_both_names(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
-def test_thoughts_are_left_out_where_nobody_wants_them(
+def test_thoughts_are_left_out_where_they_are_not_wanted(
     tokenizer: Tokenizer, fields: dict[str, Any]
 ) -> None:
     choice, _ = _whole(tokenizer, "hm\n</think>\n\nFour.", **fields)
@@ -169,7 +169,7 @@ def test_one_call_at_most(tokenizer: Tokenizer) -> None:
     assert ends == ["tool_calls"]
 
 
-def test_an_answer_goes_on_from_the_last_message(tokenizer: Tokenizer) -> None:
+def test_an_answer_continues_the_last_message(tokenizer: Tokenizer) -> None:
     messages = [*USER, {"role": "assistant", "content": "It is "}]
     fields = {"messages": messages, "continue_final_message": True}
     prompt, bound = _asked(tokenizer, {"think_budget": 9}, **fields)

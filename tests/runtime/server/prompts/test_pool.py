@@ -202,7 +202,7 @@ def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: WorkerPool) -> 
     run(ask())
 
 
-def test_who_leaves_takes_a_job_back(run: Run, pool: WorkerPool) -> None:
+def test_a_client_that_leaves_cancels_its_job(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         lane = _lane(pool, "long prompts")
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
@@ -212,7 +212,7 @@ def test_who_leaves_takes_a_job_back(run: Run, pool: WorkerPool) -> None:
             job.cancel()
         begin = time.process_time(), time.monotonic()
         await asyncio.gather(*jobs, return_exceptions=True)
-        assert len(lane.queue) == 0, "what waited is not begun"
+        assert len(lane.queue) == 0, "what waited is not started"
         await _until(lambda: not lane.walls)  # what ran is ended
         assert isinstance(await _ask(pool, size=limits.SMALL_BODY), Prepared), begin
 
@@ -238,13 +238,13 @@ def test_owners_take_turns(run: Run, pool: WorkerPool) -> None:
     run(ask())
 
 
-def test_who_has_most_waiting_makes_way(run: Run, pool: WorkerPool) -> None:
+def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         size = limits.SMALL_BODY
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
         await _until(lambda: len(_lane(pool, "long prompts").walls) == limits.LONG_WORKERS)
-        assert not pool.make_way("bad")
-        assert pool.make_way("good")
+        assert not pool.refuse_one("bad")
+        assert pool.refuse_one("good")
         await asyncio.sleep(0.01)
         assert [job.done() for job in jobs] == [False] * 7 + [True]
         with pytest.raises(Busy, match="6 requests of yours wait"):
@@ -275,10 +275,10 @@ def test_health_says_that_prompts_are_stuck(
         lane = _lane(pool, "prompts")
         await _until(lambda: not lane.walls)  # the answer comes before its worker is free again
         assert lane.stuck_s() == 0.0
-        lane.queue.put("", "a task that nobody takes")
+        lane.queue.put("", "a task that no worker takes")
         lane.since -= limits.STUCK_S + 1.0
         assert "none ended for" in str(pool.unhealthy_reason())
-        lane.queue.remove("", "a task that nobody takes")
+        lane.queue.remove("", "a task that no worker takes")
 
     run(ask())
 

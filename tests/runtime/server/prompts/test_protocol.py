@@ -79,7 +79,7 @@ def test_how_many_tokens_come() -> None:
         _params(Body(min_tokens=101))
 
 
-def test_the_room_after_a_prompt() -> None:
+def test_the_positions_after_a_prompt() -> None:
     assert room_after([1] * 255, INFO.limits) == 1
     with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
         room_after([1] * 256, INFO.limits)
@@ -217,7 +217,7 @@ def test_whatever_comes_a_request_is_taken_or_refused_with_words(
         assert str(error)
 
 
-def test_messages_between_the_processes_survive_the_way() -> None:
+def test_messages_between_the_processes_survive_transport() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
     asked = Request((1, 248_000), params, 3, (1,))
     commands = (Submit.of(7, asked), Submit.of(8, Request((1,))), Cancel(7))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.engine_client.client import Begun, EngineClient, Mailbox
+from spark_engine.runtime.server.engine_client.client import EngineClient, Mailbox, Started
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.service import deadline as deadline_module
 from spark_engine.runtime.server.service.deadline import Deadline, QueuedTooLong, TimedOut
 from spark_engine.runtime.server.service.generation import (
-    AnswerChoice,
+    CompletionChoice,
     Generation,
     GenerationFailed,
 )
@@ -30,7 +30,7 @@ def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[s
     """The pieces' texts of `count` choices that end before `stop`."""
     params = SamplingParams(stop=(stop,))
     choices = [
-        AnswerChoice(Request((1,), params), TextStream(tokenizer, params, (1,)))
+        CompletionChoice(Request((1,), params), TextStream(tokenizer, params, (1,)))
         for _ in range(count)
     ]
 
@@ -80,7 +80,7 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
     async def count() -> int:
         client: Any = Slow()
         metrics = Metrics("m", lambda: (client.stats, 0.0))
-        choice = AnswerChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
+        choice = CompletionChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
         pieces, came = Generation(client, metrics, [choice], 4, Deadline(0.22)).pieces(), 0
         with pytest.raises(TimedOut, match=r"more than 0\.22 s"):
             async for _ in pieces:
@@ -106,7 +106,7 @@ class Queued(FakeClient):
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         later = asyncio.get_running_loop().call_later
-        later(0.1, box.put_nowait, Begun(0, 0.0))
+        later(0.1, box.put_nowait, Started(0, 0.0))
         later(0.4, box.put_nowait, [Event(0, 40, finish=FinishReason.LENGTH)])
         return [0]
 
@@ -114,7 +114,7 @@ class Queued(FakeClient):
 async def _wait_in_queue(timeout_s: float | None, queue_s: float | None) -> tuple[int, list[int]]:
     client: Any = Queued()
     metrics = Metrics("m", lambda: (client.stats, 0.0))
-    choice = AnswerChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
+    choice = CompletionChoice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
     deadline = Deadline(timeout_s, queue_s)
     came = [p async for p in Generation(client, metrics, [choice], 4, deadline).pieces()]
     return len(came), client.cancelled

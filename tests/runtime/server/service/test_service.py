@@ -54,7 +54,7 @@ class Gated:
         await self.gate.wait()
         return await self.inner.run(kind, blobs, owner)
 
-    def make_way(self, owner: str) -> bool:
+    def refuse_one(self, owner: str) -> bool:
         return False
 
     def unhealthy_reason(self) -> str | None:
@@ -251,7 +251,7 @@ def test_a_stuck_pool_is_a_reason(tokenizer: Counting) -> None:
     assert endpoints.health().status_code == endpoints.ready().status_code == 503
 
 
-def test_a_bug_in_reading_is_told_as_one(tokenizer: Counting) -> None:
+def test_a_bug_in_reading_is_reported_as_one(tokenizer: Counting) -> None:
     """And where it was is for the log."""
     served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
     pool = served._pool

@@ -20,11 +20,11 @@ from spark_engine.runtime.server.operation.keys import Account, Key, read_keys
 from spark_engine.runtime.server.prompts.contract import Asked
 from spark_engine.runtime.server.service import service as module
 from spark_engine.runtime.server.service import sharing
-from spark_engine.runtime.server.service.generation import AnswerChoice
+from spark_engine.runtime.server.service.generation import CompletionChoice
 
 
 @pytest.fixture(autouse=True)
-def nobody() -> Iterator[None]:
+def _no_request() -> Iterator[None]:
     token = http_request._CURRENT.set(None)
     yield
     http_request._CURRENT.reset(token)
@@ -88,7 +88,7 @@ def test_both_travel_to_the_engine() -> None:
 
 
 def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[AnswerChoice] = []
+    sent: list[CompletionChoice] = []
     monkeypatch.setattr(
         module, "Generation", lambda client, metrics, choices, *_: sent.extend(choices)
     )
@@ -98,7 +98,7 @@ def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch
         metrics=None,
     )
     ask(Key(name="ann", key="k", salt="s"))
-    choice: Any = AnswerChoice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
+    choice: Any = CompletionChoice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
     found = module.PreparedChoices(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
     running = module.Service.submit(service, found, None)  # type: ignore[arg-type]
     assert {(c.request.owner, c.request.salt) for c in sent} == {("ann", salt("s", "x"))}

@@ -107,7 +107,7 @@ def test_a_new_one_is_there_however_full_it_is() -> None:
     assert cancelled == ["a", "b", "c"]
 
 
-def test_those_that_run_are_bounded_and_nobody_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_run_are_bounded_and_no_owner_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "MOST_RUNNING_BYTES", 120 * KIB)
     monkeypatch.setattr(stored_responses, "MOST_RUNNING", 100)
     kept = ResponseStore()
@@ -118,7 +118,7 @@ def test_those_that_run_are_bounded_and_nobody_takes_all(monkeypatch: pytest.Mon
                 run(kept, f"{owner}{i}", size, owner)
             except Busy:
                 return i
-        raise AssertionError("nobody refused")
+        raise AssertionError("none was refused")
 
     assert fill("bob", 10 * KIB) == 5, "half of it: a second one may come"
     assert fill("alice", 10 * KIB) == 3
@@ -130,7 +130,7 @@ def test_those_that_run_are_bounded_and_nobody_takes_all(monkeypatch: pytest.Mon
     assert fill("alice", 0) == 33
 
 
-def test_one_that_is_too_large_to_be_stored_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_too_large_to_be_stored_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "MOST_ONE", KIB)
     with pytest.raises(BadField, match=r"send store: false") as caught:
         ResponseStore().check(of_size(KIB + 1))

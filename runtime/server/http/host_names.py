@@ -1,0 +1,34 @@
+"""Names by which a server is called: `--allowed-hosts`, and requests. Imports no HTTP library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from spark_engine.errors import OptionError
+
+ALL = "*"
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?"
+_ALLOWED = re.compile(rf"(\*\.)?{NAME}")
+
+
+def allowed_hosts(given: Sequence[str]) -> tuple[str, ...]:
+    """The names of `--allowed-hosts`, also several separated by commas. Raises OptionError."""
+    names = [name.strip() for one in given for name in one.split(",")]
+    for name in names:
+        if name != ALL and not _ALLOWED.fullmatch(name) and address(name) is None:
+            raise OptionError(
+                f"--allowed-hosts has {name!r}: give a name without scheme and port, like "
+                "spark.example or *.example; or *, for all"
+            )
+    return tuple(name.lower().rstrip(".") for name in names)
+
+
+def address(name: str) -> str | None:
+    """An IP address in its usual form; None for a name, and for other spellings of an address,
+    which browsers do not send."""
+    try:
+        return str(ip_address(name.partition("%")[0]))
+    except ValueError:
+        return None
