@@ -150,13 +150,9 @@ def _take(level: Level, label: str, verdicts: Iterable[Verdict]) -> None:
     for verdict in verdicts:
         finding = known.get(verdict.name)
         if finding is None:
-            finding = Finding(verdict.name, _any_layer(verdict.name))
+            finding = Finding(verdict.name, re.sub(r"^layers\.\d+\.", "layers.*.", verdict.name))
             level.findings.append(finding)
         finding.add(verdict, label)
-
-
-def _any_layer(name: str) -> str:
-    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
 def _where(finding: Finding) -> str:

@@ -11,7 +11,6 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import BuildPlan, ModelFacts
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.checkpoint.layout import HEAD
 from spark_engine.models.checkpoint.quant_schemes import Scheme
@@ -89,13 +88,9 @@ def _row_bytes(model: Model) -> int:
     assert model.checkpoint is not None
     (embedding,) = of_kind(model.rows, ValueKind.EMBEDDING)
     matrix = embedding.module if model.config.tied else HEAD
-    stored = (e.name for e in model.expected.values() if _module(e) == matrix)
+    stored = (e.name for e in model.expected.values() if e.row.module == matrix)
     found = (model.checkpoint.tensors[n] for n in stored if n in model.checkpoint.tensors)
     return sum(t.nbytes for t in found if t.shape) // model.config.vocab
-
-
-def _module(expected: Expected) -> str:
-    return expected.row.module
 
 
 def _has_nvfp4_mlps(model: Model) -> bool:

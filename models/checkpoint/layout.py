@@ -60,7 +60,8 @@ class Layout:
         Raises CheckpointError when no token embedding is found under a known prefix.
         """
         known = set(names)
-        before = next((p for p in DRAFT_PREFIXES if _any_begins(known, p + DRAFT)), None)
+        begins = (p for p in DRAFT_PREFIXES if any(name.startswith(p + DRAFT) for name in known))
+        before = next(begins, None)
         stacked = before is None or _any_stacked(known, before, drafts)
         (embedding,) = of_kind(rows, ValueKind.EMBEDDING)
         for prefix in PREFIXES:
@@ -79,10 +80,6 @@ def spellings(module: str) -> tuple[str, ...]:
         return (HEAD, f"language_model.{HEAD}", f"model.{HEAD}")
     bare = (module,) if module.startswith(DRAFT) else ()
     return (*bare, *(prefix + module for prefix in SPELLINGS))
-
-
-def _any_begins(names: Iterable[str], start: str) -> bool:
-    return any(name.startswith(start) for name in names)
 
 
 def _any_stacked(known: Collection[str], prefix: str, rows: Iterable[Row]) -> bool:

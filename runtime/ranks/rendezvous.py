@@ -155,16 +155,13 @@ def _loopback(name: str) -> str | None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
         raise OptionError(
             f"--hosts: rank cannot listen on {host}:{port} ({error.strerror}): name this host as "
             "the others reach it, with a free port"
         ) from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _connect(address: tuple[str, int], connect_s: float) -> socket.socket:

@@ -1,5 +1,5 @@
 """What may be in which file: a kernel's operands have names everywhere but in plugins/launch.py.
-And every class has a name of its own.
+And no two classes have one name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def shared_names(texts: Iterable[str]) -> set[str]:
     return {name for name, count in names.items() if count > 1 and not name.startswith("_")}
 
 
-def test_every_class_has_a_name_of_its_own() -> None:
+def test_no_two_classes_have_one_name() -> None:
     sources = files(*(f"{package}/*.py" for package in PACKAGES))
     found = shared_names((ROOT / path).read_text() for path in sources)
     assert found == SHARED_NAMES, "say in the class's name which of them it is"

@@ -119,7 +119,7 @@ def _set(conversation: ChatHistory, text: str) -> CommandResult:
     row = SETTINGS.get(key.replace("_", "-"))
     if row is None or row.fills is None:
         hint = near(key, list(SETTINGS))
-        raise OptionError(f"there is no setting {key!r}{hint}; it is one of {_names()}")
+        raise OptionError(f"there is no setting {key!r}{hint}; it is one of {', '.join(SETTINGS)}")
     if not value.strip():
         raise OptionError(f"/set {row.key} needs a value, or `default`")
     _change(conversation, row.fills[1], row, value.strip())
@@ -142,10 +142,6 @@ def _change(conversation: ChatHistory, field: str, row: Option, value: str) -> N
 def _current(conversation: ChatHistory, row: Option) -> Any:
     assert row.fills is not None
     return conversation.settings.get(row.fills[1])
-
-
-def _names() -> str:
-    return ", ".join(SETTINGS)
 
 
 def _path(text: str, conversation: ChatHistory, command: str) -> Path:

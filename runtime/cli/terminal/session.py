@@ -33,10 +33,6 @@ from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass
 class Answer:
     """One answer as it grows. Times in seconds from the request's start, after the load.
@@ -192,7 +188,9 @@ class Session:
         has_text = self._tokenizer is not None
         return Answer(number, tuple(prompt), params.seed or 0, has_text, thinking, load_s)
 
-    def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
+    def pieces(
+        self, answer: Answer, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Piece]:
         """The answer's pieces; `answer` grows with them. Once `stopped`, it ends.
 
         Raises InternalError when the engine aborts the request.

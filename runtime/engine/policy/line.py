@@ -188,7 +188,10 @@ class PriorityLine:
         """The turn's request; `started`: the line's running prefills."""
         if self.turn is not None and (_has_started(self.turn) or self.turn in self):
             return self.turn
-        first, fresh = min(started, key=_by_tag, default=None), self.next_turn()
+        first, fresh = (
+            min(started, key=lambda seq: (seq.tag, seq.id), default=None),
+            self.next_turn(),
+        )
         self.turn, self.debt = first, 0
         if fresh is not None:
             flow = self._flows[fresh.request.owner]
@@ -266,10 +269,6 @@ def _limit(turn: Sequence) -> int:
 
 def _has_started(seq: Sequence) -> bool:
     return seq.status is Status.RUNNING and seq.launched < seq.prefill_end
-
-
-def _by_tag(seq: Sequence) -> tuple[float, int]:
-    return seq.tag, seq.id
 
 
 def _goes_before(fresh: Sequence, owner: Owner, started: Sequence) -> bool:

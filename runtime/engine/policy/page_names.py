@@ -1,7 +1,7 @@
 """The name of a page in the prefix cache: the only place that makes one.
 
 A page's keys and values depend on its tokens, on all pages before it (its parents in the trie) and
-on digests: the salt of a root, which has no tokens, and what ranges of tokens stand for.
+on digests: the salt of a root, which has no tokens, and the content of ranges of tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class DigestRange(NamedTuple):
-    """What the tokens from `start` to `end` - 1 stand for beyond their ids, such as an image.
+    """The content of the tokens from `start` to `end` - 1, which their ids do not say: an image.
     All digests of a prompt have the same number of bytes."""
 
     start: int

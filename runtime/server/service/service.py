@@ -23,7 +23,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams, capacit
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
-from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.operation.http_request import owner
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts import contract
@@ -126,16 +126,15 @@ class Service:
         self.names = tuple(names)
         self.created = self.now()
         self.responses = ResponseStore()
-        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
+        self.metrics = Metrics(
+            self.names[0], lambda: (client.stats, client.step_age), info.limits, lambda: client.pid
+        )
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()
         self._timeout_s, self._queue_s = timeout_s, queue_s
         self._forms: OrderedDict[str, str] = OrderedDict()  # grammars by their forms' names
         self._forms_size = 0  # characters
         self._reading, self._computing = 0, 0
-
-    def _engine_state(self) -> tuple[Stats, float]:
-        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:

@@ -18,7 +18,7 @@ from spark_engine.builder.graph.edit import add_node, variable
 from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.native.launches import launches
 from spark_engine.builder.plan.options import Options
-from spark_engine.builder.rules.ranks import REDUCE_NORM
+from spark_engine.builder.rules.sum_norm import REDUCE_NORM
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.kernel import Plan
