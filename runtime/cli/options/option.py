@@ -56,7 +56,7 @@ class Group(enum.Enum):
     TASK = "Task", frozenset(Mode)
     ANSWER = "Sampling and output", ANSWERING
     ENGINE = "Engine", frozenset(Mode)
-    MEASURING = "To measure, also by spark-bench ENGINE -- OPTIONS", frozenset(Mode)
+    MEASURING = "To measure (spark-bench passes on what follows --)", frozenset(Mode)
     SERVER = "Server (--serve)", SERVING
     SECURITY = "Access control", SERVING
     LOGGING = "Logs and traces", SERVING
