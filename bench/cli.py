@@ -23,9 +23,9 @@ from rich.console import Console
 
 from spark_engine.bench import machine, plot, replay, report
 from spark_engine.bench.figures import targets
-from spark_engine.bench.load import Arrivals, Json, Load, Plan
+from spark_engine.bench.load import Arrivals, Json, Load, LoadPlan
 from spark_engine.bench.lock import alone
-from spark_engine.bench.prompts import Ids, Shape, draw, span
+from spark_engine.bench.prompts import ConversationShape, Ids, draw, span
 from spark_engine.bench.target import ask, started
 from spark_engine.command import check_writable, command
 from spark_engine.device.choice import choose, visible
@@ -253,7 +253,7 @@ def _cards(more: Sequence[str], engine: Path | None, environ: Mapping[str, str])
     return tuple((visible(environ) or list(map(str, range(ranks))))[:ranks])
 
 
-def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:
+def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> LoadPlan:
     closed = options["closed"]
     if closed is options["rate"] is options["bursts"] is None:
         closed = 8
@@ -276,7 +276,7 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:
 
     if as_text and recorded is None:
         ids.text(())  # raises if there is no tokenizer
-    return Plan(
+    return LoadPlan(
         make,
         longest=None if recorded else shape.longest,
         repeats=options["repeats"],
@@ -289,8 +289,8 @@ def _plan(engine: Path | None, cards: tuple[str, ...], options: Json) -> Plan:
     )
 
 
-def _shape(options: Json) -> Shape:
-    return Shape(
+def _shape(options: Json) -> ConversationShape:
+    return ConversationShape(
         first=span(options["input"], "--input"),
         later=span(options["turn_input"], "--turn-input"),
         output=span(options["output"], "--output"),

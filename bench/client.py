@@ -36,7 +36,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: Details | None = None
 
 
-class Delta(msgspec.Struct):
+class EventDelta(msgspec.Struct):
     """The delta of a chat's event."""
 
     content: str | None = None
@@ -44,18 +44,18 @@ class Delta(msgspec.Struct):
     tool_calls: list[Json] | None = None
 
 
-class Choice(msgspec.Struct):
+class EventChoice(msgspec.Struct):
     """The choice of an event."""
 
     text: str | None = None
-    delta: Delta | None = None
+    delta: EventDelta | None = None
     token_ids: list[int] | None = None
 
 
 class Chunk(msgspec.Struct):
     """One event."""
 
-    choices: list[Choice] = []
+    choices: list[EventChoice] = []
     usage: Usage | None = None
     error: Json | None = None
 
@@ -63,7 +63,7 @@ class Chunk(msgspec.Struct):
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
 
-class Conversation:
+class LoadConversation:
     """A conversation: its messages so far, and the answer that is being received."""
 
     def __init__(self, script: Script, url: str) -> None:
@@ -98,9 +98,9 @@ class Conversation:
             **self._more,
         }
 
-    def hear(self, choice: Choice) -> bool:
+    def hear(self, choice: EventChoice) -> bool:
         """Adds an event's content; returns whether it has any."""
-        delta = choice.delta or Delta()
+        delta = choice.delta or EventDelta()
         text = choice.text or delta.content or ""
         self._text += text
         self._thought += delta.reasoning_content or ""
@@ -177,7 +177,7 @@ async def _converse(
     due: float,
     took: list[RequestTiming],
 ) -> None:
-    said = Conversation(script, server.url)
+    said = LoadConversation(script, server.url)
     for i, turn in enumerate(script.turns):
         if turn.pause_s:
             due = time.perf_counter() + turn.pause_s
@@ -192,7 +192,7 @@ async def _converse(
 
 
 async def _request(
-    session: aiohttp.ClientSession, said: Conversation, body: Json, one: RequestTiming
+    session: aiohttp.ClientSession, said: LoadConversation, body: Json, one: RequestTiming
 ) -> None:
     data = msgspec.json.encode(body)
     kind = {"Content-Type": "application/json"}
@@ -212,7 +212,9 @@ async def _request(
         one.error = "the answer has no token"
 
 
-async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: RequestTiming) -> None:
+async def _listen(
+    answer: aiohttp.ClientResponse, said: LoadConversation, one: RequestTiming
+) -> None:
     """Reads events to the end. Events of one packet have one time."""
     rest, known, ended = b"", 0, False
     async for data in answer.content.iter_any():
@@ -233,7 +235,7 @@ async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: Reque
         one.error = "the stream ended before it was done"
 
 
-def _take(chunk: Chunk, said: Conversation, one: RequestTiming, known: int, now: float) -> int:
+def _take(chunk: Chunk, said: LoadConversation, one: RequestTiming, known: int, now: float) -> int:
     """Records an event; returns the number of tokens so far."""
     heard = any([said.hear(choice) for choice in chunk.choices])
     usage = chunk.usage

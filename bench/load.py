@@ -112,7 +112,7 @@ Draw = Callable[[random.Random, str], Load]  # a load; the mark starts all its p
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What is measured, and how often. `warm` scripts of a load run first and are not counted."""
 
     draw: Draw

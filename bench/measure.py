@@ -12,15 +12,18 @@ from collections.abc import Callable
 from spark_engine.bench import machine
 from spark_engine.bench.clients import Clients
 from spark_engine.bench.figures import figures, spread
-from spark_engine.bench.load import Json, Load, Plan
-from spark_engine.bench.target import Target
+from spark_engine.bench.load import Json, Load, LoadPlan
+from spark_engine.bench.target import TestedServer
 from spark_engine.bench.timings import Server
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 
 
 def measure(
-    target: Target, plan: Plan, shown: Progress, keep: Callable[[Json], None] = lambda _: None
+    target: TestedServer,
+    plan: LoadPlan,
+    shown: Progress,
+    keep: Callable[[Json], None] = lambda _: None,
 ) -> Json:
     """The result: `runs` with all their figures, and the `spread` of each.
 
@@ -71,7 +74,7 @@ def _random(seed: int, run: int) -> random.Random:
     return random.Random(f"{seed} {run}")
 
 
-def _refuse_failure(row: Json, target: Target) -> None:
+def _refuse_failure(row: Json, target: TestedServer) -> None:
     """A run in which nothing succeeded measures nothing."""
     if row["failed"] == row["requests"]:
         first = next(iter(row["errors"]), "nothing was asked")

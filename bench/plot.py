@@ -118,7 +118,9 @@ def _svg(panel: Panel) -> str:
         colour = COLOURS[number % len(COLOURS)]
         points = [place(x, y) for x, y in zip(xs, ys, strict=True)]
         if dots:
-            parts += [_dot(x, y, colour) for x, y in points]
+            parts += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in points
+            ]
         else:
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
@@ -127,10 +129,6 @@ def _svg(panel: Panel) -> str:
         )
     size = f'width="{WIDTH}" height="{HEIGHT}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'
-
-
-def _dot(x: float, y: float, colour: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>'
 
 
 def _text(x: float, y: float, words: str, anchor: str) -> str:

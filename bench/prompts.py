@@ -18,7 +18,7 @@ Span = tuple[int, int]  # minimum, maximum; both inclusive
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConversationShape:
     """Sizes of conversations, in tokens."""
 
     first: Span = (512, 2048)
@@ -62,7 +62,7 @@ class Ids:
 
 
 def draw(
-    shape: Shape, count: int, ids: Ids, as_text: bool, rng: random.Random
+    shape: ConversationShape, count: int, ids: Ids, as_text: bool, rng: random.Random
 ) -> list[tuple[Turn, ...]]:
     """`count` conversations."""
     begin = ids.draw(rng, shape.shared)

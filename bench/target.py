@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Target:
+class TestedServer:
     """A server: its model, the most tokens of a request, and its version."""
 
     url: str
@@ -78,7 +78,7 @@ def _leave(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def ask(url: str, model: str | None, api_key: str | None) -> Target:
+def ask(url: str, model: str | None, api_key: str | None) -> TestedServer:
     """The server at `url`. Raises OptionError."""
     rows = _get(f"{url}/v1/models", api_key).get("data") or []
     if not (isinstance(rows, list) and all(isinstance(r, dict) and "id" in r for r in rows)):
@@ -94,7 +94,7 @@ def ask(url: str, model: str | None, api_key: str | None) -> Target:
     except OptionError:  # not every server has this endpoint
         version = None
     most = served[name].get("max_model_len")
-    return Target(url, name, most if type(most) is int else None, version)
+    return TestedServer(url, name, most if type(most) is int else None, version)
 
 
 def _wait(process: subprocess.Popen[str], say: Say) -> str:

@@ -7,23 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spark_engine import interface
+from spark_engine import interface, manifest
 from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.rewrite import Rewritten
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.plan.options import BuildPlan
 from spark_engine.errors import GraphError
-from spark_engine.manifest import (
-    Bucket,
-    Fingerprint,
-    Json,
-    Manifest,
-    Memory,
-    ModelInfo,
-    Quantised,
-    Refusal,
-    StateInfo,
-)
 from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.draft_options import DraftOptions
@@ -49,20 +38,20 @@ def weight_specs(families: Sequence[FamilyGraph]) -> list[TensorSpec]:
 def make_manifest(
     name: str,
     model: Model,
-    plan: Plan,
+    plan: BuildPlan,
     graphs: Mapping[str, FamilyGraph],
     rewritten: Mapping[str, Rewritten],
-    buckets: Sequence[Bucket],
+    buckets: Sequence[manifest.Bucket],
     layout: WeightLayout,
-    fingerprint: Fingerprint,
+    fingerprint: manifest.Fingerprint,
     executor: str,
-    tactics: Sequence[Json],
-) -> Manifest:
+    tactics: Sequence[manifest.Json],
+) -> manifest.Manifest:
     """The manifest without `files`, which are known only after all of them are written."""
-    states = tuple(StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
+    states = tuple(manifest.StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
     tables = interface.tables(plan.limits)
     assert model.checkpoint is not None
-    return Manifest(
+    return manifest.Manifest(
         name=name,
         producer=producer(plan.target),
         target=plan.target,
@@ -74,7 +63,7 @@ def make_manifest(
         states=states,
         tables=tables,
         buckets=tuple(buckets),
-        memory=Memory.of(layout.total, states, tables, buckets),
+        memory=manifest.Memory.of(layout.total, states, tables, buckets),
         quantisation=quantisation(model, plan.draft),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
@@ -90,7 +79,7 @@ def make_manifest(
     )
 
 
-def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[Quantised, ...]:
+def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[manifest.Quantised, ...]:
     """How each projection is stored, with the draft head's, and how many checkpoint tensors it
     has."""
     rows = []
@@ -100,13 +89,13 @@ def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[Quant
         schemes |= with_draft_dtype(model, draft.dtype).table.drafts
     for module, scheme in schemes.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
-        rows.append(Quantised(module, stored, owned[module]))
+        rows.append(manifest.Quantised(module, stored, owned[module]))
     return tuple(rows)
 
 
-def _model_info(model: Model) -> ModelInfo:
+def _model_info(model: Model) -> manifest.ModelInfo:
     config = model.config
-    return ModelInfo(
+    return manifest.ModelInfo(
         model_type=config.model_type,
         layers=len(config.layers),
         hidden=config.hidden,
@@ -115,7 +104,7 @@ def _model_info(model: Model) -> ModelInfo:
     )
 
 
-def _refusals(rewritten: Mapping[str, Rewritten]) -> tuple[Refusal, ...]:
+def _refusals(rewritten: Mapping[str, Rewritten]) -> tuple[manifest.Refusal, ...]:
     """The distinct refusals: the families usually have the same ones."""
     found = (r for done in rewritten.values() for r in done.refusals)
     return tuple(dict.fromkeys(found))

@@ -16,7 +16,7 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
-from spark_engine.builder.clock import Clock
+from spark_engine.builder.clock import StageClock
 from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import (
     check_destination,
@@ -38,13 +38,13 @@ from spark_engine.builder.plan.options import (
     CPU,
     RTX,
     TARGETS,
+    BuildPlan,
     Options,
-    Plan,
     gpu_of,
     resolve,
 )
 from spark_engine.builder.record_process import recorded
-from spark_engine.builder.report import Report
+from spark_engine.builder.report import BuildReport
 from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
@@ -75,7 +75,7 @@ def build(
     progress: Progress,
     advance: Advance = ignore,
     record: bool | None = False,
-) -> Report:
+) -> BuildReport:
     """Builds the engine folder `destination` unless it is up to date.
 
     `progress` receives the name of each stage, `advance` its progress. With `record` the engine is
@@ -83,7 +83,7 @@ def build(
     `destination` is unchanged until all files are on disk. Raises CheckpointError or OptionError
     before anything is written; GraphError for a bug in the builder.
     """
-    clock = Clock(progress, advance)
+    clock = StageClock(progress, advance)
     gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
@@ -99,7 +99,7 @@ def build(
         print_ = fingerprint(checkpoint, options, advance)
         old = unchanged(destination, plan.target, print_)
         if old is not None:
-            return Report(old, False, clock.seconds(), clock.peak_rss())
+            return BuildReport(old, False, clock.seconds(), clock.peak_rss())
         backend = backend_of(plan, destination.parent / CUBINS)
         clock.start("lower", "the network to a graph for each family")
         graphs = {
@@ -147,7 +147,7 @@ def build(
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
     notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
     seconds = clock.seconds()
-    return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
+    return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
@@ -160,7 +160,7 @@ def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest |
     return old.manifest if old.manifest.fingerprint == print_ else None
 
 
-def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
+def rewrite_graph(model: Model, plan: BuildPlan, graph: FamilyGraph) -> Rewritten:
     """Applies the rules to one family's graph in place; applies none without `fuse`."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
@@ -174,7 +174,7 @@ def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:
         pack(graph, REGISTRY)
 
 
-def verify_all(graphs: Mapping[str, FamilyGraph], plan: Plan, stage: str) -> None:
+def verify_all(graphs: Mapping[str, FamilyGraph], plan: BuildPlan, stage: str) -> None:
     """Raises GraphError for a graph that is illegal at this stage."""
     for graph in graphs.values():
         verify(Subject.of(graph, plan.limits, REGISTRY), stage)
@@ -227,7 +227,7 @@ def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
     return (f"{why}: building for the CPU; --target names another",)
 
 
-def backend_of(plan: Plan, cubins: Path) -> Backend:
+def backend_of(plan: BuildPlan, cubins: Path) -> Backend:
     """The target's backend. Imported here, so that only builds that need ONNX or the compiler load
     them. Raises OptionError for options that the backend does not support.
     """
@@ -238,7 +238,7 @@ def backend_of(plan: Plan, cubins: Path) -> Backend:
 
 def emit_buckets(
     graphs: Mapping[str, FamilyGraph],
-    plan: Plan,
+    plan: BuildPlan,
     layout: WeightLayout,
     folder: Path,
     backend: Backend,
@@ -266,7 +266,7 @@ def emit_weights(
     layout: WeightLayout,
     folder: Path,
     ranks: int,
-    clock: Clock,
+    clock: StageClock,
 ) -> None:
     """Evaluates the recipes of all ranks and writes one file of weights per rank, all with one
     layout. Several recipes run at once, within the free host memory. Raises CapacityError if the

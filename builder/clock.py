@@ -11,7 +11,7 @@ from pathlib import Path
 from spark_engine.progress import Advance, ignore
 
 
-class Clock:
+class StageClock:
     """Calls `progress` at the start of each stage and sums the seconds by stage name.
 
     The stages call `advance` with their progress.

@@ -20,7 +20,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True)
-class Report:
+class BuildReport:
     """The outcome of a build; `built` is False if the engine was up to date.
 
     Attributes:
@@ -38,7 +38,7 @@ class Report:
 
 
 def show_report(
-    console: Console, report: Report, folder: str, here: bool, text: bool = True
+    console: Console, report: BuildReport, folder: str, here: bool, text: bool = True
 ) -> None:
     """Prints the report of one build.
 
@@ -85,7 +85,7 @@ def _say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def report_json(report: Report) -> dict[str, object]:
+def report_json(report: BuildReport) -> dict[str, object]:
     """The report as JSON values: `built`, `seconds`, `peak_rss`, `peak_anonymous`, …"""
     return {
         "built": report.built,

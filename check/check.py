@@ -39,13 +39,13 @@ from spark_engine.check.engines.open_engines import (
     open_engine,
     with_exposed_layers,
 )
-from spark_engine.check.engines.prompts import Session, greedy_session, sessions
+from spark_engine.check.engines.prompts import CheckSession, greedy_session, sessions
 from spark_engine.check.levels import NO_RECORD, check_ops, check_record, compare_runs
 from spark_engine.check.nodes.node_recorder import Recorder
 from spark_engine.check.texts.reference_process import texts_in_process
 from spark_engine.check.texts.repeat import Repeated, repeat
 from spark_engine.check.texts.text import compare_texts, decode_rows
-from spark_engine.check.verdicts.report import Level, Report
+from spark_engine.check.verdicts.report import CheckReport, Level
 from spark_engine.check.verdicts.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
@@ -82,13 +82,13 @@ def run_check(
     levels: Sequence[str],
     shown: Progress,
     seed: int = 0,
-) -> Report:
+) -> CheckReport:
     """Checks the engine folder `engine`; `shown` receives progress messages.
 
     Raises EngineError, CheckpointError, CapacityError or OptionError if a folder is unusable or the
     two engines cannot run the same launches.
     """
-    report = Report(str(engine), str(against or ""))
+    report = CheckReport(str(engine), str(against or ""))
     if tuple(levels) == ("record",) and not read_manifest(engine).greedy.md5:
         raise OptionError(f"{engine}: {NO_RECORD}")  # before an engine is loaded
     shown.say(f"opening {engine}")
@@ -116,7 +116,7 @@ def run_repeat(engine: Path, count: int, shown: Progress, seed: int = 0) -> Repe
 
 
 def _compare(
-    report: Report,
+    report: CheckReport,
     candidate: Loaded,
     other: Other,
     levels: Sequence[str],
@@ -148,11 +148,11 @@ def _compare(
 
 
 def _nodes_and_runs(
-    report: Report,
+    report: CheckReport,
     candidate: Loaded,
     other: Other,
     recorder: Recorder | None,
-    plan: Sequence[Session],
+    plan: Sequence[CheckSession],
     levels: Sequence[str],
     shown: Progress,
 ) -> None:
@@ -234,7 +234,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
             yield Other(label, exact, same, folder_of(exact).path)
 
 
-def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
+def _sessions(one: Loaded, other: Loaded, seed: int) -> list[CheckSession]:
     """Sessions that both engines can run. Raises OptionError if they have too little in common."""
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from spark_engine.builder.native.launches import launches
 from spark_engine.check.build_record import greedy, machine
 from spark_engine.check.engines.open_engines import folder_of, has_graph, own_executor
-from spark_engine.check.engines.prompts import Session
-from spark_engine.check.engines.reference import Step, graphs_of
+from spark_engine.check.engines.prompts import CheckSession
+from spark_engine.check.engines.reference import ReferenceStep, graphs_of
 from spark_engine.check.engines.runner import SessionRunner, feeds
 from spark_engine.check.nodes.compare_node import Recorded, compare_node, module_of
 from spark_engine.check.nodes.native_nodes import NativeNodes
 from spark_engine.check.nodes.node_recorder import RecordedLaunch, Recorder
-from spark_engine.check.nodes.operators import Bodies
+from spark_engine.check.nodes.operators import NodeBodies
 from spark_engine.check.verdicts.compare import Compare, Verdict
 from spark_engine.check.verdicts.defined_values import layer_of, place
 from spark_engine.check.verdicts.report import Finding, Level
@@ -37,7 +37,7 @@ NO_RECORD = "the build did not run this engine (spark-build --record does, where
 def compare_runs(
     candidates: Sequence[tuple[str, Loaded]],
     reference: tuple[str, Loaded],
-    sessions: Sequence[Session],
+    sessions: Sequence[CheckSession],
     thresholds: Thresholds,
     shown: Progress,
 ) -> list[Level]:
@@ -106,7 +106,9 @@ class _Alone(Protocol):
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]: ...
 
 
-def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[Step], bool]]:
+def _alone(
+    loaded: Loaded, launch: RecordedLaunch
+) -> tuple[_Alone, Callable[[ReferenceStep], bool]]:
     """The runner of a bucket's single nodes, by the engine's executor, and the nodes that it can
     run.
 
@@ -118,7 +120,7 @@ def _alone(loaded: Loaded, launch: RecordedLaunch) -> tuple[_Alone, Callable[[St
     payload = folder.engine(bucket).payload
     if has_graph(loaded):
         weights = map_weights(folder.weights_of(launch.rank))
-        return Bodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
+        return NodeBodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
     alone = NativeNodes(own_executor(loaded, launch.key), payload, launch.weights)
     if folder.manifest.ranks == 1:
         return alone, lambda step: True
@@ -148,13 +150,9 @@ def _take(level: Level, label: str, verdicts: Iterable[Verdict]) -> None:
     for verdict in verdicts:
         finding = known.get(verdict.name)
         if finding is None:
-            finding = Finding(verdict.name, _any_layer(verdict.name))
+            finding = Finding(verdict.name, re.sub(r"^layers\.\d+\.", "layers.*.", verdict.name))
             level.findings.append(finding)
         finding.add(verdict, label)
-
-
-def _any_layer(name: str) -> str:
-    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
 def _where(finding: Finding) -> str:

@@ -23,7 +23,7 @@ from spark_engine.models.checkpoint.expected_tensors import (
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
-from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
+from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
@@ -110,8 +110,8 @@ def _as_spec(expected: Expected) -> TensorSpec:
 
 def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> None:
     """A stored copy of a tied head must equal the embedding byte for byte."""
-    (embedding,) = of_kind(rows, Kind.EMBEDDING)
-    head = next(of_kind(rows, Kind.TIED_HEAD), None)
+    (embedding,) = of_kind(rows, ValueKind.EMBEDDING)
+    head = next(of_kind(rows, ValueKind.TIED_HEAD), None)
     if head is None or layout.file_name(head.name) not in checkpoint.tensors:
         return
     name = layout.file_name(head.name)

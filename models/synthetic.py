@@ -33,7 +33,7 @@ from spark_engine.models.checkpoint.files import (
     read_json,
 )
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
-from spark_engine.models.checkpoint.tensor_list import Kind, Row, Tensor
+from spark_engine.models.checkpoint.tensor_list import Row, Tensor, ValueKind
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import Array, DType
@@ -43,13 +43,13 @@ NOWHERE = "(drawn)"  # the "file" of a drawn tensor
 SHARD = 4 << 30  # approximate bytes of a written shard
 AMAX = 8.0  # the activations' maximum that the input scales assume
 ROUTER_STD = 0.2  # over inputs of norm one: logits far enough apart to spread the choice
-_STDS = {Kind.EMBEDDING: 1.0, Kind.ROUTER: ROUTER_STD}
+_STDS = {ValueKind.EMBEDDING: 1.0, ValueKind.ROUTER: ROUTER_STD}
 _BLOCK = 1 << 20  # elements drawn at a time
 _RANGES = {  # of uniform values
-    Kind.NORM: (0.9, 1.1),
-    Kind.CENTRED_NORM: (-0.1, 0.1),
-    Kind.LOG_DECAY: (-3.0, 1.0),
-    Kind.DECAY_BIAS: (-5.0, 0.0),
+    ValueKind.NORM: (0.9, 1.1),
+    ValueKind.CENTRED_NORM: (-0.1, 0.1),
+    ValueKind.LOG_DECAY: (-3.0, 1.0),
+    ValueKind.DECAY_BIAS: (-5.0, 0.0),
 }
 
 

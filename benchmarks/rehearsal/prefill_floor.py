@@ -33,7 +33,7 @@ from benchmarks.weightless_plan import decided_of, label_of, options, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
 from spark_engine.builder.native.program import BucketTactics
-from spark_engine.builder.native.tactics import Choice, Work
+from spark_engine.builder.native.tactics import TacticChoice, Work
 from spark_engine.device.gpu import Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.interface import PREFILL
@@ -121,7 +121,7 @@ def kinds(
     `known`: "read" in bytes a second, "mma" in operations a second, "l2_bytes".
     """
     tokens = decided.size.rows * decided.size.tile
-    found: dict[tuple[object, ...], tuple[str, Work, Choice, int]] = {}
+    found: dict[tuple[object, ...], tuple[str, Work, TacticChoice, int]] = {}
     for node, choice in decided.nodes:
         if choice.tactic is None or (only and node.op not in only):
             continue
@@ -150,12 +150,12 @@ def plans(decided: BucketTactics, target: Target) -> Iterator[tuple[str, Plan]]:
                 yield tactic.source, tactic.plan(work.attrs, work.ins, target)
 
 
-def near(choice: Choice) -> list[str]:
+def near(choice: TacticChoice) -> list[str]:
     """The tactics that are worth timing, by their predicted costs."""
     return [name for name, cost in choice.candidates.items() if cost <= NEAR * choice.seconds]
 
 
-def fastest(work: Work, choice: Choice, timer: GpuTimer | None) -> tuple[str, float | None]:
+def fastest(work: Work, choice: TacticChoice, timer: GpuTimer | None) -> tuple[str, float | None]:
     """The tactic's name and its seconds; without a timer the predicted one."""
     assert choice.tactic is not None
     if timer is None:

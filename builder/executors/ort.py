@@ -25,7 +25,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.memory import homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.plan.options import BuildPlan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
@@ -58,7 +58,7 @@ class OrtBackend(Backend):
 
     executor = EXECUTOR
 
-    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+    def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         self._target, self._ops, self._ranks = plan.target, ops, plan.ranks
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:

@@ -27,7 +27,7 @@ from spark_engine.builder.executors.ort import OrtBackend, encode, predicted_sec
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import CAPABILITIES, Plan
+from spark_engine.builder.plan.options import CAPABILITIES, BuildPlan
 from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.errors import CapacityError, GraphError, OptionError
@@ -45,7 +45,7 @@ class TrtBackend(OrtBackend):
 
     executor = "trt"
 
-    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+    def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         super().__init__(plan, ops, cubins)
         self._trt = tensorrt()
         self._ops = ops

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.drafts import HeadFacts
-from spark_engine.builder.plan.options import ModelFacts, Plan
+from spark_engine.builder.plan.options import BuildPlan, ModelFacts
 from spark_engine.models.build_network import build_network
-from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.checkpoint.layout import HEAD
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, of_kind
+from spark_engine.models.checkpoint.tensor_list import Linear, ValueKind, of_kind
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.recipes import rounded
@@ -26,7 +25,7 @@ from spark_engine.tensors import DType
 NAMED = 3  # rounded matrices that a note lists
 
 
-def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
+def lower(model: Model, plan: BuildPlan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     draft = plan.draft or DraftOptions()
     network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft)
@@ -87,15 +86,11 @@ def _bytes_of(model: Model, names: Iterable[str]) -> int:
 def _row_bytes(model: Model) -> int:
     """Bytes of one id's row in the matrix that makes logits: the head, or the tied embedding."""
     assert model.checkpoint is not None
-    (embedding,) = of_kind(model.rows, Kind.EMBEDDING)
+    (embedding,) = of_kind(model.rows, ValueKind.EMBEDDING)
     matrix = embedding.module if model.config.tied else HEAD
-    stored = (e.name for e in model.expected.values() if _module(e) == matrix)
+    stored = (e.name for e in model.expected.values() if e.row.module == matrix)
     found = (model.checkpoint.tensors[n] for n in stored if n in model.checkpoint.tensors)
     return sum(t.nbytes for t in found if t.shape) // model.config.vocab
-
-
-def _module(expected: Expected) -> str:
-    return expected.row.module
 
 
 def _has_nvfp4_mlps(model: Model) -> bool:

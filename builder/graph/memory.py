@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Block:
+class LiveBlock:
     """A block of memory needed from step `first` to step `last`, both inclusive."""
 
     name: str
@@ -26,7 +26,7 @@ class Block:
     first: int
     last: int
 
-    def meets(self, other: Block) -> bool:
+    def meets(self, other: LiveBlock) -> bool:
         """Are both alive at some step?"""
         return self.first <= other.last and other.first <= self.last
 
@@ -39,7 +39,7 @@ class Arena:
     nbytes: int
 
 
-def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, ...]:
+def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[LiveBlock, ...]:
     """One block per group of aliased inner tensors; node order is execution order.
 
     A tensor that shares memory with a graph input or output is in the caller's buffers and has no
@@ -56,15 +56,15 @@ def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, .
                 spans.setdefault(id(home), []).append(step)
                 members[id(home)] = home
     return tuple(
-        Block(t.name, aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
+        LiveBlock(t.name, aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
         for key, t in members.items()
     )
 
 
-def place(blocks: Sequence[Block]) -> Arena:
+def place(blocks: Sequence[LiveBlock]) -> Arena:
     """Offsets such that no two blocks alive together overlap: largest first, lowest gap."""
     offsets: dict[str, int] = {}
-    placed: list[Block] = []
+    placed: list[LiveBlock] = []
     for block in sorted(blocks, key=lambda b: (-b.nbytes, b.first, b.name)):
         offsets[block.name] = _lowest_gap(block, placed, offsets)
         placed.append(block)
@@ -82,7 +82,7 @@ def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
     return found
 
 
-def _lowest_gap(block: Block, placed: Sequence[Block], offsets: Mapping[str, int]) -> int:
+def _lowest_gap(block: LiveBlock, placed: Sequence[LiveBlock], offsets: Mapping[str, int]) -> int:
     taken = sorted((offsets[b.name], b.nbytes) for b in placed if b.meets(block))
     start = 0
     for offset, nbytes in taken:

@@ -20,7 +20,7 @@ from spark_engine.builder.native.early import begin_early, move_small_behind
 from spark_engine.builder.native.tactics import Chooser, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import Plan, timed_unasked
+from spark_engine.builder.plan.options import BuildPlan, timed_unasked
 from spark_engine.device import gpu
 from spark_engine.device.buffers import Buffers
 from spark_engine.device.startup_lock import silent
@@ -45,7 +45,7 @@ class NativeBackend(Backend):
     executor = NATIVE
     kernels = True
 
-    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+    def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         assert plan.gpu is not None
         self._plan, self._ops, self._target = plan, ops, plan.gpu
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)

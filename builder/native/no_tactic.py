@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.native.program import BucketTactics
-from spark_engine.builder.native.tactics import Choice
+from spark_engine.builder.native.tactics import TacticChoice
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.errors import OptionError
 from spark_engine.kernel import Target
@@ -19,7 +19,7 @@ from spark_engine.operand import Role
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-    Untaken = tuple[gs.Node, Size, Choice]
+    Untaken = tuple[gs.Node, Size, TacticChoice]
 
 NAMED = 3  # tactics named per reason
 SHOWN = (Role.ACTIVATION, Role.WEIGHT, Role.SCALE)  # roles with shapes that the model decides

@@ -38,7 +38,7 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 @dataclass(frozen=True)
-class Usage:
+class KernelUsage:
     """What one kernel uses: registers of a thread, and bytes; `shared` is its static shared memory.
 
     `spills`: bytes of spill stores and loads, of the kernel and of each function of its source that
@@ -56,7 +56,7 @@ class Cubin:
     """A compiled source: the ELF image and each entry's usage by symbol."""
 
     code: bytes
-    usage: Mapping[str, Usage]
+    usage: Mapping[str, KernelUsage]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
     return Cubin(code, dict(_usage(log.getvalue())))
 
 
-def _usage(log: str) -> Iterator[tuple[str, Usage]]:
+def _usage(log: str) -> Iterator[tuple[str, KernelUsage]]:
     """Parses ptxas' report of every kernel."""
     names = list(_ENTRY.finditer(log))
     if not names:
@@ -172,7 +172,7 @@ def _usage(log: str) -> Iterator[tuple[str, Usage]]:
         if stack is None or used is None:
             raise InternalError(f"ptxas reports no usage of {name[1]}:\n{log}")
         spills = int(stack[2]) + int(stack[3]) + theirs
-        yield name[1], Usage(int(used[1]), int(used[2] or 0), int(stack[1]), spills)
+        yield name[1], KernelUsage(int(used[1]), int(used[2] or 0), int(stack[1]), spills)
 
 
 def _key(job: Job, target: Target, texts: Mapping[str, str]) -> str:
@@ -187,7 +187,7 @@ def _recall(path: Path) -> Cubin | None:
         report = json.loads(head)
         if report["sha256"] != hashlib.sha256(code).hexdigest():
             return None
-        return Cubin(code, {k: Usage(**v) for k, v in report["usage"].items()})
+        return Cubin(code, {k: KernelUsage(**v) for k, v in report["usage"].items()})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

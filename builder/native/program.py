@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_engine.builder.graph.memory import Block, homes, lifetimes, place
+from spark_engine.builder.graph.memory import LiveBlock, homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc
-from spark_engine.builder.native.tactics import Choice, Chooser
+from spark_engine.builder.native.tactics import Chooser, TacticChoice
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.device.buffers import aligned
 from spark_engine.errors import InternalError
@@ -36,7 +36,7 @@ class BucketTactics:
 
     graph: gs.Graph
     size: Size
-    nodes: tuple[tuple[gs.Node, Choice], ...]
+    nodes: tuple[tuple[gs.Node, TacticChoice], ...]
 
     @property
     def seconds(self) -> float:
@@ -180,7 +180,7 @@ class _Places:
                 found[tensor.name] = [self._kinds[home.name], home.name]
         return found
 
-    def _take_scratch(self, step: int, node: gs.Node, choice: Choice) -> list[Block]:
+    def _take_scratch(self, step: int, node: gs.Node, choice: TacticChoice) -> list[LiveBlock]:
         """Scratch is in the arena while the node runs. Every node leaves zeroed scratch zero, so
         all nodes share it."""
         assert choice.plan is not None
@@ -191,7 +191,7 @@ class _Places:
                 self._zeroed[step, i] = ["zeroed", zeroed, nbytes]
                 zeroed += nbytes
             else:
-                blocks.append(Block(_scratch_name(node, i), nbytes, step, step))
+                blocks.append(LiveBlock(_scratch_name(node, i), nbytes, step, step))
         self.zeroed_bytes = max(self.zeroed_bytes, zeroed)
         return blocks
 

@@ -92,7 +92,7 @@ Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot
 
 
 @dataclass(frozen=True)
-class Choice:
+class TacticChoice:
     """The decision for one op with operands of one shape.
 
     Attributes:
@@ -116,7 +116,7 @@ class Choice:
 
 def choose(
     cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, order: str | None = None
-) -> Choice:
+) -> TacticChoice:
     """The tactic of least time; the first of several. `order` excludes those with another
     `Tactic.order`.
 
@@ -124,11 +124,11 @@ def choose(
     """
     plans, refused = _plans(cuda, work, target, order)
     if not plans:
-        return Choice(None, None, 0.0, refused)
+        return TacticChoice(None, None, 0.0, refused)
     seconds, measured = _seconds(work, plans, target, timer)
     tactic, plan = min(plans, key=lambda pair: seconds[pair[0].name])
     at = measured if len(measured) > 1 else {}
-    return Choice(tactic, plan, seconds[tactic.name], refused, seconds, bool(measured), at)
+    return TacticChoice(tactic, plan, seconds[tactic.name], refused, seconds, bool(measured), at)
 
 
 def _plans(
@@ -194,10 +194,10 @@ class Chooser:
     ops: Ops
     target: Target
     timer: Timer | None = None
-    _known: dict[tuple[object, ...], Choice] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], TacticChoice] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
 
-    def node(self, node: gs.Node, size: Size) -> Choice:
+    def node(self, node: gs.Node, size: Size) -> TacticChoice:
         """The decision for a node in a bucket."""
         cuda, work = self._work(node, size)
         order = self._orders.get((size.family, node.name))
@@ -283,7 +283,7 @@ class Chooser:
         return cuda, Work(node.op, None, dict(node.attrs), ins, outs, cold)
 
 
-def report(file: str, decided: Iterable[tuple[gs.Node, Choice]]) -> tuple[Json, ...]:
+def report(file: str, decided: Iterable[tuple[gs.Node, TacticChoice]]) -> tuple[Json, ...]:
     """Rows of the manifest's `tactics`: equal decisions of one bucket are one row."""
     rows: dict[tuple[str, int], Json] = {}
     for node, choice in decided:

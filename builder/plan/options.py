@@ -1,4 +1,4 @@
-"""A build's options (`Options`), and the plan they resolve to for one checkpoint (`Plan`).
+"""A build's options (`Options`), and the plan they resolve to for one checkpoint (`BuildPlan`).
 
 Knows defaults and limits of options; knows no graph. `resolve` replaces "auto" and None by values
 once, so that no later step has to.
@@ -144,7 +144,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """Everything decided before a graph is built. `notes` are sentences for the report; `finer` are
     sizes that a build which times tactics adds if they pay."""
 
@@ -164,7 +164,7 @@ class Plan:
     across: bool = False  # the ranks are on several hosts
 
 
-def resolve(options: Options, facts: ModelFacts) -> Plan:
+def resolve(options: Options, facts: ModelFacts) -> BuildPlan:
     """Decides every open option. Raises OptionError for a value that is impossible."""
     gpu = options.gpu or gpu_of(options)
     target = gpu.name if gpu else CPU if options.target == "auto" else options.target
@@ -198,7 +198,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
     limits = replace(limits, **more)
-    return Plan(
+    return BuildPlan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
         _finer(options, limits, gpu), options.tp, options.across_hosts,

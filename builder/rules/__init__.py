@@ -6,9 +6,8 @@ from spark_engine.builder.graph.rewrite import Rule
 from spark_engine.builder.rules.attention import ATTENTION_DECODE
 from spark_engine.builder.rules.delta import GDN_DECODE
 from spark_engine.builder.rules.merge import MERGE_PROJECTIONS, SHARED_EXPERT
-from spark_engine.builder.rules.moe import MOE_NORM
 from spark_engine.builder.rules.quant import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
-from spark_engine.builder.rules.ranks import REDUCE_NORM
+from spark_engine.builder.rules.sum_norm import MOE_NORM, REDUCE_NORM
 
 RULES: tuple[Rule, ...] = (
     MERGE_PROJECTIONS,  # first: a merged projection is one reader of a quantised input

@@ -13,14 +13,8 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder.graph.edit import add_node, detach
 from spark_engine.builder.graph.nodes import consumers, is_op, is_standard, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
+from spark_engine.builder.rules import weights
 from spark_engine.builder.rules.quant import QUANT
-from spark_engine.builder.rules.weights import (
-    append_expert,
-    concat,
-    recipe_of,
-    same_values,
-    without_input_scale,
-)
 from spark_engine.errors import GraphError
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.op import Op
@@ -75,7 +69,7 @@ def can_merge(context: RewriteContext, match: Match) -> str | None:
         if other.attrs != first.attrs:
             return f"{other.name} and {first.name} have different attributes"
         for i in roles.shared:
-            if not same_values(context, [other.inputs[i]], [first.inputs[i]]):
+            if not weights.same_values(context, [other.inputs[i]], [first.inputs[i]]):
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"
@@ -89,7 +83,7 @@ def merge(context: RewriteContext, match: Match) -> None:
     first, out = linears[0], match.root.outputs[0]
     roles, inputs = LINEARS[first.op], list(first.inputs)
     for i in roles.joined:
-        inputs[i] = concat(context, [n.inputs[i] for n in linears])
+        inputs[i] = weights.concat(context, [n.inputs[i] for n in linears])
     op, attrs = first.op, dict(first.attrs)
     for node in (match.root, *linears):
         detach(node)
@@ -139,7 +133,7 @@ def can_join_expert(context: RewriteContext, match: Match) -> str | None:
     if len(consumers(routed.outputs[0])) > 1 or len(match.parts["router"].inputs) > 2:
         return "the routed result is also read elsewhere"
     for mine, stack in _pairs(context, match):
-        theirs = recipe_of(context, stack)
+        theirs = weights.recipe_of(context, stack)
         if mine.dtype is not theirs.dtype or mine.shape != theirs.shape[1:]:
             return (
                 f"{stack.name}: the shared expert's is {mine.dtype}{list(mine.shape)}, a routed "
@@ -153,7 +147,7 @@ def join_expert(context: RewriteContext, match: Match) -> None:
     node, routed, router = match.root, match.parts["routed"], match.parts["router"]
     x, gate = node.inputs[2:]
     out, routing = node.outputs[0], [t.name for t in router.outputs]
-    params = [append_expert(context, stack, mine) for mine, stack in _pairs(context, match)]
+    params = [weights.append_expert(context, stack, mine) for mine, stack in _pairs(context, match)]
     inputs, picks = [routed.inputs[0]], [router.inputs[0], router.inputs[1], gate]
     attrs, router_attrs = dict(routed.attrs), dict(router.attrs)
     for old in (node, routed, router):
@@ -170,12 +164,12 @@ def _pairs(context: RewriteContext, match: Match) -> list[tuple[Recipe, gs.Tenso
     """(shared expert's parameter, the routed experts' stack), in grouped_moe's order."""
     routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
     makers = (gate_up, down)
-    mine = [recipe_of(context, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
+    mine = [weights.recipe_of(context, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
     if routed.attrs["format"] == "nvfp4_a4":  # x_scale and h_scale are no part of the product
-        mine = [m if i % 3 < 2 else without_input_scale(m) for i, m in enumerate(mine)]
-        mine += [recipe_of(context, _quantiser(n).inputs[1]) for n in makers]
+        mine = [m if i % 3 < 2 else weights.without_input_scale(m) for i, m in enumerate(mine)]
+        mine += [weights.recipe_of(context, _quantiser(n).inputs[1]) for n in makers]
     if routed.attrs["format"] == "fp8":
-        mine += [recipe_of(context, n.inputs[2]) for n in makers]
+        mine += [weights.recipe_of(context, n.inputs[2]) for n in makers]
     return list(zip(mine, routed.inputs[3:], strict=True))
 
 

@@ -12,16 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.interface import (
-    PREFILL_TILE,
-    SAMPLING_F,
-    SAMPLING_I,
-    Limits,
-    drafts_of,
-    families,
-    tile_of,
-    verify_family,
-)
+from spark_engine import interface
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
@@ -33,7 +24,7 @@ GENERATED = 24  # tokens decoded greedily after each prompt of the text level
 
 
 @dataclass(frozen=True)
-class Launch:
+class CheckLaunch:
     """One launch of a bucket: the arrays of docs/graph.md's step inputs."""
 
     family: str
@@ -53,7 +44,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Text:
+class CheckText:
     """One sequence: its slot and pages, its tokens, and the length of its prompt."""
 
     slot: int
@@ -63,21 +54,21 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Session:
+class CheckSession:
     """Launches over initially empty states, with the same tables for all."""
 
     label: str
-    texts: tuple[Text, ...]
+    texts: tuple[CheckText, ...]
     tables: dict[str, Array]
-    launches: tuple[Launch, ...]
+    launches: tuple[CheckLaunch, ...]
 
 
 def sessions(
-    limits: Limits,
+    limits: interface.Limits,
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
-) -> list[Session]:
+) -> list[CheckSession]:
     """Every session of a check.
 
     Args:
@@ -96,7 +87,7 @@ def sessions(
     for i, group in enumerate(_groups(prompts, limits, len(every))):
         steps = full if i else every
         found.append(_session(rng, "ragged", group, prefill[-1], steps, limits))
-    verify = sorted((drafts_of(f), rows) for f, rows in buckets if drafts_of(f))
+    verify = sorted((interface.drafts_of(f), rows) for f, rows in buckets if interface.drafts_of(f))
     if verify:
         more = len(verify) + verify[-1][0]
         short = [p for p in prompts if len(p) + more <= limits.max_context]
@@ -116,11 +107,11 @@ def sessions(
 
 
 def greedy_session(
-    limits: Limits,
+    limits: interface.Limits,
     buckets: Sequence[tuple[str, int]],
     seed: int = 0,
     recorded: Sequence[Sequence[int]] = (),
-) -> Session:
+) -> CheckSession:
     """Prompts for greedy decoding: has the launches of their prefills; `next_launches` has the
     rest.
 
@@ -132,15 +123,15 @@ def greedy_session(
     prompts = [list(ids) for ids in recorded]
     prompts += [_random(rng, n, limits.vocab) for n in LENGTHS]
     cut = [ids[: limits.max_context - room] for ids in prompts]
-    rows = {f: max(n for family, n in buckets if family == f) for f in families(0)}
+    rows = {f: max(n for family, n in buckets if family == f) for f in interface.families(0)}
     group = _groups(cut, limits, room)[0]
     made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=room)
     return made
 
 
 def next_launches(
-    session: Session, said: Mapping[int, Sequence[int]], rows: int
-) -> Iterator[Launch]:
+    session: CheckSession, said: Mapping[int, Sequence[int]], rows: int
+) -> Iterator[CheckLaunch]:
     """One decode step: each text's input is the last of its tokens in `said`, by slot.
 
     `rows` is the decode bucket. A text at the end of its context is left out.
@@ -154,9 +145,9 @@ def next_launches(
         yield _launch("decode", rows, going[i : i + rows])
 
 
-def verified(rows: int, k: int, going: Sequence[tuple[Text, int, int]]) -> Launch:
+def verified(rows: int, k: int, going: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
     """A round of k drafts. `going`: texts, their positions, and the number of input tokens."""
-    return _launch(verify_family(k), rows, going)
+    return _launch(interface.verify_family(k), rows, going)
 
 
 def _rounds(
@@ -164,8 +155,8 @@ def _rounds(
     prompts: list[list[int]],
     prefill_rows: int,
     verify: Sequence[tuple[int, int]],
-    limits: Limits,
-) -> Session:
+    limits: interface.Limits,
+) -> CheckSession:
     """A round in every bucket (drafts, rows), with as many texts as fit.
 
     Drafts are random, so almost none is accepted: each text gains one token a round, and the next
@@ -185,17 +176,17 @@ def _rounds(
     return replace(session, launches=tuple(launches))
 
 
-def default_tables(limits: Limits) -> dict[str, Array]:
+def default_tables(limits: interface.Limits) -> dict[str, Array]:
     """Tables for greedy decoding without penalties, and without pages."""
     slots = limits.max_seqs + 1
-    sampling_f = np.zeros((slots, len(SAMPLING_F)), np.float32)
-    sampling_f[:, SAMPLING_F.index("top_p")] = 1
-    sampling_f[:, SAMPLING_F.index("repetition")] = 1
+    sampling_f = np.zeros((slots, len(interface.SAMPLING_F)), np.float32)
+    sampling_f[:, interface.SAMPLING_F.index("top_p")] = 1
+    sampling_f[:, interface.SAMPLING_F.index("repetition")] = 1
     return {
         "page_table": np.full((slots, limits.pages_per_seq), -1, np.int32),
         "prompt_lens": np.zeros(slots, np.int32),
         "sampling_f": sampling_f,
-        "sampling_i": np.zeros((slots, len(SAMPLING_I)), np.int32),
+        "sampling_i": np.zeros((slots, len(interface.SAMPLING_I)), np.int32),
         "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
         "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
         "bias_until": np.zeros((slots, limits.bias_slots), np.int32),
@@ -208,7 +199,7 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
 
 
 def _groups(
-    prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
+    prompts: Iterable[list[int]], limits: interface.Limits, more: int = DECODED
 ) -> list[list[list[int]]]:
     """The prompts in order, in as few groups as slots and pages allow; each grows by `more` tokens,
     or to the end of the context."""
@@ -230,10 +221,10 @@ def _session(
     prompts: list[list[int]],
     prefill_rows: int,
     steps: Sequence[int],
-    limits: Limits,
+    limits: interface.Limits,
     split: int = 0,
     more: int = 0,
-) -> Session:
+) -> CheckSession:
     """`steps`: the decode buckets to step in, one after another. All texts step in the largest, in
     several launches if necessary, and as many as fit in the others. With `prefill_rows` 0 they
     start at the first token. `more`: the number of tokens, instead of that of `steps`."""
@@ -246,14 +237,14 @@ def _session(
         ids = (*prompt, *_random(rng, own, limits.vocab))
         need = -(-len(ids) // limits.page_size)
         held = tuple(int(next(pages)) for _ in range(need))
-        texts.append(Text(int(slot), held, ids, len(prompt)))
+        texts.append(CheckText(int(slot), held, ids, len(prompt)))
     tables = default_tables(limits)
     for text in texts:
         tables["page_table"][text.slot, : len(text.pages)] = text.pages
         tables["prompt_lens"][text.slot] = text.prompt
     launches = list(_prefill(texts, prefill_rows, split)) if prefill_rows else []
     launches += _decode(texts, steps, bool(prefill_rows))
-    return Session(label, tuple(texts), tables, tuple(launches))
+    return CheckSession(label, tuple(texts), tables, tuple(launches))
 
 
 def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
@@ -261,13 +252,13 @@ def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
     return rows == max(steps) or text < rows
 
 
-def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
+def _prefill(texts: Sequence[CheckText], rows: int, split: int) -> Iterator[CheckLaunch]:
     """All prompts, tiles packed; with `split` each prompt's tile ends there, in a separate launch.
 
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
     """
     parts = [(0, split), (split, 1 << 30)] if split else [(0, 1 << 30)]
-    tile = PREFILL_TILE
+    tile = interface.PREFILL_TILE
     for low, high in parts:
         tiles = []
         for text in texts:
@@ -277,7 +268,9 @@ def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
             yield _launch("prefill", rows, tiles[i : i + rows])
 
 
-def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Iterator[Launch]:
+def _decode(
+    texts: Sequence[CheckText], steps: Sequence[int], prefilled: bool
+) -> Iterator[CheckLaunch]:
     at = [text.prompt if prefilled else 0 for text in texts]
     for rows in steps:
         going = [i for i, x in enumerate(texts) if _steps(i, rows, steps) and at[i] < len(x.ids)]
@@ -288,8 +281,8 @@ def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Ite
             at[i] += 1
 
 
-def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:
-    tile = tile_of(family)
+def _launch(family: str, rows: int, tiles: Sequence[tuple[CheckText, int, int]]) -> CheckLaunch:
+    tile = interface.tile_of(family)
     ids = np.zeros((rows, tile), np.int32)
     per_row = np.zeros((5, rows), np.int32)
     per_row[0] = -1
@@ -298,4 +291,4 @@ def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> L
         ids[row, :count] = text.ids[start:end]
         following = text.ids[end] if end < len(text.ids) else SAMPLED
         per_row[:, row] = text.slot, start, count, end >= text.prompt, following
-    return Launch(family, rows, ids.reshape(-1), *per_row)
+    return CheckLaunch(family, rows, ids.reshape(-1), *per_row)

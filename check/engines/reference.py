@@ -34,12 +34,12 @@ POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Arrays = tuple[NDArray[Any], ...]
-Watch = Callable[["Step", Arrays, Arrays, LiveRows], None]
+Watch = Callable[["ReferenceStep", Arrays, Arrays, LiveRows], None]
 NEAR = 1  # a watched launch also shows this many neighbours of its rows and pages
 
 
 @dataclass(frozen=True)
-class Step:
+class ReferenceStep:
     """One node: an op of the domain `spark` with its attributes, or a standard operator (`op` is
     None)."""
 
@@ -51,7 +51,7 @@ class Step:
     outputs: tuple[str, ...]
 
 
-def read_steps(payload: bytes) -> list[Step]:
+def read_steps(payload: bytes) -> list[ReferenceStep]:
     """The nodes of an `ort` payload in order.
 
     Raises EngineError if a node lacks its op as metadata.
@@ -85,7 +85,9 @@ class ReferenceExecutor(SynchronousExecutor):
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._comm = comm
-        self._steps: list[Step | Collective] = [*read_steps(payload)] if comm is None else []
+        self._steps: list[ReferenceStep | Collective] = (
+            [*read_steps(payload)] if comm is None else []
+        )
         for step in () if comm is None else Segments.decode(payload).steps:
             self._steps += read_steps(step.model) if isinstance(step, Segment) else [step]
         rank, ranks = (0, 1) if comm is None else (comm.rank, comm.ranks)
@@ -144,21 +146,21 @@ class ReferenceExecutor(SynchronousExecutor):
         values[step.output][some] = np.concatenate(self._comm.parts(given[some]), axis=-1)
 
 
-def _step(node: onnx.NodeProto) -> Step:
+def _step(node: onnx.NodeProto) -> ReferenceStep:
     names = tuple(node.input), tuple(node.output)
     if node.domain != DOMAIN:
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        return Step(node.name, node.op_type, None, given, *names)
+        return ReferenceStep(node.name, node.op_type, None, given, *names)
     origin = {p.key: p.value for p in node.metadata_props}.get(ORIGIN)
     if origin is None:
         raise EngineError(
             f"node {node.name} does not name its op: rebuild the engine with spark-build"
         )
     row = json.loads(origin)
-    return Step(node.name, row["op"], get(row["op"]), row["attrs"], *names)
+    return ReferenceStep(node.name, row["op"], get(row["op"]), row["attrs"], *names)
 
 
-def _compute(step: Step, operands: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+def _compute(step: ReferenceStep, operands: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
     if step.op is not None:
         return tuple(step.op.reference(step.attrs, operands))
     if step.kind == "Add":

@@ -18,7 +18,7 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 
 from spark_engine import interface
-from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.prompts import CheckSession
 from spark_engine.check.verdicts.defined_values import defined_values, ends
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, STATE_OUT, verify_family
@@ -221,7 +221,7 @@ class SessionRunner(EngineRunner):
                 self._states[name][pages] = held
 
 
-def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:
+def feeds(sessions: Iterable[CheckSession]) -> Iterator[dict[str, NDArray[Any]]]:
     """The inputs of `SessionRunner`, launch by launch: a Polygraphy data loader.
 
     States are shown after the last launch of each family, since an error in a state persists.

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.check.engines.reference import Step
+from spark_engine.check.engines.reference import ReferenceStep
 from spark_engine.check.verdicts.compare import Verdict
 from spark_engine.check.verdicts.defined_values import EMITTED
 from spark_engine.check.verdicts.metrics import distance, scale_error
@@ -51,7 +51,7 @@ class Recorded:
     `states`: which of its tensors are states, or intermediate values of states, and their units.
     """
 
-    step: Step
+    step: ReferenceStep
     operands: tuple[NDArray[Any], ...]
     results: tuple[NDArray[Any], ...]
     states: Mapping[str, StateValue] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def module_of(recorded: Recorded, weights: Collection[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Masks:
+class DefinedRows:
     """The rows and tokens of a launch with defined values."""
 
     rows: NDArray[np.bool_]
@@ -88,7 +88,7 @@ class Masks:
     emitting: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, buffers: Mapping[str, NDArray[Any]], tile: int) -> Masks:
+    def of(cls, buffers: Mapping[str, NDArray[Any]], tile: int) -> DefinedRows:
         """From the launch's step inputs."""
         counts = buffers["counts"]
         tokens = np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
@@ -113,7 +113,7 @@ class _Output:
 
 
 def compare_node(
-    recorded: Recorded, results: tuple[NDArray[Any], ...], masks: Masks, limits: NodeLimits
+    recorded: Recorded, results: tuple[NDArray[Any], ...], masks: DefinedRows, limits: NodeLimits
 ) -> Iterator[Verdict]:
     """A verdict on each output of a node; a pair of codes and scales counts as one."""
     for output in _outputs(recorded, results, masks):
@@ -125,7 +125,7 @@ def compare_node(
 
 
 def _outputs(
-    recorded: Recorded, results: tuple[NDArray[Any], ...], masks: Masks
+    recorded: Recorded, results: tuple[NDArray[Any], ...], masks: DefinedRows
 ) -> Iterator[_Output]:
     step, truth = recorded.step, recorded.results
     same = _same_experts(recorded, results)
@@ -151,7 +151,7 @@ def _outputs(
         yield _Output(name, got[pick], want[pick], want.dtype == E4M3, added)
 
 
-def _before(step: Step, output: int) -> str:
+def _before(step: ReferenceStep, output: int) -> str:
     """The operand with the state before the node."""
     aliases = step.op.aliases(step.attrs) if step.op is not None else {}
     if output in aliases:
@@ -174,7 +174,7 @@ def _state(name: str, got: Array, want: Array, before: Array) -> _Output:
     return _Output(name, parts[0], parts[1], coded)
 
 
-def _mask(name: str, array: Array, masks: Masks) -> NDArray[Any]:
+def _mask(name: str, array: Array, masks: DefinedRows) -> NDArray[Any]:
     """Selects the defined part of an output: valid tokens, live rows."""
     if name in EMITTED:
         return masks.emitting

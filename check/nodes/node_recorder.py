@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from spark_engine.check.engines.live_rows import LiveRows
 from spark_engine.check.engines.open_engines import folder_of
-from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.prompts import CheckSession
 from spark_engine.check.engines.ranks import RanksExecutor
-from spark_engine.check.engines.reference import Arrays, ReferenceExecutor, Step
+from spark_engine.check.engines.reference import Arrays, ReferenceExecutor, ReferenceStep
 from spark_engine.check.engines.runner import SessionRunner, feeds
-from spark_engine.check.nodes.compare_node import Masks, Recorded, StateValue
+from spark_engine.check.nodes.compare_node import DefinedRows, Recorded, StateValue
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
@@ -37,7 +37,7 @@ class RecordedLaunch:
 
     key: BucketKey
     nodes: list[Recorded]
-    masks: Masks
+    masks: DefinedRows
     weights: Collection[str]
     rank: int = 0
 
@@ -48,7 +48,7 @@ class Recorder:
     `recording` must run the launches of all sessions in order, each once.
     """
 
-    def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
+    def __init__(self, loaded: Loaded, sessions: Sequence[CheckSession]) -> None:
         self.launches: list[RecordedLaunch] = []
         self._sessions = sessions
         launched = {launch.family for session in sessions for launch in session.launches}
@@ -79,7 +79,7 @@ class Recorder:
         if isinstance(executor, RanksExecutor):
             of = executor.of(buffers)
         if self._at in self._wanted:
-            masks = Masks.of(buffers, tile_of(key[0]))
+            masks = DefinedRows.of(buffers, tile_of(key[0]))
             for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
                 inputs = {spec.name: own[spec.name] for spec in part.specs.inputs}
                 keeper = _Keeper(inputs, self._states, self._weights)
@@ -113,7 +113,7 @@ class _Keeper:
         self._inputs = {name: array.copy() for name, array in inputs.items()}
         self._held: dict[str, StateValue] = {}
 
-    def keep(self, step: Step, operands: Arrays, results: Arrays, live: LiveRows) -> None:
+    def keep(self, step: ReferenceStep, operands: Arrays, results: Arrays, live: LiveRows) -> None:
         """One node, with values extended to the whole bucket. Step inputs and tables are the
         launch's, with the engine's row numbers."""
         if not self._held:
@@ -163,7 +163,7 @@ class _RecordingExecutor(SynchronousExecutor):
         self._inner.close()
 
 
-def _longest(sessions: Sequence[Session], family: str) -> int:
+def _longest(sessions: Sequence[CheckSession], family: str) -> int:
     """The index over all sessions of the first launch with the longest sequences."""
     launches = [launch for session in sessions for launch in session.launches]
     reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]

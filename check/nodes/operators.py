@@ -15,13 +15,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.engines.reference import POISON, Step
+from spark_engine.check.engines.reference import POISON, ReferenceStep
 from spark_engine.check.nodes.compare_node import Recorded, StateValue
 from spark_engine.errors import OptionError
 from spark_engine.tensors import DType
 
 
-class Bodies:
+class NodeBodies:
     """Runs single nodes of one payload on onnxruntime; `graphs` are its models."""
 
     def __init__(self, graphs: Sequence[bytes], weights: Mapping[str, NDArray[Any]]) -> None:
@@ -63,7 +63,10 @@ class Bodies:
         return tuple(made.values())
 
     def _model(
-        self, step: Step, operands: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+        self,
+        step: ReferenceStep,
+        operands: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
     ) -> onnx.ModelProto:
         """A session of one node; its weights are constants, as in the engine, since that selects
         other kernels."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_engine.check.engines.open_engines import open_by_reference
-from spark_engine.check.engines.prompts import Session
+from spark_engine.check.engines.prompts import CheckSession
 from spark_engine.check.texts.text import read_texts
 from spark_engine.progress import Say
 from spark_engine.runtime.engine.load import Loaded
@@ -27,7 +27,7 @@ Truths = Callable[[], Iterable[Array]]
 
 @contextmanager
 def texts_in_process(
-    reference: Loaded, folder: Path | None, session: Session, rows: int, say: Say
+    reference: Loaded, folder: Path | None, session: CheckSession, rows: int, say: Say
 ) -> Iterator[Truths]:
     """Starts `read_texts` of the reference; yields a function that returns its result.
 
@@ -48,12 +48,12 @@ def texts_in_process(
         _end(pool)
 
 
-def _read(folder: Path, session: Session, rows: int) -> list[Array]:
+def _read(folder: Path, session: CheckSession, rows: int) -> list[Array]:
     return [*read_texts(open_by_reference(folder), session, rows)]
 
 
 def _result(
-    pending: Future[list[Array]], reference: Loaded, session: Session, rows: int, say: Say
+    pending: Future[list[Array]], reference: Loaded, session: CheckSession, rows: int, say: Say
 ) -> Iterable[Array]:
     try:
         return pending.result()

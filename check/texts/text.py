@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from spark_engine.check.engines.prompts import Launch, Session, next_launches
+from spark_engine.check.engines.prompts import CheckLaunch, CheckSession, next_launches
 from spark_engine.check.engines.runner import SESSION, SHOW, Feed, SessionRunner
 from spark_engine.check.texts.verify_buckets import Decoded, check_verify_buckets
 from spark_engine.check.verdicts.compare import Verdict
@@ -29,13 +29,13 @@ from spark_engine.runtime.executors.memory import BucketKey
 from spark_engine.tensors import Array
 
 
-def decode_rows(common: Sequence[BucketKey], session: Session) -> int:
+def decode_rows(common: Sequence[BucketKey], session: CheckSession) -> int:
     """The decode bucket: the smallest of both sides in which all texts fit, or the largest."""
     decode = sorted(rows for family, rows in common if family == DECODE)
     return next((rows for rows in decode if rows >= len(session.texts)), decode[-1])
 
 
-def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array]:
+def read_texts(reference: Loaded, session: CheckSession, rows: int) -> Iterator[Array]:
     """The reference's logits [emitting rows, V] of each launch of its greedy decoding."""
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     with SessionRunner("reference", reference) as runner:
@@ -49,7 +49,7 @@ def read_texts(reference: Loaded, session: Session, rows: int) -> Iterator[Array
 def compare_texts(
     candidate: Loaded,
     reference: tuple[str, Iterable[Array]],
-    session: Session,
+    session: CheckSession,
     rows: int,
     thresholds: Thresholds,
     shown: Progress,
@@ -108,7 +108,9 @@ def compare_texts(
     return level
 
 
-def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterator[Launch]:
+def _launches(
+    session: CheckSession, said: dict[int, list[int]], rows: int
+) -> Iterator[CheckLaunch]:
     """The prefills, then decode steps over the tokens sampled so far, until all contexts are
     full."""
     yield from session.launches
@@ -119,13 +121,13 @@ def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterat
         yield from step
 
 
-def _saying(launch: Launch) -> list[int]:
+def _saying(launch: CheckLaunch) -> list[int]:
     """The slots of the rows that sample, in order."""
     slots: list[int] = launch.slots[launch.emit == 1].tolist()
     return slots
 
 
-def _feed(session: Session, launch: Launch) -> Feed:
+def _feed(session: CheckSession, launch: CheckLaunch) -> Feed:
     marks = {name: np.zeros(1, np.int32) for name in (SESSION, SHOW)}
     return {**marks, **session.tables, **launch.feed()}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.check.engines.prompts import FROM_STATE, Launch, Session, Text, verified
+from spark_engine.check.engines import prompts
 from spark_engine.check.engines.runner import SESSION, SHOW, SessionRunner
 from spark_engine.check.verdicts.compare import Verdict
 from spark_engine.check.verdicts.metrics import near_tie_rows
@@ -37,7 +37,7 @@ class Decoded:
 def check_verify_buckets(
     runner: SessionRunner,
     keys: Sequence[BucketKey],
-    session: Session,
+    session: prompts.CheckSession,
     decoded: Decoded,
     tie: float,
     shown: Progress,
@@ -62,7 +62,12 @@ def check_verify_buckets(
 
 class _Run:
     def __init__(
-        self, runner: SessionRunner, session: Session, decoded: Decoded, tie: float, number: int
+        self,
+        runner: SessionRunner,
+        session: prompts.CheckSession,
+        decoded: Decoded,
+        tie: float,
+        number: int,
     ) -> None:
         self._runner, self._decoded, self._tie, self._number = runner, decoded, tie, number
         self._session = session
@@ -84,11 +89,11 @@ class _Run:
             for first in range(0, len(going), rows):
                 self._round(k, rows, going[first : first + rows])
 
-    def _round(self, k: int, rows: int, texts: Sequence[Text]) -> None:
+    def _round(self, k: int, rows: int, texts: Sequence[prompts.CheckText]) -> None:
         self._rounds += 1
         counts = [min(1 + k, len(t.ids) - self._at[t.slot]) for t in texts]
         given = [(t, self._at[t.slot], n) for t, n in zip(texts, counts, strict=True)]
-        launch = verified(rows, k, given)
+        launch = prompts.verified(rows, k, given)
         ids = launch.token_ids.reshape(rows, -1)
         for row, (text, n) in enumerate(zip(texts, counts, strict=True)):
             if self._rounds % WRONG == 0 and n > 1:
@@ -96,7 +101,7 @@ class _Run:
         fed = ids.copy()
         for row, text in enumerate(texts):
             if text.slot in self._known:
-                ids[row, 0] = launch.starts[row] = FROM_STATE
+                ids[row, 0] = launch.starts[row] = prompts.FROM_STATE
         shown = self._launch(launch)
         at = 0
         for row, (text, n) in enumerate(zip(texts, counts, strict=True)):
@@ -104,7 +109,7 @@ class _Run:
             self._judge(text, fed[row, :n], sampled, int(shown["accepted"][row]))
             at += n
 
-    def _judge(self, text: Text, fed: Array, sampled: Array, accepted: int) -> None:
+    def _judge(self, text: prompts.CheckText, fed: Array, sampled: Array, accepted: int) -> None:
         """Checks one row: its input tokens, the samples after each, and the number accepted."""
         slot, place = text.slot, self._at[text.slot] - text.prompt
         right = 1 + int(np.cumprod(fed[1:] == sampled[:-1]).sum())
@@ -140,7 +145,7 @@ class _Run:
         reason = f"{len(self.wrong)} rounds differ from decode" if self.wrong else ""
         return Verdict(name, not self.wrong, reason, figures, hard=bool(self.wrong))
 
-    def _launch(self, launch: Launch) -> dict[str, Array]:
+    def _launch(self, launch: prompts.CheckLaunch) -> dict[str, Array]:
         numbers = {SESSION: self._number, SHOW: 0}
         marks = {name: np.array([value], np.int32) for name, value in numbers.items()}
         return self._runner.launch({**marks, **self._session.tables, **launch.feed()})

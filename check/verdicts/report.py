@@ -127,7 +127,7 @@ class Level:
 
 
 @dataclass
-class Report:
+class CheckReport:
     """A whole check."""
 
     engine: str
@@ -168,7 +168,7 @@ class Report:
         return {**top, "first_divergence": self.first, "modules": self.headlines, "levels": levels}
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: CheckReport, console: Console) -> None:
     """The modules that differ by themselves, tables of all levels, and a one-line verdict."""
     for line in report.headlines[:MOST_FAILURES]:
         console.print(f"[red]{line}")

@@ -16,7 +16,14 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row, Shape, Tensor, of_kind
+from spark_engine.models.checkpoint.tensor_list import (
+    Linear,
+    Row,
+    Shape,
+    Tensor,
+    ValueKind,
+    of_kind,
+)
 from spark_engine.tensors import DType
 
 PLAIN = (DType.BF16, DType.F16, DType.F32)
@@ -24,7 +31,7 @@ SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
 TEXT, MTP = "text", "mtp"
 FIRST = 10  # faults that are listed; the rest are counted
-_NEED = {Kind.TIED_HEAD: "rare", Kind.CACHE_SCALE: "rare"}
+_NEED = {ValueKind.TIED_HEAD: "rare", ValueKind.CACHE_SCALE: "rare"}
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,15 @@ def expected_tensors(
     dtypes = (plain, *(d for d in PLAIN if d is not plain))
     found: list[Expected] = []
     listed = list(rows)
-    stacked = {t.module for t in of_kind(listed, Kind.STACKED_EXPERTS) if layout.fused(t.module)}
+    stacked = {
+        t.module for t in of_kind(listed, ValueKind.STACKED_EXPERTS) if layout.fused(t.module)
+    }
     for row in listed:
         if isinstance(row, Linear):
             if row.group not in stacked:
                 dialect = table.dialect_of(row.module)
                 found += _projection(row, table[row.table_key], dialect, dtypes, layout)
-        elif row.kind is not Kind.STACKED_EXPERTS or row.module in stacked:
+        elif row.kind is not ValueKind.STACKED_EXPERTS or row.module in stacked:
             found.append(_unquantised(row, table, dtypes, layout))
     named = (e if e.part != TEXT else replace(e, part=part) for e in found)
     return {tensor.name: tensor for tensor in named}
@@ -158,9 +167,9 @@ def _unquantised(
     if row.part != TEXT:
         return Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
     name = layout.file_name(row.name)
-    if row.kind is Kind.CACHE_SCALE:
+    if row.kind is ValueKind.CACHE_SCALE:
         return Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
-    if row.kind is Kind.STACKED_EXPERTS and table[row.module] is not Scheme.PLAIN:
+    if row.kind is ValueKind.STACKED_EXPERTS and table[row.module] is not Scheme.PLAIN:
         raise CheckpointError(
             f"{row.module} is fused into 3-D tensors and declared {table[row.module]}; quantised "
             "experts are read one by one: give an export that stores them so"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
+from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 
 HEAD = "lm_head"
 DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
@@ -60,9 +60,10 @@ class Layout:
         Raises CheckpointError when no token embedding is found under a known prefix.
         """
         known = set(names)
-        before = next((p for p in DRAFT_PREFIXES if _any_begins(known, p + DRAFT)), None)
+        begins = (p for p in DRAFT_PREFIXES if any(name.startswith(p + DRAFT) for name in known))
+        before = next(begins, None)
         stacked = before is None or _any_stacked(known, before, drafts)
-        (embedding,) = of_kind(rows, Kind.EMBEDDING)
+        (embedding,) = of_kind(rows, ValueKind.EMBEDDING)
         for prefix in PREFIXES:
             if prefix + embedding.name in known:
                 fused = _any_stacked(known, prefix, rows)
@@ -81,9 +82,5 @@ def spellings(module: str) -> tuple[str, ...]:
     return (*bare, *(prefix + module for prefix in SPELLINGS))
 
 
-def _any_begins(names: Iterable[str], start: str) -> bool:
-    return any(name.startswith(start) for name in names)
-
-
 def _any_stacked(known: Collection[str], prefix: str, rows: Iterable[Row]) -> bool:
-    return any(prefix + t.name in known for t in of_kind(rows, Kind.STACKED_EXPERTS))
+    return any(prefix + t.name in known for t in of_kind(rows, ValueKind.STACKED_EXPERTS))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 Shape = tuple[int, ...]
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """The kind of a tensor's values: decides how random ones are drawn, and whether a file must
     have it."""
 
@@ -58,7 +58,7 @@ class Tensor:
 
     name: str
     shape: Shape
-    kind: Kind = Kind.MATRIX
+    kind: ValueKind = ValueKind.MATRIX
     part: str = "text"
     split: Split | None = None
 
@@ -145,6 +145,6 @@ def linears(rows: Iterable[Row]) -> Iterator[Linear]:
     return (row for row in rows if isinstance(row, Linear))
 
 
-def of_kind(rows: Iterable[Row], kind: Kind) -> Iterator[Tensor]:
+def of_kind(rows: Iterable[Row], kind: ValueKind) -> Iterator[Tensor]:
     """The tensors of one kind of a block."""
     return (row for row in rows if isinstance(row, Tensor) and row.kind is kind)

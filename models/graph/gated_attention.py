@@ -14,16 +14,8 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
-from spark_engine.models.weights.recipes import (
-    Recipe,
-    cast,
-    constant,
-    multiply,
-    one_plus,
-    reshape,
-    stack,
-    whole_scale,
-)
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.tensors import DType, TensorSpec
 
 
@@ -86,7 +78,7 @@ class GatedAttention:
     def _append_operands(self, w: Writer) -> list[gs.Variable]:
         """The operands for storing keys and values in a page: k_norm, frequencies, scales."""
         k_norm = w.weight(self.k_norm.name, _head_norm(w, self.k_norm))
-        freqs = w.weight("rotary.inv_freq", constant(w.config.rope.inv_freq()))
+        freqs = w.weight("rotary.inv_freq", recipes.constant(w.config.rope.inv_freq()))
         return [k_norm, freqs, w.weight(f"{self.name}.kv_scale", self._kv_scale(w))]
 
     def _append_attrs(self, w: Writer) -> dict[str, int | float | str]:
@@ -96,21 +88,23 @@ class GatedAttention:
 
     def _kv_scale(self, w: Writer) -> Recipe:
         """f32 [2]: the FP8 cache's scales of k and v, 1 if the checkpoint has none."""
-        one = constant(np.array(1.0))
+        one = recipes.constant(np.array(1.0))
         found = [one, one]
         fp8 = w.precision.kv is DType.F8E4M3
         for i, scales in enumerate((self.k_scales, self.v_scales) if fp8 else ()):
             for scale in scales:
                 if w.model.has(scale.name):
-                    found[i] = reshape(cast(whole_scale(w.model.source(scale.name))), ())
-        return stack(found)
+                    found[i] = recipes.reshape(
+                        recipes.cast(recipes.whole_scale(w.model.source(scale.name))), ()
+                    )
+        return recipes.stack(found)
 
 
 def _head_norm(w: Writer, norm: Tensor) -> Recipe:
     """1 + weight, with yarn's factor on the rotated elements (see `rope.Rope`)."""
-    scale, rope = one_plus(w.model.source(norm.name)), w.config.rope
+    scale, rope = recipes.one_plus(w.model.source(norm.name)), w.config.rope
     if rope.attention_factor == 1.0:
         return scale
     factor = np.ones(w.config.head_dim, np.float32)
     factor[: rope.dims] = rope.attention_factor
-    return multiply(scale, constant(factor))
+    return recipes.multiply(scale, recipes.constant(factor))

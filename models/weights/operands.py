@@ -15,21 +15,9 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import PLAIN
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
+from spark_engine.models.weights import recipes
 from spark_engine.models.weights.quantise import quantised_parts
-from spark_engine.models.weights.recipes import (
-    Recipe,
-    cast,
-    codes,
-    concat0,
-    maximum,
-    multiply,
-    part_scale,
-    reciprocal,
-    repeat,
-    reshape,
-    stack,
-    whole_scale,
-)
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
 
 
@@ -84,7 +72,7 @@ def _plain(model: Model, module: str) -> Projection:
 
 
 def _fp8(model: Model, module: str) -> Projection:
-    weight = codes(model.source(f"{module}.weight"))
+    weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
     read = _scalar(model, f"{module}.input_scale")
     return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
@@ -92,20 +80,20 @@ def _fp8(model: Model, module: str) -> Projection:
 
 def _fp8_block(model: Model, module: str) -> Projection:
     suffix = SUFFIXES[model.table.dialect_of(module)].block_scale
-    scale = cast(part_scale(model.source(f"{module}.{suffix}")))
-    weight = codes(model.source(f"{module}.weight"))
+    scale = recipes.cast(recipes.part_scale(model.source(f"{module}.{suffix}")))
+    weight = recipes.codes(model.source(f"{module}.weight"))
     return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
 
 
 def _nvfp4(model: Model, module: str) -> Projection:
     weight, scale, scale2, _ = _fp4_tensors(model, module, False)
-    scales = {"weight_scale": scale, "w_scale2": repeat(scale2, weight.shape[0])}
+    scales = {"weight_scale": scale, "w_scale2": recipes.repeat(scale2, weight.shape[0])}
     return Projection(Scheme.NVFP4, weight, scales)
 
 
 def _nvfp4_a4(model: Model, module: str) -> Projection:
     weight, scale, scale2, read = _fp4_tensors(model, module, True)
-    alpha = repeat(multiply(read, scale2), weight.shape[0])
+    alpha = recipes.repeat(recipes.multiply(read, scale2), weight.shape[0])
     return Projection(Scheme.NVFP4_A4, weight, {"weight_scale": scale, "alpha": alpha}, read)
 
 
@@ -118,23 +106,23 @@ def _fp4_tensors(
 
     def multiplier(suffix: str) -> Recipe:
         stored = _scalar(model, f"{module}.{suffix}")
-        return reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
+        return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
 
     packed = model.source(f"{module}.{suffixes.fp4_weight}")
-    block = part_scale(model.source(f"{module}.weight_scale"))
+    block = recipes.part_scale(model.source(f"{module}.weight_scale"))
     scale2 = multiplier(suffixes.fp4_global)
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
 
 def _scalar(model: Model, name: str) -> Recipe:
-    return reshape(cast(whole_scale(model.source(name))), ())
+    return recipes.reshape(recipes.cast(recipes.whole_scale(model.source(name))), ())
 
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:
     """f32 [rows] from one scale for all, or from one for each row."""
     if scale.shape in ((), (1,)) and rows != 1:
-        return repeat(cast(whole_scale(scale)), rows)
-    return reshape(cast(part_scale(scale)), (rows,))
+        return recipes.repeat(recipes.cast(recipes.whole_scale(scale)), rows)
+    return recipes.reshape(recipes.cast(recipes.part_scale(scale)), (rows,))
 
 
 _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
@@ -162,7 +150,7 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
             "multiple of 128"
         )
     rows = [_expert(model, each, scheme) for each in experts.each]
-    return {name: stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: recipes.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Recipe]:
@@ -189,15 +177,15 @@ def _expert(
     # The op needs the weight's global scale apart from the input's, so W4A4 is read as W4A16.
     stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
-    out = {"w13": concat0([gate.weight, up.weight])}
+    out = {"w13": recipes.concat0([gate.weight, up.weight])}
     for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
-        out[f"w13_{suffix}"] = concat0([gate.scales[name], up.scales[name]])
+        out[f"w13_{suffix}"] = recipes.concat0([gate.scales[name], up.scales[name]])
     out["w2"] = down.weight
     out |= _named("w2", down)
     if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
         of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
         # The input is quantised once for both; calibration gives both the same scale.
-        out["x_scale"] = maximum(of_gate, of_up)
+        out["x_scale"] = recipes.maximum(of_gate, of_up)
         out["h_scale"] = of_down
     return out
 

@@ -15,13 +15,13 @@ from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import Checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
 from spark_engine.tensors import TensorSpec
 
-_COPIES = (Kind.STACKED_EXPERTS, Kind.TIED_HEAD, Kind.CACHE_SCALE)
+_COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import click
 from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
 from spark_engine.runtime.doctor import engines, gpu, machine
-from spark_engine.runtime.doctor.report import Report, roots
+from spark_engine.runtime.doctor.report import DoctorReport, roots
 
 NAME = "doctor"
 GIB = 1 << 30
@@ -62,7 +62,7 @@ def doctor(
 
 def examine(
     folders: tuple[Path, ...], load: bool, device: str = "0", host_bytes: int | None = None
-) -> Report:
+) -> DoctorReport:
     """Checks everything; with `load` the GPU works for a second. `device`: its name for nvidia-smi.
     `host_bytes`: reserved for the host where GPU and host share memory; None: the default."""
     host, found = machine.host(), gpu.diagnose(load, device, host_bytes)
@@ -70,7 +70,7 @@ def examine(
     total = found.card.memory if found.card else None
     places, cache = roots(folders, engines.ENGINES), machine.hub_cache(os.environ)
     apart = not any(machine.same_disk(cache, place) for place in places)
-    return Report(
+    return DoctorReport(
         host=host,
         gpu=found,
         extras=machine.extras(),

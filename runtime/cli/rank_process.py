@@ -28,19 +28,9 @@ from spark_engine.device.choice import VISIBLE, visible
 from spark_engine.engine_file import MANIFEST
 from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.ranks import messages
 from spark_engine.runtime.ranks.channel import Receiver
 from spark_engine.runtime.ranks.follower import Follower
-from spark_engine.runtime.ranks.messages import (
-    Begin,
-    Opened,
-    Opening,
-    RankFailed,
-    Stamp,
-    decode_begin,
-    decode_orders,
-    decode_stamp,
-    encode,
-)
 from spark_engine.runtime.ranks.open_progress import ReportedProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec, connect_rank, manifest_digest
 
@@ -70,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packet = receiver.receive()
         if packet is None:
             return 0
-        _check(spec, decode_stamp(packet))
-        loaded = _opened(spec, channels, decode_begin(packet), receiver)
+        _check(spec, messages.decode_stamp(packet))
+        loaded = _opened(spec, channels, messages.decode_begin(packet), receiver)
         parts = loaded.states, loaded.tables, loaded.device_states, loaded.table_writer
         follower = Follower(loaded.executors, *parts)
-        receiver.answer(encode(Opened(os.getpid())))
+        receiver.answer(messages.encode(messages.Opened(os.getpid())))
         gc.collect()
         gc.freeze()
         _follow(receiver, follower)
@@ -87,14 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Receiver) -> Loaded:
+def _opened(
+    spec: RankSpec, channels: RankChannels, begin: messages.Begin, receiver: Receiver
+) -> Loaded:
     """Opens the rank's part, and reports the progress to rank 0."""
     comm = channels.comm
     comm.limit_s = math.inf  # only rank 0 decides which rank is late: it may have been stopped
 
     def tell(text: str) -> None:
         with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
-            receiver.answer(encode(Opening(text)))
+            receiver.answer(messages.encode(messages.Opening(text)))
 
     reported = ReportedProgress(tell)
     comm.at_wait(reported.wait)
@@ -116,7 +108,7 @@ def _opened(spec: RankSpec, channels: RankChannels, begin: Begin, receiver: Rece
 
 def _follow(receiver: Receiver, follower: Follower) -> None:
     while (packet := receiver.receive()) is not None:
-        if not follower.follow(decode_orders(packet)):
+        if not follower.follow(messages.decode_orders(packet)):
             return
 
 
@@ -127,11 +119,11 @@ def _fallen(receiver: Receiver, error: Exception) -> int:
             traceback.print_exc()
     words = str(error) if user else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):  # rank 0 may have ended before
-        receiver.answer(encode(RankFailed(words, user, passing)))
+        receiver.answer(messages.encode(messages.RankFailed(words, user, passing)))
     return 2 if user and not passing else 1  # after 1 its host waits for rank 0 again
 
 
-def _check(spec: RankSpec, stamp: Stamp) -> None:
+def _check(spec: RankSpec, stamp: messages.Stamp) -> None:
     """Raises EngineError where rank 0 has another engine or another version."""
     mine = manifest_digest(Path(spec.engine)), version("spark-engine")
     if mine == (stamp.digest, stamp.version):

@@ -35,7 +35,7 @@ from spark_engine.runtime.server.process.options import ServerOptions
 NAME = "spark-replicas"
 LOCAL = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., Any])
-_SERVING = (Group.ENGINE, Group.SERVER, Group.SECURITY, Group.LOGGING)
+_SERVING = (Group.ENGINE, Group.MEASURING, Group.SERVER, Group.SECURITY, Group.LOGGING)
 _NOT = ("--device", "--profile", "--hosts", "--rank")  # options of one process on one machine
 ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
 POLICIES = ("prefix", "least", "turn")

@@ -37,7 +37,7 @@ from spark_engine.runtime.cli.options.run_options import (
     settings,
 )
 from spark_engine.runtime.cli.profile import finish
-from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory
 from spark_engine.runtime.cli.terminal.printable import printable
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.load import HOST_TARGETS
@@ -214,7 +214,7 @@ def _chat(folder: Path, values: Mapping[str, Any]) -> int:
 
     session = Session(folder, engine_options(values), chat_options(values))
     try:
-        conversation = Conversation(
+        conversation = ChatHistory(
             model=session.info.name,
             context=capacity(session.info.limits),
             system=values["system"],

@@ -35,7 +35,7 @@ LOW_BANDWIDTH = 0.7  # share of a simple kernel's bandwidth on such a card
 
 
 @dataclass(frozen=True)
-class Card:
+class InstalledCard:
     """A GPU.
 
     Attributes:
@@ -75,7 +75,7 @@ class Diagnosis:
     word, for programs.
     """
 
-    card: Card | None
+    card: InstalledCard | None
     advice: tuple[str, ...] = ()
     why: str = ""
     absent: str = NO_DRIVER
@@ -83,7 +83,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Finding:
+class GpuProblem:
     """One problem: its remedy, and `why`, if it prevents engines for a GPU from opening."""
 
     advice: str
@@ -129,7 +129,7 @@ def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None
         trial = _try(load, device, host_bytes)
     except (SparkError, RuntimeError) as error:  # RuntimeError: an old driver lacks a call
         absent = f"{name}, which cannot be used"
-        found.append(Finding(f"{absent}: {error}", "it cannot be used"))
+        found.append(GpuProblem(f"{absent}: {error}", "it cannot be used"))
         return _diagnosis(None, found, absent)
     card = _card(name, cuda, target, trial, idle)
     found += [*_no_memory(load, trial), *_shared(trial), *_low_clock(card), *_low_bandwidth(card)]
@@ -141,7 +141,9 @@ def release(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _diagnosis(card: Card | None, found: list[Finding], absent: str = NO_DRIVER) -> Diagnosis:
+def _diagnosis(
+    card: InstalledCard | None, found: list[GpuProblem], absent: str = NO_DRIVER
+) -> Diagnosis:
     """The diagnosis; of several reasons why no engine opens it gives the first."""
     why = next((finding.why for finding in found if finding.why), "")
     fits = card is not None and card.target is not None
@@ -186,9 +188,11 @@ def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
     return Trial(memory, free, mhz, mps, measured, _smi(device) if load else {})
 
 
-def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]) -> Card:
+def _card(
+    name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]
+) -> InstalledCard:
     measured = trial.measured
-    return Card(
+    return InstalledCard(
         name=name,
         target=target.name if target else None,
         card=target.card.name if target else None,
@@ -205,61 +209,61 @@ def _card(name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[
     )
 
 
-def _old_driver(cuda: int) -> Iterator[Finding]:
+def _old_driver(cuda: int) -> Iterator[GpuProblem]:
     if cuda < LEAST_DRIVER:
         supports = f"the driver supports CUDA {release(cuda)}"
-        yield Finding(
+        yield GpuProblem(
             f"{supports}: install NVIDIA's driver 580 or later (sudo apt install "
             "nvidia-driver-580-open on Ubuntu), then start the machine again",
             f"{supports}, which loads no kernels of ours",
         )
 
 
-def _no_kernels(name: str, target: Target | None) -> Iterator[Finding]:
+def _no_kernels(name: str, target: Target | None) -> Iterator[GpuProblem]:
     if target is None:
         known = ", ".join(t.card.product for t in KNOWN)
-        yield Finding(
+        yield GpuProblem(
             f"there are no kernels for {name}, only for {known} and similar ones: build for the "
             "CPU (spark-build --target cpu)"
         )
 
 
-def _no_memory(load: bool, trial: Trial) -> Iterator[Finding]:
+def _no_memory(load: bool, trial: Trial) -> Iterator[GpuProblem]:
     if load and trial.measured is None:
-        yield Finding(
+        yield GpuProblem(
             "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
             "then run the doctor again"
         )
 
 
-def _shared(trial: Trial) -> Iterator[Finding]:
+def _shared(trial: Trial) -> Iterator[GpuProblem]:
     if trial.mps:
-        yield Finding(
+        yield GpuProblem(
             "NVIDIA MPS shares the GPU, under which no engine opens: stop it with `echo quit | "
             "nvidia-cuda-mps-control`",
             "NVIDIA MPS shares the GPU",
         )
 
 
-def _low_clock(card: Card) -> Iterator[Finding]:
+def _low_clock(card: InstalledCard) -> Iterator[GpuProblem]:
     if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:
         at = f"under load the GPU runs at {card.sm_mhz:.0f} of {card.max_mhz:.0f} MHz"
         if card.memory.shared:
-            yield Finding(
+            yield GpuProblem(
                 f"{at}: this is the low-power state that a DGX Spark can enter, and a restart "
                 "does not end it. Shut it down, take its power adapter out of the wall socket for "
                 "a minute, use the adapter that came with it, start it, and run the doctor again"
             )
         else:
-            yield Finding(
+            yield GpuProblem(
                 f"{at}: stop other programs on the GPU; `nvidia-smi -q -d PERFORMANCE` shows what "
                 "limits it (heat, power, a fixed clock: nvidia-smi -rgc)"
             )
 
 
-def _low_bandwidth(card: Card) -> Iterator[Finding]:
+def _low_bandwidth(card: InstalledCard) -> Iterator[GpuProblem]:
     if card.bandwidth and card.wanted and card.bandwidth < LOW_BANDWIDTH * card.wanted:
-        yield Finding(
+        yield GpuProblem(
             f"its memory moves {card.bandwidth / 1e9:.0f} GB/s where {card.wanted / 1e9:.0f} are "
             "usual: stop other programs on the GPU, and check that its clocks are not limited"
         )

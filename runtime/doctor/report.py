@@ -23,7 +23,7 @@ SWAPPED = GIB  # bytes in swap above which a GPU that shares the memory is slow
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All findings. `extras`: the missing packages of each; `disk`: free bytes by folder;
     `hub_cache`: the folder of Hugging Face's cache, if it is on another disk.
     """

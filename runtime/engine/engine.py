@@ -22,7 +22,7 @@ from spark_engine.runtime.engine.policy.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 from spark_engine.runtime.engine.state import describe
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.token_constraint_state import ConstraintState
@@ -281,10 +281,10 @@ class Engine:
         given = (self.options.cache_bytes, self.loaded.cache_bytes, most)
         return min(most, next(n for n in given if n is not None))
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> EngineSizes:
         loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
         most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
-        return Sizes(
+        return EngineSizes(
             slots=limits.max_seqs,
             pages=limits.pages,
             page_size=limits.page_size,

@@ -40,7 +40,7 @@ from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.ranks.communicator import Communicator
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
 from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
@@ -98,7 +98,7 @@ class Loaded:
     invariant: bool = False
     clock: Clock | None = None
     synchronous: bool = False
-    group: Group | None = None
+    group: RankGroup | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none where the engine has none."""
@@ -183,7 +183,7 @@ def load(
     return _as_leader(loaded, group, orders)
 
 
-def _as_leader(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
+def _as_leader(loaded: Loaded, group: RankGroup, orders: Orders) -> Loaded:
     """Rank 0's part of an engine, with executors and states that send orders to the others."""
     states, synchronous = loaded.device_states, loaded.device_states is None
     states = HostStates(loaded.states) if states is None else states

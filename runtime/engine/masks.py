@@ -39,7 +39,7 @@ ALLOW, FLAGS = ("allow",), ("sampling_i",)
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedSequences:
     """Sequences that end, since their grammar allows no more tokens, or failed (with the error)."""
 
     done: list[Sequence] = field(default_factory=list)
@@ -71,10 +71,10 @@ class Masks:
             if seq.constraint is not None and seq.slot >= 0:
                 seq.constraint.flagged = False
 
-    def poll(self, idle: bool) -> Ended:
+    def poll(self, idle: bool) -> EndedSequences:
         """Checks the jobs in progress; returns sequences that failed or took too long. With `idle`
         it waits PAUSE at most for a change, since there is nothing else to do."""
-        ended = Ended()
+        ended = EndedSequences()
         if not self._in_progress:
             return ended
         states = [seq.constraint for seq in self._in_progress.values()]
@@ -119,10 +119,10 @@ class Masks:
         rows = ((s.constraint, i) for s, i in batch.bound if s.constraint is not None)
         return any(state.dependency(i) is MaskDependency.TOKENS for state, i in rows)
 
-    def write(self, batches: Iterable[Batch]) -> Ended:
+    def write(self, batches: Iterable[Batch]) -> EndedSequences:
         """Writes the masks of the batches' tokens, all tokens before them having been read. A row
         of a sequence that ends has any mask. Takes at most twice the bound for each batch."""
-        ended = Ended()
+        ended = EndedSequences()
         for batch in batches:
             late = self._write_ready(batch.bound, ended)
             if not late:
@@ -135,7 +135,7 @@ class Masks:
         return ended
 
     def _write_ready(
-        self, rows: Iterable[tuple[Sequence, int]], ended: Ended
+        self, rows: Iterable[tuple[Sequence, int]], ended: EndedSequences
     ) -> list[tuple[Sequence, int]]:
         """Writes masks that are ready within the bound; returns the rows of the others."""
         deadline, late = time.monotonic() + self.bound, []
@@ -152,7 +152,12 @@ class Masks:
         return late
 
     def _write(
-        self, seq: Sequence, state: ConstraintState, index: int, deadline: float, ended: Ended
+        self,
+        seq: Sequence,
+        state: ConstraintState,
+        index: int,
+        deadline: float,
+        ended: EndedSequences,
     ) -> None:
         tables, slot = self._memory.tables, seq.slot
         if state.dependency(index) is MaskDependency.TOKENS and state.asks:

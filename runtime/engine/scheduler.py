@@ -41,13 +41,13 @@ from spark_engine.runtime.engine.policy.admission import Admission
 from spark_engine.runtime.engine.policy.draft_depth import DraftDepth, Ints
 from spark_engine.runtime.engine.policy.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
-from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, PageNode
 from spark_engine.runtime.engine.policy.step_costs import StepCosts
 from spark_engine.runtime.engine.policy.waiting import Waiting, rank_of
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 from spark_engine.runtime.executors.memory import BucketKey
 
 
@@ -56,7 +56,7 @@ class Scheduler:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: EngineSizes,
         policy: PrefillPolicy = BALANCED,
         costs: Mapping[BucketKey, float] | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Scheduler:
         self.frugal = False  # no sequence is swapped out
         self.preemptions = {"swap": 0, "recompute": 0}
         # step, slot, pages, and the deepest node of them
-        self._fence: deque[tuple[int, int, list[int], Node | None]] = deque()
+        self._fence: deque[tuple[int, int, list[int], PageNode | None]] = deque()
         self._next_step, self._collected = 0, -1
         pools = self.slots, self.pages, self.prefix
         self._admission = Admission(sizes, *pools, self.running, self.waiting, self._fence)
@@ -234,10 +234,11 @@ class Scheduler:
         rows = next((b for b in self.sizes.decode if b >= live), 0) if live else 0
         started = [s for s in self.running if s.launched < s.prefill_end]
         tiles = self.pacing.room(started, rows, *self._backlog())
-        for one in self._admission.choose(plan, in_flight, tiles):
+        for one in self._admission.choose(in_flight, tiles):
             for victim in one.victims:
                 self._preempt(victim, plan)
             self._start(one.seq, one.hit, plan)
+        plan.drain = self._admission.drain
         for move in plan.restores:
             self.swap_used -= move.seq.swap_bytes
             move.seq.swap_bytes = 0
@@ -254,7 +255,9 @@ class Scheduler:
         """Gives a waiting sequence a slot, and pages: those of the hit and new ones."""
         self.waiting.leave(seq)
         seq.slot = self.slots.take()[0]
-        shared = self.prefix.start(seq, hit, self.waiting, plan)
+        shared = self.prefix.start(seq, hit, self.waiting)
+        if hit.position:
+            plan.counts.append((seq.slot, *seq.counted(hit.position)))
         swapped = seq.status is Status.SWAPPED
         if not swapped:
             seq.launched = hit.position
@@ -299,7 +302,7 @@ class Scheduler:
         self.prefix.restart(seq)
         seq.status = Status.WAITING
 
-    def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
+    def _free(self, slot: int, pages: list[int], node: PageNode | None) -> None:
         self.slots.give([slot])
         self.pages.give(pages)
         self.prefix.cache.released(node)

@@ -90,6 +90,14 @@ class Sequence:
         """Whether `min_tokens` forbids ending with a token at `position`, or it is a forced one."""
         return position - self.answer_start < self.request.params.min_tokens
 
+    def counted(self, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens below `position` that its penalties count: of the prompt, and generated."""
+        params = self.request.params
+        if params.repetition == 1 and not (params.presence or params.frequency):
+            return (), ()
+        prompt = min(position, self.answer_start)
+        return tuple(self.tokens[:prompt]), tuple(self.tokens[prompt:position])
+
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""
         self.launched = self.unverified = self.held_drafts = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sizes:
+class EngineSizes:
     """Buckets ascend, in rows; `tile` and `page_size` in tokens.
 
     `swap_bytes`: budget of swap copies; `max_waiting`: most requests not yet admitted for the first

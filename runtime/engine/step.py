@@ -27,7 +27,7 @@ import numpy as np
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import PREFILL, drafts_of
-from spark_engine.runtime.engine.masks import Ended, Masks
+from spark_engine.runtime.engine.masks import EndedSequences, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.policy.draft_depth import Ints
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_tables
@@ -123,24 +123,11 @@ class Loop:
     def step(self) -> list[Event]:
         """Does one step; returns the sampled tokens and the ends of sequences."""
         self._trace.begin()
-        idle = self.plan is not None and not (self.plan.batches or self._in_flight)
-        events = self._end(self._masks.poll(idle))
-        plan = self.plan = self.scheduler.schedule(self.in_flight)
-        now = time.monotonic()
-        self.started = [(seq.id, now) for seq in plan.admitted]
-        self._trace.done("schedule")
+        events = self._end_polled()
+        plan = self._schedule()
         late = self._find_late(plan)
         ended = self._prepare(plan, late)
-        step = _Step(plan.step, time.perf_counter())
-        if late is not None:
-            complete = self._launch_to_sample(step, late)
-            events += self._postprocess(self._collect(0))
-            events += self._end(self._masks.write([late]))
-            complete()
-        for batch in plan.batches:
-            if batch is not late:
-                self._launch(step, batch)
-        self._in_flight.append(step)
+        events += self._launch(plan, late)
         events += self._end(ended)
         # all that are due when there is no reason to run ahead
         keep = self._depth if plan.batches and not plan.drain else 0
@@ -149,11 +136,22 @@ class Loop:
         self._trace.done("finish")
         return events
 
+    def _end_polled(self) -> list[Event]:
+        idle = self.plan is not None and not (self.plan.batches or self._in_flight)
+        return self._end(self._masks.poll(idle))
+
+    def _schedule(self) -> StepPlan:
+        plan = self.plan = self.scheduler.schedule(self.in_flight)
+        now = time.monotonic()
+        self.started = [(seq.id, now) for seq in plan.admitted]
+        self._trace.done("schedule")
+        return plan
+
     def keep_ended(self) -> None:
         """Copies what ended sequences leave to the prefix cache, after every launch so far."""
         self.scheduler.keep_ended(self._memory.copy_rows)
 
-    def _end(self, ended: Ended) -> list[Event]:
+    def _end(self, ended: EndedSequences) -> list[Event]:
         events = []
         for seq in ended.done:
             self.scheduler.finish(seq, FinishReason.STOP)
@@ -171,7 +169,7 @@ class Loop:
             return None
         return first if self._masks.waits(first) else None
 
-    def _prepare(self, plan: StepPlan, late: Batch | None) -> Ended:
+    def _prepare(self, plan: StepPlan, late: Batch | None) -> EndedSequences:
         """Writes what the plan changes, and all masks but those of `late`. Sequences that their
         grammar ends still run in this step; their results are not read."""
         for move in plan.saves:
@@ -192,10 +190,22 @@ class Loop:
         self._trace.done("prepare")
         return ended
 
-    def _launch(self, step: _Step, batch: Batch) -> None:
-        buffers = self._fill(step, batch)
-        wait = self._executors[batch.key].launch(buffers)
-        self._note_launch(step, _Launched(batch, buffers, wait))
+    def _launch(self, plan: StepPlan, late: Batch | None) -> list[Event]:
+        """Launches the plan's batches, `late` with the masks that the steps in flight decide;
+        returns the events of those steps then."""
+        step, events = _Step(plan.step, time.perf_counter()), list[Event]()
+        if late is not None:
+            complete = self._launch_to_sample(step, late)
+            events += self._postprocess(self._collect(0))
+            events += self._end(self._masks.write([late]))
+            complete()
+        for batch in plan.batches:
+            if batch is not late:
+                buffers = self._fill(step, batch)
+                wait = self._executors[batch.key].launch(buffers)
+                self._note_launch(step, _Launched(batch, buffers, wait))
+        self._in_flight.append(step)
+        return events
 
     def _launch_to_sample(self, step: _Step, batch: Batch) -> Callable[[], None]:
         """Launches the part before sampling; returns a function that launches the rest, with the
@@ -277,7 +287,7 @@ class Loop:
             if seq.constraint is not None and not reason:
                 words = self._masks.advance(seq, token)
                 if words:
-                    events += self._end(Ended(failed=[(seq, words)]))
+                    events += self._end(EndedSequences(failed=[(seq, words)]))
                     continue
             k = seq.request.params.logprobs
             more = "", seq.drafted, seq.accepted, seq.cached

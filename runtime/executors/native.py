@@ -24,10 +24,10 @@ from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTab
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import Communicator, calls, connect_peers
+from spark_engine.runtime.executors.peers import PeerCommunicator, calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
-    Kernel,
+    KernelEntry,
     LaunchRecord,
     MemoryOperand,
     Operand,
@@ -64,7 +64,7 @@ class NativeEngine:
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
-        comm: Communicator | None = None,
+        comm: PeerCommunicator | None = None,
     ) -> None:
         self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank
@@ -114,7 +114,7 @@ class NativeEngine:
         self._executors.append(NativeExecutor(self, header, payload))
         return self._executors[-1]
 
-    def function(self, kernel: Kernel) -> Function | None:
+    def function(self, kernel: KernelEntry) -> Function | None:
         """A kernel of a cubin, with its dynamic shared memory limit set; None for an NCCL call."""
         cubin, symbol, shared = kernel.cubin, kernel.symbol, kernel.shared
         return None if cubin is None else self._kernels.find(cubin, symbol, shared)

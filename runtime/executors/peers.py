@@ -22,7 +22,7 @@ from spark_engine.tensors import Array
 PART_S = 3.0  # time limit in which a closing rank waits for the others to close their mappings
 
 
-class Communicator(Protocol):
+class PeerCommunicator(Protocol):
     """Interface of a communicator that this module needs."""
 
     limit_s: float  # time limit of a call that waits for other ranks
@@ -58,7 +58,7 @@ class CollectiveCalls(Protocol):
 
 
 def calls(
-    resources: DeviceResources, nbytes: int, comm: Communicator | None
+    resources: DeviceResources, nbytes: int, comm: PeerCommunicator | None
 ) -> CollectiveCalls | None:
     """NCCL's calls if the ranks share no memory; None if each shares `nbytes`.
 
@@ -74,7 +74,7 @@ def calls(
 
 
 def connect_peers(
-    resources: DeviceResources, nbytes: int, comm: Communicator | None
+    resources: DeviceResources, nbytes: int, comm: PeerCommunicator | None
 ) -> PeerMemory | None:
     """This rank's region and the other ranks' regions, if they share memory. When it returns, all
     regions exist and are zero.
@@ -92,7 +92,7 @@ def connect_peers(
     return peers
 
 
-def _part(comm: Communicator) -> None:
+def _part(comm: PeerCommunicator) -> None:
     """Waits until all ranks have called it, or one of them fails to."""
     comm.limit_s = min(comm.limit_s, PART_S)
     with contextlib.suppress(ExecutorError):

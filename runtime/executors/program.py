@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelEntry:
     """An entry of a cubin, and the largest dynamic shared memory of its launches; without a cubin,
     the NCCL call of that name.
     """
@@ -83,7 +83,7 @@ class Program:
     `places`: memory of the tensors between nodes, for callers that run single nodes.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelEntry, ...]
     launches: tuple[LaunchRecord, ...]
     arena_bytes: int
     zeroed_bytes: int
@@ -148,11 +148,11 @@ _BITS = {"i32": 32, "i64": 64}
 MOST_F32 = 3.4028235e38
 
 
-def _kernel(row: _KernelRow, cubins: list[bytes]) -> Kernel:
+def _kernel(row: _KernelRow, cubins: list[bytes]) -> KernelEntry:
     cubin = None if row.cubin is None else _pick(cubins, row.cubin)
     if cubin is None and row.symbol not in CALLS:
         raise ValueError(f"{row.symbol!r} is not an NCCL call that this version supports")
-    return Kernel(cubin, row.symbol, row.shared)
+    return KernelEntry(cubin, row.symbol, row.shared)
 
 
 def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:

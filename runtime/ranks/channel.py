@@ -31,7 +31,7 @@ _READ = 64  # bytes between the read counters of two ranks
 _NAP_S = 50e-6
 
 
-class Ring:
+class PacketRing:
     """A ring that rank 0 writes, and the read counter of each rank.
 
     `memory` is a file of `ring_bytes(ranks)`. Positions count bytes since the start.
@@ -79,7 +79,7 @@ class Sender:
     """
 
     def __init__(
-        self, peers: Mapping[int, socket.socket], ring: Ring | None, limit_s: float = LIMIT_S
+        self, peers: Mapping[int, socket.socket], ring: PacketRing | None, limit_s: float = LIMIT_S
     ) -> None:
         self._peers, self._ring, self._limit_s = dict(peers), ring, limit_s
         for peer in self._peers.values():
@@ -113,7 +113,7 @@ class Sender:
                 if not room.poll(TICK_S * 1000) and clock.now() > self._limit_s:
                     raise TimeoutError from None
 
-    def _write(self, ring: Ring, data: bytes) -> int:
+    def _write(self, ring: PacketRing, data: bytes) -> int:
         start, clock = ring.place(len(data)), RunningClock()
         while late := ring.behind(start + len(data)):
             if clock.now() > self._limit_s:
@@ -130,7 +130,7 @@ class Sender:
 class Receiver:
     """The end of another rank."""
 
-    def __init__(self, rank: int, peer: socket.socket, ring: Ring | None) -> None:
+    def __init__(self, rank: int, peer: socket.socket, ring: PacketRing | None) -> None:
         self._rank, self._peer, self._ring = rank, peer, ring
         self._lock = threading.Lock()
         prepare(peer)

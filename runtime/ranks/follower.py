@@ -22,19 +22,7 @@ from spark_engine.runtime.executors.memory import (
     States,
     TableSink,
 )
-from spark_engine.runtime.ranks.messages import (
-    CopyPages,
-    CopyRows,
-    Drop,
-    Launch,
-    LaunchRest,
-    Leave,
-    Order,
-    Restore,
-    Save,
-    SetCounts,
-    Tables,
-)
+from spark_engine.runtime.ranks import messages
 from spark_engine.tensors import Array, TensorSpec
 
 SETS = 2  # of buffers, used in turn: this many steps may be in flight
@@ -73,39 +61,39 @@ class Follower:
             for key, one in specs.items()
         }
 
-    def follow(self, orders: Iterable[Order]) -> bool:
+    def follow(self, orders: Iterable[messages.Order]) -> bool:
         """Executes the packet's commands; False after `Leave`. Raises ExecutorError, or the
         executors' errors.
         """
         for order in orders:
-            if isinstance(order, Leave):
+            if isinstance(order, messages.Leave):
                 return False
             self._do(order)
         return True
 
-    def _do(self, order: Order) -> None:
+    def _do(self, order: messages.Order) -> None:
         memory = self.memory
         match order:
-            case Launch():
+            case messages.LaunchBucket():
                 self._launch(order)
-            case LaunchRest():
+            case messages.LaunchRest():
                 self._launch_rest()
-            case Tables():
+            case messages.Tables():
                 self._write(order)
-            case CopyRows(pairs):
+            case messages.CopyRows(pairs):
                 memory.copy_rows(pairs)
-            case CopyPages(pairs):
+            case messages.CopyPages(pairs):
                 memory.copy_pages(pairs)
-            case SetCounts(slot, ids, generated):
+            case messages.SetCounts(slot, ids, generated):
                 memory.set_counts(slot, ids, generated)
-            case Save(number, slot, pages):
+            case messages.Save(number, slot, pages):
                 self.snapshots[number] = memory.save(slot, pages)
-            case Restore(number, slot, pages):
+            case messages.Restore(number, slot, pages):
                 memory.restore(self._saved(number), slot, pages)
-            case Drop(number):
+            case messages.Drop(number):
                 self.snapshots.pop(number, None)
 
-    def _launch(self, order: Launch) -> None:
+    def _launch(self, order: messages.LaunchBucket) -> None:
         key = order.family, order.rows
         if key not in self._executors:
             raise ExecutorError(f"rank 0 launches {key}, which this rank does not have")
@@ -140,7 +128,7 @@ class Follower:
         if at != len(data):
             raise ExecutorError(f"rank 0 sent {len(data)} bytes for {key}, this rank expects {at}")
 
-    def _write(self, order: Tables) -> None:
+    def _write(self, order: messages.Tables) -> None:
         for row in order.tables:
             table = self.memory.tables[row.name]
             given = np.frombuffer(row.data, table.dtype).reshape(len(row.slots), *table.shape[1:])

@@ -22,17 +22,10 @@ from collections.abc import Mapping
 import msgspec
 
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, SparkError
-from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
+from spark_engine.runtime.ranks import messages
+from spark_engine.runtime.ranks.channel import PacketRing, Sender, read_answer
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
-from spark_engine.runtime.ranks.messages import (
-    Begin,
-    Leave,
-    Opening,
-    RankFailed,
-    decode_answer,
-    encode,
-)
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
 QUIET_S = 300.0  # of a rank that opens its shard: longer than its longest step on a slow disk that
@@ -48,7 +41,7 @@ EXIT_CODE = 70  # of a rank 0 that cannot leave its step
 log = logging.getLogger(__name__)
 
 
-class Group:
+class RankGroup:
     """The other ranks. `controls`: rank 0's sockets to them. `processes`: those that rank 0 has
     started. `limit_s`: time limit of a call between ranks, once all are open. The watching thread
     runs `_watch`; all other methods belong to one thread.
@@ -59,7 +52,7 @@ class Group:
         comm: Communicator,
         controls: Mapping[int, socket.socket],
         processes: Mapping[int, subprocess.Popen[bytes]],
-        ring: Ring | None = None,
+        ring: PacketRing | None = None,
         limit_s: float = LIMIT_S,
     ) -> None:
         self.comm = comm
@@ -83,7 +76,7 @@ class Group:
         """Process ids of the ranks on this host, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def begin(self, begin: Begin, device: bool) -> None:
+    def begin(self, begin: messages.Begin, device: bool) -> None:
         """Asks all ranks to open the engine, while rank 0 opens its own shard. `device`: rank 0 may
         block on a device that waits for a failed rank; without one, it ends at its next `check`. A
         rank without a report for QUIET_S counts as failed; a rank that waits for another one
@@ -91,7 +84,7 @@ class Group:
         """
         self.comm.limit_s, self._opening = math.inf, device
         self._news = {rank: (self._clock.last, "its process starts") for rank in self._controls}
-        self.send(encode(begin))
+        self.send(messages.encode(begin))
 
     def all_open(self) -> None:
         """Returns when every rank is open, without a time limit. Raises a failed rank's error."""
@@ -130,7 +123,7 @@ class Group:
         self._closing = True
         if self._failure is None:
             with contextlib.suppress(ExecutorError):
-                self.send(encode([Leave()]))
+                self.send(messages.encode([messages.Leave()]))
         else:
             self._disconnect()
 
@@ -181,15 +174,15 @@ class Group:
             self._fail(ExecutorError(self._how_it_ended(rank)))
             return False
         try:
-            answer = decode_answer(data)
+            answer = messages.decode_answer(data)
         except msgspec.DecodeError as error:
             self._fail(ExecutorError(f"rank {rank} sent an invalid answer: {error}"))
             return False
-        if isinstance(answer, RankFailed):
+        if isinstance(answer, messages.RankFailed):
             kind = CapacityError if answer.passing else EngineError if answer.user else None
             self._fail((kind or ExecutorError)(f"rank {rank}: {answer.message}"))
             return False
-        if isinstance(answer, Opening):
+        if isinstance(answer, messages.Opening):
             self._news[rank] = self._clock.last, answer.at
             return True
         with self._changed:

@@ -16,29 +16,9 @@ from typing import Protocol
 
 from spark_engine.errors import ExecutorError, SparkError
 from spark_engine.interface import STATE_OUT
+from spark_engine.runtime.executors import memory
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
-from spark_engine.runtime.executors.memory import (
-    BucketKey,
-    Changed,
-    Pairs,
-    Snapshot,
-    States,
-    TableSink,
-)
-from spark_engine.runtime.ranks.messages import (
-    CopyPages,
-    CopyRows,
-    Drop,
-    Launch,
-    LaunchRest,
-    Order,
-    Restore,
-    Save,
-    SetCounts,
-    Table,
-    Tables,
-    encode,
-)
+from spark_engine.runtime.ranks import messages
 from spark_engine.tensors import Array
 
 MOST_MERGED = 4  # sets of buffers that an executor remembers; an engine has one or two
@@ -69,14 +49,14 @@ class Orders:
 
     def __init__(self, link: FollowerLink) -> None:
         self._link = link
-        self._orders: list[Order] = []
+        self._orders: list[messages.Order] = []
         self._dropped: deque[int] = deque()  # finalizers append to it at any time
         self._numbers = 0
 
-    def add(self, order: Order) -> None:
+    def add(self, order: messages.Order) -> None:
         """Adds a command to the next launch's packet."""
         while self._dropped:
-            self._orders.append(Drop(self._dropped.popleft()))
+            self._orders.append(messages.Drop(self._dropped.popleft()))
         self._orders.append(order)
 
     def send(self) -> None:
@@ -84,7 +64,7 @@ class Orders:
         self._link.check()
         orders, self._orders = self._orders, []
         with self.explained():
-            self._link.send(encode(orders))
+            self._link.send(messages.encode(orders))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -121,7 +101,7 @@ class LeadExecutor:
     def __init__(
         self,
         inner: Executor,
-        key: BucketKey,
+        key: memory.BucketKey,
         orders: Orders,
         tables: Collection[str],
         states: Mapping[str, Array],
@@ -144,7 +124,7 @@ class LeadExecutor:
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step, over the tables in `buffers` and every rank's own states."""
         rows = [table_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
-        self._orders.add(Tables(rows))
+        self._orders.add(messages.Tables(rows))
         self._tell(buffers, part=False)
         with self._orders.explained():
             self._inner.run(self._buffers.over(buffers))
@@ -164,7 +144,7 @@ class LeadExecutor:
             rest = self._inner.launch_to_sample(self._buffers.over(buffers))
 
         def launch_rest() -> Wait:
-            self._orders.add(LaunchRest())
+            self._orders.add(messages.LaunchRest())
             self._orders.send()
             with self._orders.explained():
                 return self._watched(rest())
@@ -177,7 +157,7 @@ class LeadExecutor:
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
         inputs = b"".join(buffers[spec.name].tobytes() for spec in self._steps)
-        self._orders.add(Launch(*self._key, inputs, part))
+        self._orders.add(messages.LaunchBucket(*self._key, inputs, part))
         self._orders.send()
 
     def _watched(self, wait: Wait) -> Wait:
@@ -211,7 +191,7 @@ class WithStates:
 
 
 @dataclass(frozen=True)
-class LeadSnapshot(Snapshot):
+class LeadSnapshot(memory.Snapshot):
     """Rank 0's part of a snapshot; the other ranks keep theirs under the number."""
 
     number: int
@@ -220,7 +200,7 @@ class LeadSnapshot(Snapshot):
 class LeadStates:
     """The states of rank 0; the other ranks replicate every change."""
 
-    def __init__(self, inner: States, orders: Orders) -> None:
+    def __init__(self, inner: memory.States, orders: Orders) -> None:
         self._inner, self._orders = inner, orders
         self.arrays = inner.arrays
         self.slot_bytes, self.page_bytes = inner.slot_bytes, inner.page_bytes
@@ -228,41 +208,41 @@ class LeadStates:
         self.snapshot_bytes = inner.snapshot_bytes
 
     @property
-    def inner(self) -> States:
+    def inner(self) -> memory.States:
         """Rank 0's own states."""
         return self._inner
 
-    def copy_rows(self, pairs: Pairs) -> None:
+    def copy_rows(self, pairs: memory.Pairs) -> None:
         """Copies rows of the states by sequence."""
-        self._orders.add(CopyRows([*pairs]))
+        self._orders.add(messages.CopyRows([*pairs]))
         self._inner.copy_rows(pairs)
 
-    def copy_pages(self, pairs: Pairs) -> None:
+    def copy_pages(self, pairs: memory.Pairs) -> None:
         """Copies pages."""
-        self._orders.add(CopyPages([*pairs]))
+        self._orders.add(messages.CopyPages([*pairs]))
         self._inner.copy_pages(pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts`."""
-        counts = SetCounts(slot, list(ids), list(generated))
+        counts = messages.SetCounts(slot, list(ids), list(generated))
         self._orders.add(counts)
         self._inner.set_counts(slot, counts.ids, counts.generated)
 
-    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+    def save(self, slot: int, pages: Iterable[int]) -> memory.Snapshot:
         """Copies one sequence's slot rows and pages to the host, on every rank."""
         where = list(pages)
         with self._orders.waiting():
             own = self._inner.save(slot, where)
         made = self._orders.number(lambda number: LeadSnapshot(own.rows, own.pages, number))
-        self._orders.add(Save(made.number, slot, where))
+        self._orders.add(messages.Save(made.number, slot, where))
         return made
 
-    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+    def restore(self, snapshot: memory.Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot of `save` into a slot and pages, on every rank."""
         if not isinstance(snapshot, LeadSnapshot):
             raise ExecutorError("cannot restore a snapshot that only rank 0 has")
         where = list(pages)
-        self._orders.add(Restore(snapshot.number, slot, where))
+        self._orders.add(messages.Restore(snapshot.number, slot, where))
         with self._orders.waiting():
             self._inner.restore(snapshot, slot, where)
 
@@ -270,18 +250,18 @@ class LeadStates:
 class LeadTables:
     """The tables of every rank; `inner` is rank 0's device, if it has one."""
 
-    def __init__(self, inner: TableSink | None, orders: Orders) -> None:
+    def __init__(self, inner: memory.TableSink | None, orders: Orders) -> None:
         self._inner, self._orders = inner, orders
 
-    def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
+    def write(self, tables: Mapping[str, Array], changed: memory.Changed) -> None:
         """Copies these rows to every rank; later launches see them."""
         rows = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
-        self._orders.add(Tables(rows))
+        self._orders.add(messages.Tables(rows))
         if self._inner is not None:
             self._inner.write(tables, changed)
 
 
-def table_rows(name: str, table: Array, slots: Collection[int]) -> Table:
+def table_rows(name: str, table: Array, slots: Collection[int]) -> messages.Table:
     """The current contents of these rows."""
     where = sorted(slots)
-    return Table(name, where, table[where].tobytes())
+    return messages.Table(name, where, table[where].tobytes())

@@ -38,7 +38,7 @@ class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
     version: str
 
 
-class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class LaunchBucket(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Launch this bucket over the step inputs in `inputs`, concatenated in the order of the specs.
 
     `part`: only the part before sampling; a `LaunchRest` launches the rest.
@@ -115,7 +115,16 @@ class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Order: TypeAlias = (
-    Launch | LaunchRest | Tables | CopyRows | CopyPages | SetCounts | Save | Restore | Drop | Leave
+    LaunchBucket
+    | LaunchRest
+    | Tables
+    | CopyRows
+    | CopyPages
+    | SetCounts
+    | Save
+    | Restore
+    | Drop
+    | Leave
 )
 
 

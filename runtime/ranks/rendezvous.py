@@ -20,7 +20,7 @@ import msgspec
 
 from spark_engine.errors import ExecutorError, OptionError
 from spark_engine.runtime.ranks.communicator import TcpCommunicator
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import LIMIT_S, Links
 
 PORT = 29700  # of rank 0's host, unless --hosts names one
@@ -79,7 +79,7 @@ def split_hosts(text: str | None) -> tuple[str, ...]:
 
 def accept_ranks(
     hosts: Sequence[str], limit_s: float = LIMIT_S, connect_s: float = CONNECT_S
-) -> Group:
+) -> RankGroup:
     """Rank 0's group, when a rank has connected from each of the other hosts.
 
     Raises OptionError if rank 0 cannot listen or be reached, or another process is rank 0 too;
@@ -96,7 +96,7 @@ def accept_ranks(
         links = _accept(server, others, hosts, LINK_S, undo)
         undo.pop_all()
     comm = TcpCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
-    return Group(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
+    return RankGroup(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
 
 
 def join_ranks(
@@ -155,16 +155,13 @@ def _loopback(name: str) -> str | None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
         raise OptionError(
             f"--hosts: rank cannot listen on {host}:{port} ({error.strerror}): name this host as "
             "the others reach it, with a free port"
         ) from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _connect(address: tuple[str, int], connect_s: float) -> socket.socket:

@@ -165,19 +165,12 @@ class _Session:
 
     def _proves_in_place(self, wild: Arrays) -> bool:
         """Whether a run in place equals, bit for bit, a run into separate arrays."""
-        if not any(_shared(arrays_of, wild) for arrays_of in self._pairs()):
+        if not any(wild[a] is wild[b] for a in self._step.inputs for b in self._step.outputs):
             return True
         apart = {name: allocate(self._specs[name]) for name in self._step.outputs}
         self._session.run_with_iobinding(self._binding(wild, apart))
         self._session.run_with_iobinding(self._binding(wild, wild))
         return all(wild[name].tobytes() == array.tobytes() for name, array in apart.items())
-
-    def _pairs(self) -> list[tuple[str, str]]:
-        return [(a, b) for a in self._step.inputs for b in self._step.outputs]
-
-
-def _shared(pair: tuple[str, str], arrays: Arrays) -> bool:
-    return arrays[pair[0]] is arrays[pair[1]]
 
 
 def _wild(specs: tuple[TensorSpec, ...]) -> dict[str, Array]:

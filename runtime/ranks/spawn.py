@@ -1,8 +1,8 @@
 """Starts the processes of a tensor-parallel engine's other ranks, and connects them with rank 0.
 
 On one host rank 0 spawns them with inherited sockets and shared memory (`RankSpec`); on several
-hosts they connect over TCP (`rendezvous.py`). Rank 0 gets a `Group`; each other rank's process gets
-its `RankChannels`. Knows no message content.
+hosts they connect over TCP (`rendezvous.py`). Rank 0 gets a `RankGroup`; each other rank's process
+gets its `RankChannels`. Knows no message content.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
-from spark_engine.runtime.ranks.channel import Ring, ring_bytes
+from spark_engine.runtime.ranks.channel import PacketRing, ring_bytes
 from spark_engine.runtime.ranks.communicator import (
     Communicator,
     SharedCommunicator,
     shared_bytes,
 )
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
 from spark_engine.runtime.ranks.messages import Begin
 from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
@@ -65,7 +65,7 @@ class RankChannels:
 
     control: socket.socket
     comm: Communicator
-    ring: Ring | None = None
+    ring: PacketRing | None = None
 
 
 def gather_ranks(
@@ -73,7 +73,7 @@ def gather_ranks(
     manifest: Manifest,
     hosts: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
-) -> Group:
+) -> RankGroup:
     """Rank 0's group: it starts the other ranks on this host, or waits for ranks on the other
     `hosts`.
 
@@ -153,7 +153,7 @@ def begin_message(
     return Begin(digest, own, threads, cache_bytes, graphs, masks, least, host_bytes)
 
 
-def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
+def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup:
     """Rank 0's group; the other ranks are new processes of this host.
 
     They end with the thread that calls this, or with the group. Raises OSError if no process can be
@@ -185,7 +185,7 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
         mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
         comm = SharedCommunicator(Links(0, mine, limit_s), memory)
         connected = {rank: pair[0] for rank, pair in controls.items()}
-        group = Group(comm, connected, processes, Ring(ring, ranks), limit_s)
+        group = RankGroup(comm, connected, processes, PacketRing(ring, ranks), limit_s)
         undo.pop_all()
         return group
 
@@ -211,7 +211,7 @@ def connect_rank(spec: RankSpec) -> RankChannels:
     links = Links(spec.rank, peers)
     control = socket.socket(fileno=spec.control)
     comm = SharedCommunicator(links, spec.memory)
-    return RankChannels(control, comm, Ring(spec.ring, spec.ranks))
+    return RankChannels(control, comm, PacketRing(spec.ring, spec.ranks))
 
 
 def manifest_digest(engine: Path) -> str:

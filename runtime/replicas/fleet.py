@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.replicas.routing import Router
-from spark_engine.runtime.replicas.upstream import Lost, Refused, Upstream
+from spark_engine.runtime.replicas.upstream import ConnectRefused, Lost, Upstream
 
 PROBE_S = 1.0  # between two health checks of a replica, at up to A_SECOND checks
 A_SECOND = 200  # checks; more replicas are checked less often
@@ -141,7 +141,7 @@ class Fleet:
     async def _probe(self, replica: Replica) -> None:
         try:
             status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
-        except Refused as error:  # it drains, or its process ended, and with it its streams
+        except ConnectRefused as error:  # it drains, or its process ended, and with it its streams
             self._down(replica, str(error))
             return
         except Lost as error:

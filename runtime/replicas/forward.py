@@ -22,7 +22,7 @@ from spark_engine.runtime.replicas.prefix import Place, places
 from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream, UpstreamAnswer
 from spark_engine.runtime.server.api.answers import anthropic_error, error
-from spark_engine.runtime.server.http.bodies import Body
+from spark_engine.runtime.server.http.bodies import ReceivedBody
 
 TRIES = 3  # replicas that may refuse a request before it fails
 BREAKS = 2  # replicas that a request may break: it might be the cause
@@ -59,7 +59,7 @@ class ClientRequest:
     path: str
     target: str
     headers: Headers
-    body: Body
+    body: ReceivedBody
     name: str
     send: Send
     started: bool = False  # the client has received bytes
@@ -74,7 +74,7 @@ class ClientRequest:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ReplicaRefusal:
     """A replica's refusal of a request, which another replica may accept."""
 
     status: int
@@ -86,7 +86,7 @@ class Unsure(Exception):
     """A replica that may store the answer did not reply."""
 
 
-class Failed(Lost):
+class EngineFailed(Lost):
     """The engine of a replica failed; its server is running."""
 
 
@@ -106,7 +106,7 @@ class Forwarder:
         except Unsure as problem:  # another replica would answer that the id does not exist
             await self._refuse(asked, str(problem))
             return
-        refused: Refusal | None = None
+        refused: ReplicaRefusal | None = None
         lost: list[Lost] = []
         again = ""  # reason of a retry, for the metrics
         for left in reversed(range(TRIES)):
@@ -146,7 +146,7 @@ class Forwarder:
         prompt: Sequence[Place],
         choice: RouteChoice,
         last: bool,
-    ) -> Refusal | None:
+    ) -> ReplicaRefusal | None:
         router = self._fleet.router
         ticket = router.begin(choice, prompt)
         try:
@@ -163,16 +163,16 @@ class Forwarder:
 
     async def _pass_on(
         self, replica: Replica, asked: ClientRequest, answer: UpstreamAnswer, ticket: Ticket
-    ) -> Refusal | None:
+    ) -> ReplicaRefusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
         if answer.status not in (401, 403):  # the replica's name may be its address
             headers.append(("x-spark-replica", replica.name))
         if not answer.streams:
             body = await answer.whole()
             if answer.status == REFUSED:
-                return Refusal(answer.status, headers, body)
+                return ReplicaRefusal(answer.status, headers, body)
             if answer.status == 500 and ENGINE_ERROR in body:
-                raise Failed(f"its engine failed: {body.decode('utf-8', 'replace')[:300]}")
+                raise EngineFailed(f"its engine failed: {body.decode('utf-8', 'replace')[:300]}")
             self._note_kept(asked, replica, body)
             await self._send(asked, answer.status, headers, body, more=False)
             return None
@@ -198,7 +198,7 @@ class Forwarder:
 
     async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
         """Handles a replica that broke; returns whether the request has ended."""
-        if not isinstance(problem, Failed):
+        if not isinstance(problem, EngineFailed):
             self._fleet.suspect(replica, str(problem))
         if not asked.started:
             return False
@@ -209,7 +209,9 @@ class Forwarder:
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
 
-    async def _fail(self, asked: ClientRequest, refused: Refusal | None, lost: Lost | None) -> None:
+    async def _fail(
+        self, asked: ClientRequest, refused: ReplicaRefusal | None, lost: Lost | None
+    ) -> None:
         if refused is not None:
             await self._send(asked, refused.status, refused.headers, refused.body, more=False)
             return
@@ -300,7 +302,7 @@ class Forwarder:
         return None
 
 
-async def _previous(body: Body) -> str:
+async def _previous(body: ReceivedBody) -> str:
     """The body's `previous_response_id`; empty without one. A large body is searched in parts,
     between which the event loop runs other tasks.
     """

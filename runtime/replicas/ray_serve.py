@@ -39,7 +39,7 @@ STORE = 128 << 20  # bytes of Ray's object store, which is unused
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class EngineReplica:
     """One replica as a Ray Serve deployment: a server in a separate process."""
 
     def __init__(self, folder: str, server: bytes) -> None:
@@ -191,7 +191,7 @@ def _put(plan: ReplicaPlan) -> None:
             )
         }
     deployment = serve.deployment(
-        Engine,
+        EngineReplica,
         name=DEPLOYMENT,
         ray_actor_options={"num_gpus": plan.gpus, "num_cpus": plan.cpus},
         health_check_period_s=HEALTH_S,

@@ -22,7 +22,7 @@ class Lost(Exception):
     """A replica could not be reached, or broke its answer."""
 
 
-class Refused(Lost):
+class ConnectRefused(Lost):
     """The connection was refused: the server drains, or there is none."""
 
 
@@ -124,7 +124,7 @@ class Upstream:
                 return response.status, await response.read(), response.headers
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
-            raise (Refused if refused else Lost)(_words(error)) from None
+            raise (ConnectRefused if refused else Lost)(_words(error)) from None
         except (*BROKEN, ValueError) as error:
             raise Lost(_words(error)) from None
 

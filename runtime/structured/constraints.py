@@ -11,7 +11,7 @@ from typing import Any
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.structured.fields import StructuredFields
-from spark_engine.runtime.structured.forms import Form, form_of
+from spark_engine.runtime.structured.forms import OutputForm, form_of
 from spark_engine.runtime.structured.lark import Lark, one_of, quoted
 from spark_engine.runtime.structured.loosening import settle
 from spark_engine.runtime.structured.matcher import Grammars
@@ -66,7 +66,11 @@ def constraint_for(
 
 
 def _answer(
-    lark: Lark, form: Form | None, choice: ToolChoice, writer: CallWriter | None, parallel: bool
+    lark: Lark,
+    form: OutputForm | None,
+    choice: ToolChoice,
+    writer: CallWriter | None,
+    parallel: bool,
 ) -> str | None:
     """The grammar expression of the answer after its thought; None if it is free."""
     if choice.mode == NONE or writer is None:

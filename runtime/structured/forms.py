@@ -15,8 +15,8 @@ from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.lark import (
     BLANK,
+    GrammarPiece,
     Lark,
-    Piece,
     Style,
     ebnf,
     one_of,
@@ -38,7 +38,7 @@ MOST_CHOICES = 4096
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputForm:
     """One of KINDS, its value, and its place in the request."""
 
     kind: str
@@ -56,7 +56,7 @@ class Form:
         if self.kind in ("json", "json_object"):
             least = _OBJECT if self.kind == "json_object" else True
             return lark.schema(self._schema(), self.style, self.place, least)
-        return lark.piece(Piece(self.place, lambda: self.value, Style(), self._plain))
+        return lark.piece(GrammarPiece(self.place, lambda: self.value, Style(), self._plain))
 
     def _plain(self, lark: Lark, _: Any) -> str:
         if self.kind == "choice":
@@ -99,7 +99,7 @@ class Form:
         return RequestError(f"{self.place} {words}", self.field)
 
 
-def form_of(body: StructuredFields) -> Form | None:
+def form_of(body: StructuredFields) -> OutputForm | None:
     """The requested form, or None. Raises RequestError for two forms, or a malformed one."""
     found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if len(found) > 1:
@@ -108,7 +108,7 @@ def form_of(body: StructuredFields) -> Form | None:
     return found[0] if found else None
 
 
-def _response_format(body: StructuredFields) -> list[Form]:
+def _response_format(body: StructuredFields) -> list[OutputForm]:
     given, place = body.response_format, "response_format"
     if given is None:
         return []
@@ -118,8 +118,8 @@ def _response_format(body: StructuredFields) -> list[Form]:
     style = Style(body.guided_whitespace_pattern or BLANK)
     if kind == "json_object":
         if given.get("schema") is None:
-            return [Form("json_object", None, place, style)]
-        return [Form("json", given["schema"], f"{place}.schema", style)]
+            return [OutputForm("json_object", None, place, style)]
+        return [OutputForm("json", given["schema"], f"{place}.schema", style)]
     if kind != "json_schema":
         words = f"{place}.type is {_short(kind)}; it must be 'text', 'json_object' or 'json_schema'"
         raise RequestError(words, place)
@@ -128,10 +128,10 @@ def _response_format(body: StructuredFields) -> list[Form]:
         words = f"{place}.json_schema is {_short(inner)}; it must be an object with a schema"
         raise RequestError(words, place)
     style = Style(style.blank, lenient=inner.get("strict") is not True)
-    return [Form("json", inner["schema"], f"{place}.json_schema.schema", style)]
+    return [OutputForm("json", inner["schema"], f"{place}.json_schema.schema", style)]
 
 
-def _structured_outputs(body: StructuredFields) -> list[Form]:
+def _structured_outputs(body: StructuredFields) -> list[OutputForm]:
     given, place = body.structured_outputs, "structured_outputs"
     if given is None:
         return []
@@ -145,7 +145,7 @@ def _structured_outputs(body: StructuredFields) -> list[Form]:
         raise RequestError(words, place)
     style = Style("" if given.get("disable_any_whitespace") else blank)
     found = [
-        Form(kind, given[kind], f"{place}.{kind}", style)
+        OutputForm(kind, given[kind], f"{place}.{kind}", style)
         for kind in KINDS
         if given.get(kind) is not None and given[kind] is not False
     ]
@@ -153,11 +153,11 @@ def _structured_outputs(body: StructuredFields) -> list[Form]:
         raise RequestError(f"{place} is empty; it must hold one of {', '.join(KINDS)}", place)
     if found[0].kind == "json" and given.get("disable_additional_properties"):
         closed = _closed(found[0]._schema())
-        found[0] = Form("json", closed, found[0].place, style)
+        found[0] = OutputForm("json", closed, found[0].place, style)
     return found
 
 
-def _guided(body: StructuredFields) -> list[Form]:
+def _guided(body: StructuredFields) -> list[OutputForm]:
     style = Style(body.guided_whitespace_pattern or BLANK)
     given = {
         "json": body.guided_json,
@@ -166,7 +166,7 @@ def _guided(body: StructuredFields) -> list[Form]:
         "grammar": body.guided_grammar,
         "json_object": body.guided_json_object or None,
     }
-    return [Form(k, v, f"guided_{k}", style) for k, v in given.items() if v is not None]
+    return [OutputForm(k, v, f"guided_{k}", style) for k, v in given.items() if v is not None]
 
 
 def _closed(schema: Any) -> Any:

@@ -16,7 +16,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.structured.schemas import Bundle, states
+from spark_engine.runtime.structured.schemas import SchemaBundle, states
 
 # Between JSON's parts, once at each place: models indent, and must not write blanks without end.
 BLANK = r"[ \t]|\n[ \t]{0,24}"
@@ -45,7 +45,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Piece:
+class GrammarPiece:
     """A schema or another form in a grammar, and its place in the request.
 
     Attributes:
@@ -96,9 +96,9 @@ class Lark:
         failed: the error of a piece that could not be written; the text is then invalid.
     """
 
-    def __init__(self, instead: Callable[[Piece], Any] | None = None) -> None:
+    def __init__(self, instead: Callable[[GrammarPiece], Any] | None = None) -> None:
         """`instead`: the schema that replaces each piece's own."""
-        self.pieces: list[Piece] = []
+        self.pieces: list[GrammarPiece] = []
         self.failed: RequestError | None = None
         self._instead = instead or (lambda piece: piece.schema)
         self._names: dict[tuple[str, str], str] = {}  # by kind and expression
@@ -116,7 +116,7 @@ class Lark:
         """
         return self._add("T", expression)
 
-    def piece(self, piece: Piece) -> str:
+    def piece(self, piece: GrammarPiece) -> str:
         """The piece's expression. Raises TooLong; stores any other error in `failed`."""
         self.pieces.append(piece)
         try:
@@ -129,10 +129,10 @@ class Lark:
 
     def schema(self, schema: Any, style: Style, place: str, anything: Any = True) -> str:
         """The expression of a JSON schema at `place` in the request."""
-        bundle = Bundle(schema, place)
+        bundle = SchemaBundle(schema, place)
         write = partial(Lark.json, style=style)
         make = partial(bundle.whole, schema)
-        return self.piece(Piece(place, make, style, write, anything, bundle.places))
+        return self.piece(GrammarPiece(place, make, style, write, anything, bundle.places))
 
     def json(self, schema: Any, style: Style) -> str:
         """The expression of a JSON schema. Raises RequestError if its `multipleOf` are

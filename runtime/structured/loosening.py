@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.structured.lark import Lark, Piece, TooLong, param_of
-from spark_engine.runtime.structured.matcher import Grammars, TooSlow
+from spark_engine.runtime.structured.lark import GrammarPiece, Lark, TooLong, param_of
+from spark_engine.runtime.structured.matcher import Grammars, GrammarTooSlow
 from spark_engine.runtime.structured.schema_errors import Search, Trials
 from spark_engine.runtime.structured.schemas import LISTS, MAPS, ONE, coarse
 
@@ -42,8 +42,8 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
             raise
         first = error
     lenient = any(piece.style.lenient for piece in lark.pieces)
-    plans: list[Callable[[Piece], Any]] = [_anything] if lenient else []
-    if not isinstance(first, TooSlow | TooLong):  # otherwise the error is known
+    plans: list[Callable[[GrammarPiece], Any]] = [_anything] if lenient else []
+    if not isinstance(first, GrammarTooSlow | TooLong):  # otherwise the error is known
         loose = explain(lark.pieces, grammars)
         if lenient:
             plans = [partial(_loosened, loose), _coarse, _anything]
@@ -57,7 +57,7 @@ def settle(write: Callable[[Lark], str | None], grammars: Grammars, place: str) 
     raise RequestError(f"{place} cannot be enforced: {first}", param_of(place))
 
 
-def explain(pieces: Sequence[Piece], grammars: Grammars) -> dict[str, Any]:
+def explain(pieces: Sequence[GrammarPiece], grammars: Grammars) -> dict[str, Any]:
     """{place: schema} of the lenient pieces, without their unenforceable parts.
 
     Lacks the pieces for which time ran out. Raises RequestError, which names the place, for a
@@ -79,7 +79,7 @@ def explain(pieces: Sequence[Piece], grammars: Grammars) -> dict[str, Any]:
     return loose
 
 
-def _own_words(piece: Piece) -> None:
+def _own_words(piece: GrammarPiece) -> None:
     """Raises the writer's own error, if it names the place."""
     try:
         piece.write(Lark(), piece.schema)
@@ -97,22 +97,22 @@ def _checked(lark: Lark, write: Callable[[Lark], str | None], grammars: Grammars
     return text
 
 
-def _loosened(loose: Mapping[str, Any], piece: Piece) -> Any:
+def _loosened(loose: Mapping[str, Any], piece: GrammarPiece) -> Any:
     return loose[piece.place] if piece.place in loose else _coarse(piece)
 
 
-def _coarse(piece: Piece) -> Any:
+def _coarse(piece: GrammarPiece) -> Any:
     return coarse(piece.schema) if piece.style.lenient else piece.schema
 
 
-def _anything(piece: Piece) -> Any:
+def _anything(piece: GrammarPiece) -> Any:
     return piece.anything if piece.style.lenient else piece.schema
 
 
 class _Loosening(Search):
     """Makes one piece's schema enforceable."""
 
-    def __init__(self, piece: Piece, grammars: Grammars, trials: Trials) -> None:
+    def __init__(self, piece: GrammarPiece, grammars: Grammars, trials: Trials) -> None:
         def error_of(schema: Any) -> str:
             lark = Lark()
             try:

@@ -46,7 +46,7 @@ _WORDS = (  # the library's message, and its meaning for the schema's author
 T = TypeVar("T")
 
 
-class TooSlow(RequestError):
+class GrammarTooSlow(RequestError):
     """A grammar did not compile in its time."""
 
 
@@ -227,7 +227,7 @@ class Grammars:
         future.add_done_callback(lambda _: self._slots.release())
         with contextlib.suppress(TimeoutError):
             return future.result(most)
-        raise TooSlow(f"it did not compile within {most:g} s: make it simpler")
+        raise GrammarTooSlow(f"it did not compile within {most:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
         if not self.ends:

@@ -15,8 +15,8 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import (
+    GrammarPiece,
     Lark,
-    Piece,
     Style,
     in_regex,
     one_of,
@@ -25,7 +25,7 @@ from spark_engine.runtime.structured.lark import (
     regex,
 )
 from spark_engine.runtime.structured.raw_text import ANY, NO_BRACKET, without
-from spark_engine.runtime.structured.schemas import TYPES, Bundle, join
+from spark_engine.runtime.structured.schemas import TYPES, SchemaBundle, join
 from spark_engine.runtime.text.reply_formats import END_PARAMETER, FUNCTION, PARAMETER
 from spark_engine.runtime.text.schema_root import ALTERNATIVES, Root
 
@@ -87,7 +87,7 @@ class Values:
     """Parameters of one function; `bundle` holds its schema."""
 
     lark: Lark
-    bundle: Bundle
+    bundle: SchemaBundle
     style: Style
     ends: Ends
     known: dict[tuple[str, bool], str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Values:
         """Any string with its end mark."""
         return f"{without(self.lark, self.ends.barred)} {quoted(END_PARAMETER)}"
 
-    def _piece(self, schema: Any, place: str, types: frozenset[str], raw: bool) -> Piece:
+    def _piece(self, schema: Any, place: str, types: frozenset[str], raw: bool) -> GrammarPiece:
         def as_json(lark: Lark, given: Any) -> str:
             return f"{lark.json(given, self.style)} {quoted(_END)}"
 
@@ -117,7 +117,7 @@ class Values:
         known = sorted(types & TYPES)
         anything = {"type": known} if known and not raw else True
         write = as_text if raw else as_json
-        return Piece(place, make, self.style, write, anything, self.bundle.places)
+        return GrammarPiece(place, make, self.style, write, anything, self.bundle.places)
 
 
 class _Text:

@@ -101,7 +101,8 @@ def rebuilt(schema: Any, keys: Keys) -> Any:
 def binding(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a schema that restrict an answer."""
     kind = schema.get("type")
-    types = {kind} if isinstance(kind, str) else set(filter(_is_text, _list(kind)))
+    kinds = kind if isinstance(kind, list) else [kind]
+    types = {one for one in kinds if isinstance(one, str)}
     made = {key: value for key, value in schema.items() if _binds(key, value, schema, types)}
     if made.get("unevaluatedProperties") is False and not made.keys() & _APPLIED:
         made.setdefault("additionalProperties", False)  # the same without other applicators
@@ -153,7 +154,7 @@ def _states(multiple: Any) -> int:
     return int("".join(map(str, digits[:9])))
 
 
-class Bundle:
+class SchemaBundle:
     """Parts of one schema as separate schemas, each with the definitions that it references.
 
     Keywords without effect are removed. All references become `#/$defs/NAME`.
@@ -228,11 +229,3 @@ class Bundle:
             key = key.replace("~1", "/").replace("~0", "~")
             place = join(place, int(key) if key.isdecimal() else key)
         return place
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

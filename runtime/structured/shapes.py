@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import param_of
-from spark_engine.runtime.structured.schemas import Bundle, binding, join
+from spark_engine.runtime.structured.schemas import SchemaBundle, binding, join
 from spark_engine.runtime.text.schema_root import ALTERNATIVES
 
 MOST = 64  # shapes of one function; it visits at most four times as many schemas
@@ -23,7 +23,7 @@ _REFUSED = {  # keywords that restrict an object and are not supported here
 
 
 @dataclass(frozen=True)
-class Shape:
+class ParameterShape:
     """One set of parameters.
 
     Attributes:
@@ -36,17 +36,17 @@ class Shape:
     needed: tuple[str, ...]
     open: bool
 
-    def both(self, other: Shape) -> Shape:
+    def both(self, other: ParameterShape) -> ParameterShape:
         """The intersection of two shapes."""
         rows = {**self.rows, **other.rows}
         for key in self.rows.keys() & other.rows.keys():
             (one, place), (two, _) = self.rows[key], other.rows[key]
             rows[key] = (one if one == two else {"allOf": [one, two]}, place)
         needed = dict.fromkeys((*self.needed, *other.needed))
-        return Shape(rows, tuple(needed), self.open and other.open)
+        return ParameterShape(rows, tuple(needed), self.open and other.open)
 
 
-def shapes(bundle: Bundle, place: str, strict: bool) -> list[Shape]:
+def shapes(bundle: SchemaBundle, place: str, strict: bool) -> list[ParameterShape]:
     """The shapes of a function's arguments.
 
     Raises RequestError, which names the place, for malformed or unsupported keywords, if `strict`.
@@ -61,7 +61,7 @@ def shapes(bundle: Bundle, place: str, strict: bool) -> list[Shape]:
     root = bundle.root
     known = {key: (row, join(join(place, "properties"), key)) for key, row in root.rows()}
     needed = [k for k in _list(root.resolve(root.schema).get("required")) if isinstance(k, str)]
-    return [Shape(known, tuple(needed), open=True)]
+    return [ParameterShape(known, tuple(needed), open=True)]
 
 
 class _TooManyError(Exception):
@@ -71,18 +71,18 @@ class _TooManyError(Exception):
 class _Shapes:
     """Collects the shapes of one function; counts the visited schemas."""
 
-    def __init__(self, bundle: Bundle, strict: bool) -> None:
+    def __init__(self, bundle: SchemaBundle, strict: bool) -> None:
         self._bundle, self._strict = bundle, strict
         self._left = 4 * MOST
 
-    def of(self, schema: Any, place: str, path: tuple[int, ...]) -> list[Shape]:
+    def of(self, schema: Any, place: str, path: tuple[int, ...]) -> list[ParameterShape]:
         """`path`: the ancestors of this schema."""
         self._left -= 1
         plain = self._bundle.root.resolve(schema)
         if self._left < 0:
             raise _TooManyError
         if id(plain) in path:  # a recursive reference adds nothing
-            return [Shape({}, (), open=True)]
+            return [ParameterShape({}, (), open=True)]
         place = self._bundle.place_of(schema, place)
         self._refuse_others(plain, place)
         found = [self._own(plain, place)]
@@ -102,7 +102,7 @@ class _Shapes:
                     raise _TooManyError
         return found
 
-    def _own(self, plain: Mapping[str, Any], place: str) -> Shape:
+    def _own(self, plain: Mapping[str, Any], place: str) -> ParameterShape:
         rows, needed = plain.get("properties", {}), plain.get("required", [])
         if not isinstance(rows, Mapping) or not isinstance(needed, list):
             if self._strict:
@@ -112,7 +112,7 @@ class _Shapes:
         at = join(place, "properties")
         known = {key: (row, join(at, key)) for key, row in rows.items()}
         must = tuple(key for key in _list(needed) if isinstance(key, str))
-        return Shape(known, must, plain.get("additionalProperties", True) in (True, {}))
+        return ParameterShape(known, must, plain.get("additionalProperties", True) in (True, {}))
 
     def _refuse_others(self, plain: Mapping[str, Any], place: str) -> None:
         for key in binding(plain) if self._strict else ():
@@ -121,7 +121,7 @@ class _Shapes:
                 raise RequestError(f"{join(place, key)} {words}", param_of(place))
 
 
-def _apart(found: Iterable[Shape], rows: list[list[Shape]]) -> bool:
+def _apart(found: Iterable[ParameterShape], rows: list[list[ParameterShape]]) -> bool:
     """Whether one required parameter has disjoint values in all alternatives."""
     every = [shape for row in rows for shape in row]
     if len(every) < 2:

@@ -16,8 +16,8 @@ from spark_engine.runtime.structured.lark import Lark, Style, one_of, quoted, to
 from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.raw_values import Ends, Values
 from spark_engine.runtime.structured.schema_errors import check_size
-from spark_engine.runtime.structured.schemas import Bundle, join
-from spark_engine.runtime.structured.shapes import Shape, shapes
+from spark_engine.runtime.structured.schemas import SchemaBundle, join
+from spark_engine.runtime.structured.shapes import ParameterShape, shapes
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
     END_PARAMETER,
@@ -100,7 +100,7 @@ class CallWriter:
             words = f"{tool.name!r} cannot be called: {_KEYS}"
             raise RequestError(words, "tools")
         check_size(tool.schema, tool.place)
-        bundle = Bundle(tool.schema, tool.place)
+        bundle = SchemaBundle(tool.schema, tool.place)
         marks = () if self.tokenizer.id_of(self.form.end) is not None else (self.form.end,)
         names = tuple(key for key, _ in bundle.root.rows())
         ends = Ends((END_PARAMETER, END_FUNCTION, *marks), names)
@@ -109,7 +109,7 @@ class CallWriter:
         rows = one_of(dict.fromkeys(self._parameters(tool, shape, values) for shape in found))
         return self.lark.rule(f"{quoted(f'{FUNCTION}{tool.name}>{_NEWLINE}')} {rows} {_END}")
 
-    def _parameters(self, tool: Tool, shape: Shape, values: Values) -> str:
+    def _parameters(self, tool: Tool, shape: ParameterShape, values: Values) -> str:
         found = []
         for key in dict.fromkeys([*shape.rows, *shape.needed]):
             schema, at = shape.rows.get(key, (True, join(join(tool.place, "properties"), key)))

@@ -34,7 +34,7 @@ _OF_JSON = (Mark.END_CALL, Mark.CALL, Mark.END_THINK)
 _ANY = Parameter()
 
 
-class State(enum.Enum):
+class CallState(enum.Enum):
     """Position within a call."""
 
     OPENED = enum.auto()
@@ -70,7 +70,7 @@ class CallReader:
         self.rest = ""
         self._queue, self._form, self._types, self._emit = queue, form, types, deltas
         self._most = 1 if single else None  # calls allowed within one pair of marks
-        self._state = State.OPENED
+        self._state = CallState.OPENED
         self._raw: list[str] = []  # text of a call without a known name
         self._space: list[Lexeme] = []  # white space after a call: content, if content follows
         self._bare = False  # without the marks of a call
@@ -79,13 +79,13 @@ class CallReader:
         self._blank = True  # only white space in the body so far
         self._value: _Value | None = None
         self._object = OpenObject(())
-        self._step: Mapping[State, Callable[[Lexeme], None]] = {
-            State.OPENED: self._opened,
-            State.BODY: self._body,
-            State.VALUE: self._in_value,
-            State.OBJECT: self._in_object,
-            State.JSON: self._in_object,
-            State.BEHIND: self._behind,
+        self._step: Mapping[CallState, Callable[[Lexeme], None]] = {
+            CallState.OPENED: self._opened,
+            CallState.BODY: self._body,
+            CallState.VALUE: self._in_value,
+            CallState.OBJECT: self._in_object,
+            CallState.JSON: self._in_object,
+            CallState.BEHIND: self._behind,
         }
 
     def begin(self, lexeme: Lexeme) -> None:
@@ -93,7 +93,7 @@ class CallReader:
         self.started, self.inside, self.rest = lexeme.at, True, ""
         self._bare = lexeme.kind is Mark.FUNCTION
         self._raw = [] if self._bare else [lexeme.text]
-        self._state = State.OPENED
+        self._state = CallState.OPENED
         if self._bare:
             self._opened(lexeme)
 
@@ -105,16 +105,16 @@ class CallReader:
         """Ends the answer; `cut`: it did not end by itself. True if the state changed; it may have
         put lexemes into the queue.
         """
-        if self._state is State.OPENED:
+        if self._state is CallState.OPENED:
             self._leave()
-        elif self._state is State.VALUE:
+        elif self._state is CallState.VALUE:
             assert self._value is not None
             return self._after_value(self._value.open.end(cut), last=True)
-        elif self._state in (State.OBJECT, State.JSON):
+        elif self._state in (CallState.OBJECT, CallState.JSON):
             return self._after_object(*self._object.end(cut))
-        elif self._state is State.BEHIND:
+        elif self._state is CallState.BEHIND:
             self.inside = False
-        return self._state is not State.BODY
+        return self._state is not CallState.BODY
 
     def _again(self, lexemes: Iterable[Lexeme]) -> None:
         self._queue.extendleft(reversed([*lexemes]))
@@ -127,7 +127,7 @@ class CallReader:
         """Ends the arguments with this text."""
         self._say(text)
         self.closed += 1
-        self._state, self._space = State.BEHIND, []
+        self._state, self._space = CallState.BEHIND, []
 
     def _say(self, text: str) -> None:
         """Adds to the arguments."""
@@ -141,7 +141,7 @@ class CallReader:
         elif kind is Mark.CALL or lexeme.is_blank:
             self._raw.append(lexeme.text)
         elif kind is Mark.TEXT and lexeme.text.lstrip().startswith("{"):
-            self._state, self._object = State.JSON, OpenObject(_OF_JSON)
+            self._state, self._object = CallState.JSON, OpenObject(_OF_JSON)
             self._again([lexeme])
         elif kind is Mark.END_CALL:
             self._leave(lexeme.text)
@@ -155,7 +155,7 @@ class CallReader:
             self._leave(lexeme.text)
             return
         self._begin_call(name, "{")
-        self._state, self._blank, self._given = State.BODY, True, set()
+        self._state, self._blank, self._given = CallState.BODY, True, set()
 
     def _begin_call(self, name: str, arguments: str) -> None:
         self._raw, self._name = [], name
@@ -172,7 +172,7 @@ class CallReader:
             self._close()
             self._again([lexeme])
         elif kind is Mark.TEXT and self._blank and lexeme.text.lstrip().startswith("{"):
-            self._state, self._object = State.OBJECT, OpenObject(_OF_OBJECT)
+            self._state, self._object = CallState.OBJECT, OpenObject(_OF_OBJECT)
             self._again([lexeme])
         else:  # text between parameters is ignored
             self._blank = self._blank and lexeme.is_blank
@@ -188,7 +188,7 @@ class CallReader:
         leads = lexeme.text.endswith(">")  # the newline after the mark belongs to the format
         value = OpenValue(leads, self._may_follow, self._types)
         self._value = _Value(value, known.get(key, _ANY), self._emit if new else _drop)
-        self._state = State.VALUE
+        self._state = CallState.VALUE
 
     def _may_follow(self, name: str) -> bool:
         known = self._types.get(self._name, {})
@@ -207,7 +207,7 @@ class CallReader:
                 self._value.cut()
             return False
         self._value.close()
-        self._state = State.BODY
+        self._state = CallState.BODY
         self._again(behind)
         return True
 
@@ -218,7 +218,7 @@ class CallReader:
     def _after_object(self, text: str, behind: Iterable[Lexeme]) -> bool:
         """False if the object is not complete."""
         ends = [*behind]
-        if self._state is State.JSON:
+        if self._state is CallState.JSON:
             self._after_json(text, ends)
         elif (made := object_in(text)) is not None:
             self._close(made[1:])
@@ -239,7 +239,7 @@ class CallReader:
         for name, arguments in calls[: self._most]:
             self._begin_call(name, arguments)
             self.closed += 1
-        self._state, self._space = State.BEHIND, []
+        self._state, self._space = CallState.BEHIND, []
 
     def _behind(self, lexeme: Lexeme) -> None:
         kind = lexeme.kind

@@ -28,7 +28,7 @@ from spark_engine.runtime.text.tool_schema import Types, parameter_types
 _OPENING = 64  # characters of white space before the mark of a thought
 
 
-class State(enum.Enum):
+class ParserState(enum.Enum):
     """State of the parser."""
 
     THOUGHT = enum.auto()
@@ -65,8 +65,8 @@ class ReplyParser:
         types = parameter_types(tools) if types is None else types
         thoughts, form = formats.thoughts, formats.calls if types else None
         self._parallel = parallel
-        self._state = State.THOUGHT if thinking and thoughts else State.CONTENT
-        content = self._state is State.CONTENT
+        self._state = ParserState.THOUGHT if thinking and thoughts else ParserState.CONTENT
+        content = self._state is ParserState.CONTENT
         self._opening = fresh and content and thoughts is not None  # a thought may start
         self._space = ""  # white space before it
         self._leading = fresh and thinking  # newlines at the start of this part are dropped
@@ -84,11 +84,11 @@ class ReplyParser:
             self._marks_of_calls = form.start, form.end
             hand_on = self._deltas.add
             self._calls = CallReader(self._queue, form, types, hand_on, not parallel)
-        self._step: Mapping[State, Callable[[Lexeme], None]] = {
-            State.THOUGHT: self._thought,
-            State.CONTENT: self._content,
-            State.CALLS: self._call,
-            State.DONE: self._drop,
+        self._step: Mapping[ParserState, Callable[[Lexeme], None]] = {
+            ParserState.THOUGHT: self._thought,
+            ParserState.CONTENT: self._content,
+            ParserState.CALLS: self._call,
+            ParserState.DONE: self._drop,
         }
 
     @property
@@ -104,13 +104,13 @@ class ReplyParser:
     @property
     def thought_until(self) -> int:
         """Position in the whole text up to which all is reasoning, while `answer_at` is None."""
-        if self._state is State.CALLS and self._calls is not None:
+        if self._state is ParserState.CALLS and self._calls is not None:
             return self._calls.started
         return self._lexer.at - len(self._space)
 
     def has_ended(self) -> bool:
         """Whether any following text is dropped, so that it need not be generated."""
-        return self._state is State.DONE
+        return self._state is ParserState.DONE
 
     def push(self, text: str, marks: Iterable[int] = ()) -> list[Delta]:
         """The deltas that this text makes certain.
@@ -127,10 +127,10 @@ class ReplyParser:
         call that it ends in is incomplete.
         """
         self._read(last=True)
-        while self._state is State.CALLS and self._calls is not None and self._calls.end(cut):
+        while self._state is ParserState.CALLS and self._calls is not None and self._calls.end(cut):
             self._after_call()
             self._drain()
-        if self._state is State.CONTENT:
+        if self._state is ParserState.CONTENT:
             if self._opening:
                 self._begin_content()
             if self._newlines:
@@ -166,7 +166,7 @@ class ReplyParser:
         if lexeme.kind is Mark.CALL:
             self._begin_call(lexeme)
         elif lexeme.kind is Mark.END_THINK:
-            self._state, self._leading, self._newlines = State.CONTENT, True, 0
+            self._state, self._leading, self._newlines = ParserState.CONTENT, True, 0
         elif lexeme.kind is not Mark.THINK:
             self._say(Kind.REASONING, lexeme.text)
 
@@ -192,7 +192,7 @@ class ReplyParser:
             return False
         if lexeme.kind is Mark.THINK:
             self._opening, self._space, self._leading = False, "", True
-            self._state = State.THOUGHT
+            self._state = ParserState.THOUGHT
             return False
         self._begin_content()
         return True
@@ -205,7 +205,7 @@ class ReplyParser:
 
     def _begin_call(self, lexeme: Lexeme) -> None:
         assert self._calls is not None
-        self._outside, self._state = self._state, State.CALLS
+        self._outside, self._state = self._state, ParserState.CALLS
         self._calls.begin(lexeme)
         self._after_call()
 
@@ -223,21 +223,21 @@ class ReplyParser:
             self._note_call(calls.started)
         if calls.closed and not self._parallel:
             self._queue.clear()
-            self._state = State.DONE
+            self._state = ParserState.DONE
         elif not calls.inside:
             self._state = self._outside
             if calls.rest:
                 started, ended = self._marks_of_calls
                 self._spelled += started in calls.rest and ended not in calls.rest
                 self._leading = False
-                thought = self._state is State.THOUGHT
+                thought = self._state is ParserState.THOUGHT
                 self._say(Kind.REASONING if thought else Kind.CONTENT, calls.rest)
 
     def _note_call(self, at: int) -> None:
         """Records a recognised call: ends the previous part, except newlines that content continues
         with.
         """
-        if self._outside is State.CONTENT and not self._leading:
+        if self._outside is ParserState.CONTENT and not self._leading:
             self._gap = self._newlines
-        self._outside, self._leading, self._newlines = State.CONTENT, True, 0
+        self._outside, self._leading, self._newlines = ParserState.CONTENT, True, 0
         self.answer_at = at if self.answer_at is None else self.answer_at

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.bench.load import Arrivals, Turn
-from spark_engine.bench.prompts import Ids, Shape, draw, span
+from spark_engine.bench.prompts import ConversationShape, Ids, draw, span
 from spark_engine.errors import OptionError
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
@@ -45,7 +45,7 @@ def test_one_kind_of_arrivals(arrivals: Arrivals) -> None:
 
 
 def test_conversations_are_as_asked() -> None:
-    shape = Shape((20, 30), (5, 6), (7, 9), turns=3, shared=10, pause_s=1.5)
+    shape = ConversationShape((20, 30), (5, 6), (7, 9), turns=3, shared=10, pause_s=1.5)
     found = draw(shape, 50, Ids(1000), False, random.Random(3))
     assert found == draw(shape, 50, Ids(1000), False, random.Random(3))
     firsts = [turns[0].new for turns in found]
@@ -64,9 +64,9 @@ def test_prompts_of_a_tokenizer(tmp_path: Path) -> None:
     ids = Ids(len(tokenizer), tokenizer)
     drawn = ids.draw(random.Random(0), 5000)
     assert tokenizer.special and not tokenizer.special & set(drawn)
-    (turns,) = draw(Shape((40, 40)), 1, ids, True, random.Random(1))
+    (turns,) = draw(ConversationShape((40, 40)), 1, ids, True, random.Random(1))
     assert isinstance(turns[0].new, str) and turns[0].new == ids.text(
-        draw(Shape((40, 40)), 1, ids, False, random.Random(1))[0][0].new  # type: ignore[arg-type]
+        draw(ConversationShape((40, 40)), 1, ids, False, random.Random(1))[0][0].new  # type: ignore[arg-type]
     )
     with pytest.raises(OptionError, match="--tokenizer"):
         Ids(1000).text([1])

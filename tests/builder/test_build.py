@@ -20,7 +20,7 @@ from spark_engine.builder.build import build, rewrite_graph, verify_all
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.verify import launches_per_layer
 from spark_engine.builder.plan.options import Options, resolve
-from spark_engine.builder.report import Report
+from spark_engine.builder.report import BuildReport
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.models.open_model import open_model
@@ -54,7 +54,7 @@ def quiet(text: str) -> None:
     pass
 
 
-def run(checkpoint: Path, folder: Path, options: Options = SMALL) -> Report:
+def run(checkpoint: Path, folder: Path, options: Options = SMALL) -> BuildReport:
     return build(checkpoint, folder, options, quiet)
 
 

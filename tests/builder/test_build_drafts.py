@@ -13,7 +13,7 @@ from spark_engine.builder.build import build, rewrite_graph, verify_all
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.verify import launches_per_layer
 from spark_engine.builder.plan.options import Options, resolve
-from spark_engine.builder.report import Report
+from spark_engine.builder.report import BuildReport
 from spark_engine.errors import OptionError
 from spark_engine.manifest import Manifest
 from spark_engine.models.open_model import open_model
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"decode": (1,), "prefill": (128,), "max_seqs": 3, "max_
 QUANTISERS = {"fp8_quant", "fp8_block_quant", "nvfp4_quant"}
 
 
-def run(checkpoint: Path, folder: Path, **wishes: Any) -> Report:
+def run(checkpoint: Path, folder: Path, **wishes: Any) -> BuildReport:
     return build(checkpoint, folder, Options(**{**SMALL, **wishes}), lambda text: None)
 
 

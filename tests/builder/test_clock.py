@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.builder import clock
-from spark_engine.builder.clock import Clock
+from spark_engine.builder.clock import StageClock
 
 
 def test_a_stages_turns_are_added_and_shown_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((1.0, 3.0, 7.0, 8.0))
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(times))
     said: list[str] = []
-    made = Clock(said.append)
+    made = StageClock(said.append)
     made.start("verify", "the lowered graphs")
     made.start("rewrite", "the graphs")
     made.start("verify", "the rewritten graphs")

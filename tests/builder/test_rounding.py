@@ -15,7 +15,7 @@ import pytest
 from spark_engine.builder.build import build
 from spark_engine.builder.graph.lower import facts_of
 from spark_engine.builder.plan.options import Options, resolve
-from spark_engine.builder.report import Report
+from spark_engine.builder.report import BuildReport
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.files import open_checkpoint
@@ -30,7 +30,7 @@ TWO |= {"linear_num_value_heads": 8}  # every projection has a multiple of 16 ro
 TWIN = Options(target="cpu", activation="bf16", **SIZES)
 
 
-def run(checkpoint: Path, folder: Path, options: Options = TWIN) -> Report:
+def run(checkpoint: Path, folder: Path, options: Options = TWIN) -> BuildReport:
     return build(checkpoint, folder, options, lambda text: None)
 
 

@@ -29,7 +29,7 @@ from spark_engine.check.engines.open_engines import (
 from spark_engine.check.engines.prompts import sessions
 from spark_engine.check.engines.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
 from spark_engine.check.levels import compare_runs
-from spark_engine.check.verdicts.report import Report, show
+from spark_engine.check.verdicts.report import CheckReport, show
 from spark_engine.check.verdicts.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import InternalError, OptionError
@@ -73,7 +73,7 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return _built(tmp_path_factory.mktemp("fp8"), "modelopt_mixed", moe=True)
 
 
-def _first(report: Report, level: str) -> str:
+def _first(report: CheckReport, level: str) -> str:
     return next(x.first for x in report.levels if x.name == level)
 
 

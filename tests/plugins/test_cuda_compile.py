@@ -282,7 +282,7 @@ def test_cubins_are_kept_by_content(tmp_path: Path) -> None:
     header.write_text("#define V 2.0f\n")
     assert nvrtc.compile(job, target, tmp_path / "kept", tmp_path).code != first.code
     assert len(list((tmp_path / "kept").iterdir())) == 2
-    assert replace(first.usage["k"], registers=0) == nvrtc.Usage(0, 0, 0, 0)
+    assert replace(first.usage["k"], registers=0) == nvrtc.KernelUsage(0, 0, 0, 0)
 
 
 def test_the_report_is_of_this_compilation() -> None:

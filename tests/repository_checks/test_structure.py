@@ -1,17 +1,21 @@
-"""What may be in which file of plugins/: positions of operands, kernels of an op, instructions."""
+"""What may be in which file: operands by position, an op's kernels, instructions, names of classes."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.repository import ROOT, files
+from tests.repository import PACKAGES, ROOT, files
 
 LAUNCH = Path("plugins/launch.py")
 PLANNERS = [path for path in files("plugins/*.py") if path != LAUNCH]
+# Of several classes of plugins/, and of spark_engine/kernel.py: renamed when their files move.
+SHARED_NAMES = {"Held", "Launch", "Problem", "Shape"}
 
 
 def _is_index(node: ast.expr) -> bool:
@@ -114,3 +118,21 @@ def test_a_kernel_is_named_after_its_instruction(path: Path) -> None:
 def test_every_instruction_has_a_kernel() -> None:
     found = {m[1] for path in SOURCES if (m := _NAME.fullmatch(path.name))}
     assert found == INSTRUCTIONS.keys()
+
+
+def shared_names(texts: Iterable[str]) -> set[str]:
+    """Names, private ones apart, of more than one class."""
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return {name for name, count in names.items() if count > 1 and not name.startswith("_")}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    sources = files(*(f"{package}/*.py" for package in PACKAGES))
+    found = shared_names((ROOT / path).read_text() for path in sources)
+    assert found == SHARED_NAMES, "say in the class's name which of them it is"
+
+
+def test_two_classes_of_one_name_are_seen() -> None:
+    texts = ["class A: pass", "class A:\n  class B: pass\nclass _C: pass", "class _C: pass"]
+    assert shared_names(texts) == {"A"}

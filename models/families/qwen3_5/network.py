@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_engine.models.checkpoint.layout import DRAFT, HEAD
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Tensor, by_columns, by_rows
+from spark_engine.models.checkpoint.tensor_list import (
+    Linear,
+    Tensor,
+    ValueKind,
+    by_columns,
+    by_rows,
+)
 from spark_engine.models.config.model_config import FULL, ModelConfig
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.graph.decoder import Decoder, Layer, Mlp
@@ -29,10 +35,10 @@ def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
     """The whole text network."""
     shape, ids = (c.vocab, c.hidden), by_rows((c.vocab, 1))
     return Decoder(
-        embedding=Tensor("embed_tokens.weight", shape, Kind.EMBEDDING),
+        embedding=Tensor("embed_tokens.weight", shape, ValueKind.EMBEDDING),
         layers=tuple(layer(c, f"layers.{i}", kind, mlp) for i, kind in enumerate(c.layers)),
         norm=_norm("norm", c.hidden),
-        head=Tensor(f"{HEAD}.weight", shape, Kind.TIED_HEAD, split=ids)
+        head=Tensor(f"{HEAD}.weight", shape, ValueKind.TIED_HEAD, split=ids)
         if c.tied
         else Linear(HEAD, *shape, split=ids),
     )
@@ -88,7 +94,7 @@ def _attention(c: ModelConfig, name: str) -> GatedAttention:
     heads = by_rows((c.kv_heads, c.head_dim), shared=True)
     k_scales, v_scales = (
         tuple(
-            Tensor(f"{name}.{scale}", (), Kind.CACHE_SCALE)
+            Tensor(f"{name}.{scale}", (), ValueKind.CACHE_SCALE)
             for scale in (f"{side}_proj.{side}_scale", f"{side}_scale")
         )
         for side in "kv"
@@ -118,11 +124,11 @@ def _delta_net(c: ModelConfig, name: str) -> GatedDeltaNet:
         a=Linear(f"{name}.in_proj_a", c.value_heads, c.hidden, split=heads),
         out=Linear(f"{name}.out_proj", c.hidden, c.value_width, split=by_columns(*values)),
         conv=Tensor(f"{name}.conv1d.weight", conv, split=channels),
-        log_decay=Tensor(f"{name}.A_log", (c.value_heads,), Kind.LOG_DECAY, split=heads),
-        decay_bias=Tensor(f"{name}.dt_bias", (c.value_heads,), Kind.DECAY_BIAS, split=heads),
-        norm=Tensor(f"{name}.norm.weight", (c.value_dim,), Kind.NORM),
+        log_decay=Tensor(f"{name}.A_log", (c.value_heads,), ValueKind.LOG_DECAY, split=heads),
+        decay_bias=Tensor(f"{name}.dt_bias", (c.value_heads,), ValueKind.DECAY_BIAS, split=heads),
+        norm=Tensor(f"{name}.norm.weight", (c.value_dim,), ValueKind.NORM),
     )
 
 
 def _norm(module: str, size: int) -> Tensor:
-    return Tensor(f"{module}.weight", (size,), Kind.CENTRED_NORM)
+    return Tensor(f"{module}.weight", (size,), ValueKind.CENTRED_NORM)

@@ -34,14 +34,11 @@ def _vision(v: VisionConfig) -> Shapes:
     for i in range(v.depth):
         yield from _vision_block(f"{p}blocks.{i}.", v)
     wide = v.hidden * v.merge**2
-    for merger, norm in (("merger.", v.hidden), *_deepstack(v, wide)):
+    deep = ((f"deepstack_merger_list.{i}.", wide) for i in range(v.deepstack))
+    for merger, norm in (("merger.", v.hidden), *deep):
         yield from _affine(f"{p}{merger}norm", (norm,))
         yield from _affine(f"{p}{merger}linear_fc1", (wide, wide))
         yield from _affine(f"{p}{merger}linear_fc2", (v.out_hidden, wide))
-
-
-def _deepstack(v: VisionConfig, wide: int) -> tuple[tuple[str, int], ...]:
-    return tuple((f"deepstack_merger_list.{i}.", wide) for i in range(v.deepstack))
 
 
 def _vision_block(p: str, v: VisionConfig) -> Shapes:

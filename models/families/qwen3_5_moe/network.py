@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from spark_engine.models.checkpoint.tensor_list import Experts, Kind, Split, Tensor
+from spark_engine.models.checkpoint.tensor_list import Experts, Split, Tensor, ValueKind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.qwen3_5 import network as dense
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
@@ -33,12 +33,12 @@ def mixture(c: ModelConfig, name: str) -> Mixture:
         "down_proj": ((c.hidden, inner), Split(2, (part,))),
     }
     gate_up, down = (
-        Tensor(f"{experts}.{leaf}", (count, *shape), Kind.STACKED_EXPERTS, split=split)
+        Tensor(f"{experts}.{leaf}", (count, *shape), ValueKind.STACKED_EXPERTS, split=split)
         for leaf, (shape, split) in stacked.items()
     )
     return Mixture(
         name,
-        router=Tensor(f"{name}.gate.weight", (count, c.hidden), Kind.ROUTER),
+        router=Tensor(f"{name}.gate.weight", (count, c.hidden), ValueKind.ROUTER),
         shared_gate=Tensor(f"{name}.shared_expert_gate.weight", (1, c.hidden)),
         shared=dense.swiglu(f"{name}.shared_expert", c.hidden, c.moe.shared_intermediate),
         experts=Experts(experts, tuple((e.gate, e.up, e.down) for e in each), gate_up, down),

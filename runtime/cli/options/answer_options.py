@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.cli.options.option import CHATS, ONE, Group, Mode, Option, table
+from spark_engine.runtime.cli.options.option import CHATS, ONE, Group, Mode, table
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.text.chat import RESERVED
@@ -50,16 +50,10 @@ def _kwargs(text: str | None) -> dict[str, Any] | None:
     return found
 
 
-_answer, _chat = table(Group.ANSWER, Body), table(Group.ANSWER, ChatOptions)
+_own, _answer, _chat = (table(Group.ANSWER, owner) for owner in (None, Body, ChatOptions))
 ANSWER = (
-    Option(
-        "--no-thinking",
-        Group.ANSWER,
-        "Answer a chat without thinking first.",
-        bool,
-        modes=CHATS,
-    ),
-    Option("--system", Group.ANSWER, "Begin a chat with this system message.", modes=CHATS),
+    _own("--no-thinking", "Answer a chat without thinking first.", bool, modes=CHATS),
+    _own("--system", "Begin a chat with this system message.", modes=CHATS),
     _answer("--max-tokens", "Tokens at most; as many as fit by default.", int),
     _answer("--min-tokens", "Do not end before this many tokens.", int),
     _answer("--temperature", "0 takes the likeliest token.", float),
@@ -76,16 +70,15 @@ ANSWER = (
     _answer("--seed", "Makes the answer repeatable.", int),
     _answer("--stop", "End before this text. May be given several times.", many=True, turn=list),
     _answer("--ignore-eos", "Continue after the model's end token.", bool),
-    Option(
+    _own(
         "--logprobs",
-        Group.ANSWER,
         "Report log-probabilities and the top K (with --json).",
         int,
         metavar="K",
         modes=ONE,
         needs=("--json", "which prints them"),
     ),
-    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool, modes=ONE),
+    _own("--json", "Print one JSON object at the end.", bool, modes=ONE),
     _answer(
         "--json-schema",
         "The answer is JSON of the schema in this file.",

@@ -1,4 +1,4 @@
-"""The options of `spark-run` for operators of a server: access control, logs, traces.
+"""The options of `spark-run` for operators of a server: keys, bounds of requests, logs, traces.
 
 Rows of the table in `runtime/cli/options/run_options.py`.
 """
@@ -11,7 +11,10 @@ from spark_engine.runtime.cli.options.option import Group, table
 from spark_engine.runtime.server.operation.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.process.options import ServerOptions
 
-_key, _log = table(Group.SECURITY, ServerOptions), table(Group.LOGGING, ServerOptions)
+ABOVE_0 = click.FloatRange(0, min_open=True)
+_key, _server, _log = (
+    table(group, ServerOptions) for group in (Group.SECURITY, Group.SERVER, Group.LOGGING)
+)
 KEYS = (
     _key(
         "--api-keys",
@@ -25,24 +28,23 @@ KEYS = (
         bool,
         needs=("--api-keys", "no key has a name"),
     ),
-    _key(
+)
+BOUNDS = (
+    _server(
         "--queue-timeout",
         "Seconds that a request may wait in the queue.",
-        click.FloatRange(0, min_open=True),
-        field="queue_timeout_s",
+        ABOVE_0,
+        "queue_timeout_s",
         metavar="T",
     ),
-    _key(
+    _server(
         "--max-model-len",
         "Tokens of a prompt and its answer together; by default as the engine was built.",
         click.IntRange(2),
         metavar="N",
     ),
-    _key(
-        "--max-body-mib",
-        "MiB of a request's body at most.",
-        click.IntRange(1, 1024),
-        metavar="N",
+    _server(
+        "--max-body-mib", "MiB of a request's body at most.", click.IntRange(1, 1024), metavar="N"
     ),
 )
 LOGGING = (

@@ -56,6 +56,7 @@ class Group(enum.Enum):
     TASK = "Task", frozenset(Mode)
     ANSWER = "Sampling and output", ANSWERING
     ENGINE = "Engine", frozenset(Mode)
+    MEASURING = "To measure (spark-bench passes on what follows --)", frozenset(Mode)
     SERVER = "Server (--serve)", SERVING
     SECURITY = "Access control", SERVING
     LOGGING = "Logs and traces", SERVING
@@ -112,11 +113,8 @@ class Option:
         """The type of its value: bool, int, float or str."""
         if isinstance(self.kind, type):
             return self.kind
-        whole, broken = (
-            isinstance(self.kind, click.IntRange),
-            isinstance(self.kind, click.FloatRange),
-        )
-        return int if whole else float if broken else str
+        whole = isinstance(self.kind, click.IntRange)
+        return int if whole else float if isinstance(self.kind, click.FloatRange) else str
 
     @property
     def shape(self) -> str:
@@ -156,12 +154,13 @@ class Option:
         return not (value is None or value is False or value == ())
 
 
-def table(group: Group, owner: type) -> Callable[..., Option]:
-    """Makes rows of a group that fill `owner`: the field of the flag's name, or `field`."""
+def table(group: Group, owner: type | None = None) -> Callable[..., Option]:
+    """Makes rows of a group that fill `owner`, if any: the field of the flag's name, or `field`."""
 
     def row(flag: str, text: str, kind: Kind = str, field: str = "", **more: Any) -> Option:
         name = field or flag.removeprefix("--").replace("-", "_")
-        return Option(flag, group, text, kind, fills=(owner, name), **more)
+        fills = None if owner is None else (owner, name)
+        return Option(flag, group, text, kind, fills, **more)
 
     return row
 

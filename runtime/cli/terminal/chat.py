@@ -15,7 +15,7 @@ from typing import Protocol
 from spark_engine.errors import UserError
 from spark_engine.runtime.cli.terminal import commands as terminal_commands
 from spark_engine.runtime.cli.terminal.commands import MARK, Next
-from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory
 from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.request import FinishReason
@@ -40,7 +40,7 @@ class TerminalChat:
     """One chat over an open session."""
 
     def __init__(
-        self, session: Session, conversation: Conversation, keyboard: Keyboard, screen: Screen
+        self, session: Session, conversation: ChatHistory, keyboard: Keyboard, screen: Screen
     ) -> None:
         self._session, self._conversation = session, conversation
         self._keyboard, self._screen = keyboard, screen

@@ -18,7 +18,7 @@ from spark_engine.errors import OptionError
 from spark_engine.hints import near
 from spark_engine.runtime.cli.options.answer_options import ANSWER
 from spark_engine.runtime.cli.options.option import Option
-from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory
 from spark_engine.runtime.server.api.common import Body, check
 
 MARK = "/"  # of a command; doubled for a message that starts with it
@@ -54,13 +54,13 @@ class Command:
     name: str
     takes: str
     help: str
-    run: Callable[[Conversation, str], CommandResult]
+    run: Callable[[ChatHistory, str], CommandResult]
     choices: Sequence[str] = ()
     files: bool = False
     aliases: tuple[str, ...] = ()
 
 
-def run(line: str, conversation: Conversation) -> CommandResult:
+def run(line: str, conversation: ChatHistory) -> CommandResult:
     """Runs a line that starts with `/`. Raises OptionError or RequestError."""
     name, _, rest = line.strip().removeprefix(MARK).partition(" ")
     for row in COMMANDS:
@@ -75,7 +75,7 @@ def run(line: str, conversation: Conversation) -> CommandResult:
     )
 
 
-def _help(_: Conversation, __: str) -> CommandResult:
+def _help(_: ChatHistory, __: str) -> CommandResult:
     rows = [(f"/{row.name} {row.takes}".rstrip(), row.help) for row in COMMANDS]
     rows += [
         ("Alt-Enter", 'a new line; or paste, or type between two """'),
@@ -85,12 +85,12 @@ def _help(_: Conversation, __: str) -> CommandResult:
     return CommandResult("\n".join(f"{left:{width}}{right}" for left, right in rows))
 
 
-def _new(conversation: Conversation, _: str) -> CommandResult:
+def _new(conversation: ChatHistory, _: str) -> CommandResult:
     conversation.clear()
     return CommandResult("a new chat; the system message and the settings stay")
 
 
-def _system(conversation: Conversation, text: str) -> CommandResult:
+def _system(conversation: ChatHistory, text: str) -> CommandResult:
     if text == "off":
         conversation.system = None
         return CommandResult("no system message")
@@ -102,7 +102,7 @@ def _system(conversation: Conversation, text: str) -> CommandResult:
     return CommandResult(f"{conversation.system}\n(/system off takes it away)")
 
 
-def _think(conversation: Conversation, text: str) -> CommandResult:
+def _think(conversation: ChatHistory, text: str) -> CommandResult:
     if text and text not in ("on", "off"):
         raise OptionError(f"/think is {text!r}; give on or off")
     if text:
@@ -110,7 +110,7 @@ def _think(conversation: Conversation, text: str) -> CommandResult:
     return CommandResult(f"thinking is {'on' if conversation.thinking else 'off'}")
 
 
-def _set(conversation: Conversation, text: str) -> CommandResult:
+def _set(conversation: ChatHistory, text: str) -> CommandResult:
     if not text:
         set_ = {key: _current(conversation, row) for key, row in SETTINGS.items()}
         given = (f"{key} {value!r}" for key, value in set_.items() if value is not None)
@@ -119,7 +119,7 @@ def _set(conversation: Conversation, text: str) -> CommandResult:
     row = SETTINGS.get(key.replace("_", "-"))
     if row is None or row.fills is None:
         hint = near(key, list(SETTINGS))
-        raise OptionError(f"there is no setting {key!r}{hint}; it is one of {_names()}")
+        raise OptionError(f"there is no setting {key!r}{hint}; it is one of {', '.join(SETTINGS)}")
     if not value.strip():
         raise OptionError(f"/set {row.key} needs a value, or `default`")
     _change(conversation, row.fills[1], row, value.strip())
@@ -127,7 +127,7 @@ def _set(conversation: Conversation, text: str) -> CommandResult:
     return CommandResult(f"{row.key} is {'as by default' if now is None else repr(now)}")
 
 
-def _change(conversation: Conversation, field: str, row: Option, value: str) -> None:
+def _change(conversation: ChatHistory, field: str, row: Option, value: str) -> None:
     settings = {k: v for k, v in conversation.settings.items() if k != field}
     if value != "default":
         try:
@@ -139,16 +139,12 @@ def _change(conversation: Conversation, field: str, row: Option, value: str) -> 
     conversation.settings = settings
 
 
-def _current(conversation: Conversation, row: Option) -> Any:
+def _current(conversation: ChatHistory, row: Option) -> Any:
     assert row.fills is not None
     return conversation.settings.get(row.fills[1])
 
 
-def _names() -> str:
-    return ", ".join(SETTINGS)
-
-
-def _path(text: str, conversation: Conversation, command: str) -> Path:
+def _path(text: str, conversation: ChatHistory, command: str) -> Path:
     if text:
         return Path(text).expanduser()
     if conversation.file is None:
@@ -156,31 +152,31 @@ def _path(text: str, conversation: Conversation, command: str) -> Path:
     return conversation.file
 
 
-def _save(conversation: Conversation, text: str) -> CommandResult:
+def _save(conversation: ChatHistory, text: str) -> CommandResult:
     path = _path(text, conversation, "save")
     conversation.save(path)
     return CommandResult(f"saved to {path}: a body for /v1/chat/completions")
 
 
-def _load(conversation: Conversation, text: str) -> CommandResult:
+def _load(conversation: ChatHistory, text: str) -> CommandResult:
     path = _path(text, conversation, "load")
     conversation.load(path, FIELDS)
     return CommandResult(f"{path}: {len(conversation.messages)} messages")
 
 
-def _retry(conversation: Conversation, _: str) -> CommandResult:
+def _retry(conversation: ChatHistory, _: str) -> CommandResult:
     conversation.take_back_answer()
     return CommandResult(next=Next.ANSWER)
 
 
-def _undo(conversation: Conversation, _: str) -> CommandResult:
+def _undo(conversation: ChatHistory, _: str) -> CommandResult:
     conversation.take_back_answer()
     conversation.take_back_question()
     left = len(conversation.messages)
     return CommandResult(f"your last message and its answer are removed; {left} messages are left")
 
 
-def _file(conversation: Conversation, text: str) -> CommandResult:
+def _file(conversation: ChatHistory, text: str) -> CommandResult:
     """Sends a text file as a message; the answer follows."""
     if not text:
         raise OptionError("/file needs the name of a text file, e.g. /file notes.md")
@@ -197,7 +193,7 @@ def _file(conversation: Conversation, text: str) -> CommandResult:
     return CommandResult(f"{path.name}, {len(content):,} characters, goes with your next message")
 
 
-def _stats(conversation: Conversation, _: str) -> CommandResult:
+def _stats(conversation: ChatHistory, _: str) -> CommandResult:
     total = conversation.totals
     lines = [
         f"model     {conversation.model}",
@@ -211,7 +207,7 @@ def _stats(conversation: Conversation, _: str) -> CommandResult:
     return CommandResult("\n".join(lines))
 
 
-def _exit(_: Conversation, __: str) -> CommandResult:
+def _exit(_: ChatHistory, __: str) -> CommandResult:
     return CommandResult(next=Next.LEAVE)
 
 

@@ -49,7 +49,7 @@ class Totals:
 
 
 @dataclass
-class Conversation:
+class ChatHistory:
     """One chat.
 
     Attributes:

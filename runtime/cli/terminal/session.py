@@ -25,16 +25,12 @@ from spark_engine.runtime.server.engine_client.engine_folder import (
     read_info,
 )
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
 from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass
@@ -118,7 +114,7 @@ class Session:
         self._tokenizer, self._template = read_text(folder)
         grammars = grammars_of(self._tokenizer, self.info)
         self._options = replace(self._options, grammars=grammars)
-        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
+        self._reader = ChatReader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
@@ -192,7 +188,9 @@ class Session:
         has_text = self._tokenizer is not None
         return Answer(number, tuple(prompt), params.seed or 0, has_text, thinking, load_s)
 
-    def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
+    def pieces(
+        self, answer: Answer, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Piece]:
         """The answer's pieces; `answer` grows with them. Once `stopped`, it ends.
 
         Raises InternalError when the engine aborts the request.

@@ -9,20 +9,19 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.plan import StepPlan
-from spark_engine.runtime.engine.policy.line import Launch
+from spark_engine.runtime.engine.policy.line import PrefillLaunch
 from spark_engine.runtime.engine.policy.prefix_admission import PrefixAdmission
-from spark_engine.runtime.engine.policy.prefix_trie import Hit, Node
+from spark_engine.runtime.engine.policy.prefix_trie import Hit, PageNode
 from spark_engine.runtime.engine.policy.waiting import Waiting
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 
 # A quarter of the slots: of prompts in progress that a launch does not complete; and of requests
-# that wait for such a prompt with a slot reserved. At least LEAST_OPEN, of three slots.
+# that wait for such a prompt with a slot step. At least LEAST_OPEN, of three slots.
 OPEN_SHARE, LEAST_OPEN = 4, 2
 
 
@@ -36,105 +35,113 @@ class Admit:
 
 
 @dataclass(slots=True)
-class _Reserved:
-    """Slots and pages reserved for requests that wait for a running prefill, and the number of
-    such requests so far, with or without a reservation."""
+class _Step:
+    """One step's decisions so far.
 
+    Attributes:
+        in_flight: launched, uncollected steps.
+        slots: reserved for requests that wait for a running prefill, as are `page_count` pages.
+        followers: such requests, with or without a reservation.
+        victims: sequences that are preempted.
+    """
+
+    in_flight: int
     slots: int = 0
     page_count: int = 0
     followers: int = 0
+    victims: list[Sequence] = field(default_factory=list)
 
 
 class Admission:
     """One scheduler's. `running`, `waiting` and `fence` (what is free once a step was collected)
-    are the scheduler's own."""
+    are the scheduler's own. `drain`: in the last step a preemption had to wait for the steps in
+    flight."""
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: EngineSizes,
         slots: Pool,
         pages: Pool,
         prefix: PrefixAdmission,
         running: list[Sequence],
         waiting: Waiting,
-        fence: deque[tuple[int, int, list[int], Node | None]],
+        fence: deque[tuple[int, int, list[int], PageNode | None]],
     ) -> None:
         self._sizes, self._slots, self._pages = sizes, slots, pages
         self._prefix, self._running, self._waiting = prefix, running, waiting
         self._fence = fence
+        self.drain = False
         self._open_most = max(1, slots.size // OPEN_SHARE, min(LEAST_OPEN, slots.size - 1))
 
-    def choose(self, plan: StepPlan, in_flight: int, tiles: int) -> Iterator[Admit]:
+    def choose(self, in_flight: int, tiles: int) -> Iterator[Admit]:
         """Requests that resume, and those that start prefill in a launch of `tiles` tiles.
 
-        The caller carries out each decision before it takes the next. Sets `plan.drain` where a
-        preemption must wait for the steps in flight.
+        The caller carries out each decision before it takes the next.
         """
-        waiting, reserved, full = self._waiting, _Reserved(), False
+        waiting, step, full, self.drain = self._waiting, _Step(in_flight), False, False
         waiting.wake()
         for priority in waiting.priorities():
             for seq in [s for s in waiting.first if s.request.priority == priority]:
-                if not (seq.unready or (yield from self._try(seq, reserved, plan, in_flight))):
+                if not (seq.unready or (yield from self._try(seq, step))):
                     return
             line, launch = waiting.line(priority), self._launch(priority, tiles)
             while line and not full:
-                launch.last = self._slots.free - reserved.slots == 1
+                launch.last = self._slots.free - step.slots == 1
                 new = line.next(launch)
                 if new is None:
                     full = True
                 elif new.unready:  # its grammar may take seconds, and nothing is reserved for it
                     waiting.put_off(new)
-                elif not (yield from self._try(new, reserved, plan, in_flight)):
+                elif not (yield from self._try(new, step)):
                     return
                 elif new.status is Status.RUNNING:
                     insort(launch.lefts, self._prefix.tiles_left(new))
 
-    def _launch(self, priority: int, tiles: int) -> Launch:
+    def _launch(self, priority: int, tiles: int) -> PrefillLaunch:
         """The next prefill launch, as requests of one priority see it."""
         started = [s for s in self._running if s.launched < s.prefill_end]
         above = [s for s in started if s.request.priority >= priority]
         lefts = sorted(map(self._prefix.tiles_left, above))
         started = [s for s in started if s.request.priority == priority]
-        return Launch(tiles, started, lefts, self._open_most)
+        return PrefillLaunch(tiles, started, lefts, self._open_most)
 
-    def _try(
-        self, seq: Sequence, reserved: _Reserved, plan: StepPlan, in_flight: int
-    ) -> Generator[Admit, None, bool]:
+    def _try(self, seq: Sequence, step: _Step) -> Generator[Admit, None, bool]:
         """Admits `seq`, or reserves space while it waits for another; False where there is no
         space, and no later request is to have any."""
         hit = None
         if self._prefix.waits_until(seq) is None:
             last = self._running[-1:]  # if any sequence yields to `seq`, this one does
-            can_preempt = not reserved.slots and any(self._yields(s, seq) for s in last)
-            if self._slots.free <= reserved.slots and not can_preempt:
+            can_preempt = not step.slots and any(self._yields(s, seq) for s in last)
+            if self._slots.free <= step.slots and not can_preempt:
                 return False
             hit = self._prefix.find(seq, self._running)
         if hit is None:
-            return self._follow(seq, reserved)
-        victims = self._make_space(seq, hit, reserved, plan, in_flight)
+            return self._follow(seq, step)
+        victims = self._make_space(seq, hit, step)
         if victims is None:
             # the page that is copied may be one too many
             hit = self._prefix.without_suffix(seq, hit)
-            victims = self._make_space(seq, hit, reserved, plan, in_flight)
+            victims = self._make_space(seq, hit, step)
             if victims is None:
                 return False
-        if self._slots.free + len(victims) - reserved.slots == 1:
+        if self._slots.free + len(victims) - step.slots == 1:
             self._waiting.line(seq.request.priority).takes_the_last_slot(seq)
+        step.victims += victims
         yield Admit(seq, hit, victims)
         return True
 
-    def _follow(self, seq: Sequence, reserved: _Reserved) -> bool:
+    def _follow(self, seq: Sequence, step: _Step) -> bool:
         """`seq` waits for a running prefill, and others pass; False where too many wait so."""
-        reserved.followers += 1
+        step.followers += 1
         if seq not in self._waiting.first:
-            if reserved.followers > self._slots.size:
+            if step.followers > self._slots.size:
                 self._prefix.unfollow(seq)
                 return False
             self._waiting.follow(seq)
-        if reserved.slots < self._open_most:
-            reserved.slots += 1
+        if step.slots < self._open_most:
+            step.slots += 1
             shared = (self._prefix.waits_until(seq) or 0) // self._sizes.page_size
-            reserved.page_count += self._need(seq) - shared
+            step.page_count += self._need(seq) - shared
         return True
 
     def _yields(self, victim: Sequence, seq: Sequence) -> bool:
@@ -144,22 +151,20 @@ class Admission:
             return victim.rank > seq.rank
         return victim.request.priority < seq.request.priority
 
-    def _make_space(
-        self, seq: Sequence, hit: Hit, reserved: _Reserved, plan: StepPlan, in_flight: int
-    ) -> list[Sequence] | None:
+    def _make_space(self, seq: Sequence, hit: Hit, step: _Step) -> list[Sequence] | None:
         """The sequences to preempt so that `seq` can be admitted now; None: it cannot."""
         # A spare page where others run, or it is preempted at once for their next one.
         need = self._need(seq) + bool(self._running) - len(hit.nodes)
-        if seq in plan.preempted:
+        if seq in step.victims:
             return None
-        if self._slots.free > reserved.slots:
-            if self._available(hit) >= need + reserved.page_count:
+        if self._slots.free > step.slots:
+            if self._available(hit) >= need + step.page_count:
                 return []
-        if reserved.slots:
+        if step.slots:
             return None
         victims = self._victims(seq, hit, need)
-        if victims and in_flight:
-            plan.drain = True
+        if victims and step.in_flight:
+            self.drain = True
             return None
         return victims or None
 

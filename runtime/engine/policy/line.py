@@ -30,7 +30,7 @@ TilesLeft = Callable[[Sequence], int]  # of a prefill, at least up to where othe
 
 
 @dataclass(slots=True)
-class Launch:
+class PrefillLaunch:
     """The prefill launch that is being filled, of `most` tiles.
 
     Attributes:
@@ -96,7 +96,7 @@ def _size(flow: _Flow) -> Key:
     return seq.tiles, flow.owner.charged, seq.id
 
 
-class Line:
+class PriorityLine:
     """Those of one priority. `tile`: tokens of a tile.
 
     Attributes:
@@ -188,7 +188,10 @@ class Line:
         """The turn's request; `started`: the line's running prefills."""
         if self.turn is not None and (_has_started(self.turn) or self.turn in self):
             return self.turn
-        first, fresh = min(started, key=_by_tag, default=None), self.next_turn()
+        first, fresh = (
+            min(started, key=lambda seq: (seq.tag, seq.id), default=None),
+            self.next_turn(),
+        )
         self.turn, self.debt = first, 0
         if fresh is not None:
             flow = self._flows[fresh.request.owner]
@@ -197,7 +200,7 @@ class Line:
                 self._shares.gives_turn(flow.owner)
         return self.turn
 
-    def next(self, launch: Launch) -> Sequence | None:
+    def next(self, launch: PrefillLaunch) -> Sequence | None:
         """The waiting request to start now; None: the launch is full."""
         seq, before, most = self.shortest(), 0, launch.most
         if seq is None:
@@ -266,10 +269,6 @@ def _limit(turn: Sequence) -> int:
 
 def _has_started(seq: Sequence) -> bool:
     return seq.status is Status.RUNNING and seq.launched < seq.prefill_end
-
-
-def _by_tag(seq: Sequence) -> tuple[float, int]:
-    return seq.tag, seq.id
 
 
 def _goes_before(fresh: Sequence, owner: Owner, started: Sequence) -> bool:

@@ -17,15 +17,14 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
-from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Lineage, Node
+from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Lineage, PageNode
 from spark_engine.runtime.engine.policy.waiting import Waiting
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 
 EVERY = 4096  # tokens
 LOOK = 16  # waiting requests that a new one is compared with
@@ -42,7 +41,7 @@ class PrefixUse:
     resumed_from: CachedState | None = None  # None at position 0
     last_snapshot: CachedState | None = None  # the last state of it that was kept
     snapshot_positions: list[int] = field(default_factory=list)  # of states to keep, ascending
-    node: Node | None = None  # the deepest of its pages
+    node: PageNode | None = None  # the deepest of its pages
     leader: Sequence | None = None  # the running prefill that it waits for, to resume from it
     leader_end: int = 0  # the position up to which it waits
     yielded: bool = False  # it let others pass for that
@@ -57,7 +56,7 @@ class PrefixUse:
 class PrefixAdmission:
     """One engine's. `copies`: (from, to) rows to be copied before `release_pins`."""
 
-    def __init__(self, sizes: Sizes, pages: Pool) -> None:
+    def __init__(self, sizes: EngineSizes, pages: Pool) -> None:
         self.sizes = sizes
         self.rows = Pool("snapshot", sizes.snapshots)
         own = sizes.page_size, sizes.page_bytes, sizes.snapshot_bytes, sizes.cache_bytes
@@ -170,7 +169,7 @@ class PrefixAdmission:
         most, names = hit.position - hit.position % self.sizes.page_size, self._uses[seq.id].names
         return self.cache.match(seq.tokens, names, most, suffixes=False, salt=seq.request.salt)
 
-    def start(self, seq: Sequence, hit: Hit, waiting: Waiting, plan: StepPlan) -> list[int]:
+    def start(self, seq: Sequence, hit: Hit, waiting: Waiting) -> list[int]:
         """Uses the hit for `seq`, which has its slot and runs from `hit.position` on; returns the
         pages that it shares, none for one that was swapped out."""
         if not self.on or seq.status is Status.SWAPPED:
@@ -182,8 +181,6 @@ class PrefixAdmission:
         use.grid = hit.position
         use.source = use.resumed_from = hit.snapshot
         use.node = hit.nodes[-1] if hit.nodes else None
-        if hit.position:
-            plan.counts.append((seq.slot, *_counted_tokens(seq, hit.position)))
         if hit.suffix_page >= 0:
             self._pages.share([hit.suffix_page])
             self.copied.append(hit.suffix_page)
@@ -241,7 +238,9 @@ class PrefixAdmission:
         """Its slot does not hold its state yet: its next tile starts from a cached one."""
         return self._uses[seq.id].source is not None
 
-    def end(self, seq: Sequence, reason: FinishReason, in_flight: bool, sound: bool) -> Node | None:
+    def end(
+        self, seq: Sequence, reason: FinishReason, in_flight: bool, sound: bool
+    ) -> PageNode | None:
         """Ends a request that still has its slot and pages, if any; returns its deepest node.
 
         `in_flight`: a launched step that was not read may have taken its slot further. Not `sound`:
@@ -273,7 +272,7 @@ class PrefixAdmission:
         self.drop(seq)
         self._uses[seq.id].yielded = False
 
-    def swap_out(self, seq: Sequence) -> Node | None:
+    def swap_out(self, seq: Sequence) -> PageNode | None:
         """It loses its pages, and resumes from a copy of them; returns their deepest node."""
         use = self._uses[seq.id]
         node, use.node = use.node, None
@@ -325,12 +324,3 @@ class PrefixAdmission:
         use.last_snapshot = state
         self._pinned.append(state)
         return self.sizes.slots + state.row
-
-
-def _counted_tokens(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens below `position` that its penalties count: of the prompt, and generated ones."""
-    params = seq.request.params
-    if params.repetition == 1 and not (params.presence or params.frequency):
-        return (), ()
-    prompt = min(position, seq.answer_start)
-    return tuple(seq.tokens[:prompt]), tuple(seq.tokens[prompt:position])

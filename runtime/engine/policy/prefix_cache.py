@@ -26,7 +26,7 @@ from spark_engine.runtime.engine.policy.prefix_trie import (
     CachedState,
     Hit,
     Lineage,
-    Node,
+    PageNode,
 )
 from spark_engine.runtime.engine.pool import Pool
 
@@ -61,8 +61,8 @@ class PrefixCache:
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
-        self._roots: dict[bytes, Node] = {}  # by name, those that are not bare
-        self._nodes: set[Node] = set()  # all but the roots
+        self._roots: dict[bytes, PageNode] = {}  # by name, those that are not bare
+        self._nodes: set[PageNode] = set()  # all but the roots
         self._states: set[CachedState] = set()
         self._leaving: set[CachedState] = set()  # evicted, but the row is still to be read
         scores = EvictionScore(page_size, page_bytes, row_bytes)
@@ -115,13 +115,13 @@ class PrefixCache:
 
     def extend(
         self,
-        node: Node | None,
+        node: PageNode | None,
         names: Sequence[bytes],
         pages: Sequence[int],
         maker: int,
         gain: tuple[float, float] = (0.0, 1.0),
         salt: bytes = b"",
-    ) -> Node:
+    ) -> PageNode:
         """Adds nodes for the full pages named `names`, those beyond `node` (None: from the salt's
         root), and returns the deepest; fewer where pages and states of a higher score fill the
         budget. `gain`: tokens that the state after them will save, and how often.
@@ -136,7 +136,9 @@ class PrefixCache:
                     break
                 if not node.alive and node.parent is not None:
                     break
-                child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
+                child = PageNode(
+                    names[index], node, node.end + self._size, page, maker, self._clock()
+                )
                 node.children[child.name] = child
                 self._keep_root(node)
                 self._nodes.add(child)
@@ -150,7 +152,12 @@ class PrefixCache:
         return node
 
     def save(
-        self, node: Node, suffix: Sequence[int], page: int, maker: int, lineage: Lineage = UNRELATED
+        self,
+        node: PageNode,
+        suffix: Sequence[int],
+        page: int,
+        maker: int,
+        lineage: Lineage = UNRELATED,
     ) -> CachedState | None:
         """A row for the state after a node and the `suffix` tokens; their keys and values are in
         `page`.
@@ -210,13 +217,17 @@ class PrefixCache:
                     self._drop_subtree(node)
         return self._pages.free >= pages
 
-    def released(self, node: Node | None) -> None:
+    def released(self, node: PageNode | None) -> None:
         """A sequence with this deepest node no longer uses its page."""
         if node is not None:
             self._order.add_leaf(node)
 
     def forget(
-        self, node: Node | None, maker: int, origin: CachedState | None = None, salt: bytes = b""
+        self,
+        node: PageNode | None,
+        maker: int,
+        origin: CachedState | None = None,
+        salt: bytes = b"",
     ) -> None:
         """Drops all that `maker` computed on the path to `node`, and what depends on it; also
         `origin`, the state that it resumed from, since it may be wrong too."""
@@ -265,26 +276,26 @@ class PrefixCache:
         if self.used_bytes > self.budget:
             raise InternalError(f"the cache holds {self.used_bytes} bytes of {self.budget}")
 
-    def root_of(self, salt: bytes) -> Node:
+    def root_of(self, salt: bytes) -> PageNode:
         """The parent of a salt's first pages; it is kept while it is not bare."""
         return self._root(page_name(b"", salt))
 
-    def _root(self, name: bytes) -> Node:
-        return self._roots.get(name) or Node(name, None, 0, -1, -1)
+    def _root(self, name: bytes) -> PageNode:
+        return self._roots.get(name) or PageNode(name, None, 0, -1, -1)
 
-    def _keep_root(self, node: Node) -> None:
+    def _keep_root(self, node: PageNode) -> None:
         """The node is not bare any more: if it is a root, it is kept."""
         if node.parent is None:
             node.alive, self._roots[node.name] = True, node
 
-    def _let_go(self, node: Node) -> None:
+    def _let_go(self, node: PageNode) -> None:
         """The node may be bare now: a bare root is not kept."""
         if node.parent is None and node.bare:
             node.alive = False
             self._roots.pop(node.name, None)
         self._order.add_leaf(node)
 
-    def _path(self, salt: bytes, names: Sequence[bytes]) -> list[Node]:
+    def _path(self, salt: bytes, names: Sequence[bytes]) -> list[PageNode]:
         """The salt's root and the nodes of the pages with these names, as far as they exist."""
         root = self._roots.get(page_name(b"", salt))
         if root is None:
@@ -345,7 +356,7 @@ class PrefixCache:
             self._rows.give([state.row])
         self.counts.evicted_snapshots += 1
 
-    def _drop_node(self, node: Node) -> None:
+    def _drop_node(self, node: PageNode) -> None:
         if node.parent is None:
             raise InternalError("the root of the prefix cache holds no page")
         node.alive = False
@@ -357,7 +368,7 @@ class PrefixCache:
         self.counts.evicted_pages += 1
         self._let_go(node.parent)
 
-    def _drop_subtree(self, top: Node) -> None:
+    def _drop_subtree(self, top: PageNode) -> None:
         below = [top]
         for node in below:
             below += node.children.values()

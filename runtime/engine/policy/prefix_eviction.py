@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 from spark_engine.runtime.engine.policy.eviction_score import EvictionScore
-from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Node
+from spark_engine.runtime.engine.policy.prefix_trie import CachedState, PageNode
 from spark_engine.runtime.engine.pool import Pool
 
 ByScore = list[tuple[float, int, CachedState]]  # a heap
@@ -24,14 +24,16 @@ class EvictionOrder:
         self,
         pages: Pool,
         scores: EvictionScore,
-        nodes: Collection[Node],
+        nodes: Collection[PageNode],
         states: Collection[CachedState],
     ) -> None:
         self.scores = scores
         self._pages, self._nodes, self._states = pages, nodes, states
         self._heap: ByScore = []
-        self._leaves: list[tuple[float, int, Node]] = []  # bare ones, by last use
-        self._used_leaves: set[Node] = set()  # popped from there while a sequence used their pages
+        self._leaves: list[tuple[float, int, PageNode]] = []  # bare ones, by last use
+        self._used_leaves: set[PageNode] = (
+            set()
+        )  # popped from there while a sequence used their pages
         self._tick = count()  # in the heaps nothing but numbers is compared
 
     def add_state(self, state: CachedState) -> None:
@@ -41,7 +43,7 @@ class EvictionOrder:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (self.scores.of_state(state), next(self._tick), state))
 
-    def add_leaf(self, node: Node) -> None:
+    def add_leaf(self, node: PageNode) -> None:
         """Adds a node that became bare, or with a page that became unused; ignores others."""
         if node.alive and node.bare and node.parent is not None:
             if len(self._leaves) > 64 + 4 * len(self._nodes):
@@ -50,7 +52,7 @@ class EvictionOrder:
                     heapq.heappush(self._leaves, (one.used, next(self._tick), one))
             heapq.heappush(self._leaves, (node.used, next(self._tick), node))
 
-    def discard(self, node: Node) -> None:
+    def discard(self, node: PageNode) -> None:
         self._used_leaves.discard(node)
 
     def pop_state(self) -> CachedState | None:
@@ -71,7 +73,7 @@ class EvictionOrder:
             self.add_state(state)
         return found
 
-    def pop_leaf(self) -> Node | None:
+    def pop_leaf(self) -> PageNode | None:
         """The least recently used bare node with a page that no sequence uses."""
         while self._leaves or self._find_leaves():
             used, _, node = heapq.heappop(self._leaves)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PageNode:
     """A full page of tokens after its parent's; a root has none."""
 
     name: bytes  # among its parent's children (`page_names`)
-    parent: Node | None
+    parent: PageNode | None
     end: int  # tokens up to the end of its page
     page: int  # the page with their keys and values
     maker: int  # id of the sequence that computed it
     used: float = 0.0  # seconds: time of creation or of the last hit
-    children: dict[bytes, Node] = field(default_factory=dict)
+    children: dict[bytes, PageNode] = field(default_factory=dict)
     snapshot: CachedState | None = None  # the recurrent layers' state at its end
     suffix_states: list[CachedState] = field(default_factory=list)  # inside the page after it
     alive: bool = True  # it is in the trie
@@ -45,8 +45,8 @@ class Node:
                     best = state
         return best
 
-    def path(self) -> Iterator[Node]:
-        at: Node | None = self
+    def path(self) -> Iterator[PageNode]:
+        at: PageNode | None = self
         while at is not None:
             yield at
             at = at.parent
@@ -69,7 +69,7 @@ class CachedState:
             answer.
     """
 
-    node: Node
+    node: PageNode
     position: int
     suffix_tokens: tuple[int, ...]
     page: int
@@ -96,7 +96,7 @@ class CachedState:
         """It is not among the first to be evicted."""
         return self.hits > 0 or not self.superseded
 
-    def is_followed_by(self, later: Node) -> bool:
+    def is_followed_by(self, later: PageNode) -> bool:
         """Whether a state at `later`, of a sequence that resumed from this one, is the next of the
         conversation: true for the first such state, and for any later one on the same path."""
         if self.next_in_conversation is None:
@@ -154,7 +154,7 @@ class CachedState:
         while at is not None and not (at.alive and at.protected):
             at = at.before
         last = 0 if at is None else at.position
-        node: Node | None = self.node
+        node: PageNode | None = self.node
         while node is not None and node.end > last:  # hundreds, of a long conversation
             state = node.snapshot
             if state is not None and state.position < self.position and state.protected:
@@ -196,7 +196,7 @@ class Hit:
     """
 
     position: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[PageNode, ...]
     snapshot: CachedState | None
     suffix_page: int
     kv_position: int

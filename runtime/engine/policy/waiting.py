@@ -2,9 +2,9 @@
 
 `first`: requests that ran already (swapped out, or to be prefilled again), and those that wait for
 a running prefill to resume from it: by rank, before all others of their priority. The others are in
-a `Line` of their priority, except while their grammar is being compiled: they enter it afterwards.
-Figures that every step or every new request needs are counted as requests arrive and leave:
-thousands may wait.
+a `PriorityLine`, except while their grammar is being compiled: they enter it afterwards. Figures
+that every step or every new request needs are counted as requests arrive and leave: thousands may
+wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.policy.line import Line, TilesLeft
+from spark_engine.runtime.engine.policy.line import PriorityLine, TilesLeft
 from spark_engine.runtime.engine.policy.shares import Owner, Shares
 from spark_engine.runtime.engine.request import Status
 from spark_engine.runtime.engine.sequence import Sequence
@@ -35,7 +35,7 @@ class Waiting:
         self._tile, self._tiles_left = tile, tiles_left
         self._all: OrderedDict[int, Sequence] = OrderedDict()
         self._owners: dict[int, Owner] = {}  # of all that have not ended
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, PriorityLine] = {}
         self._unready: dict[int, Sequence] = {}
         self._ready: deque[int] = deque()  # ids of finished jobs, appended by other threads
 
@@ -110,11 +110,11 @@ class Waiting:
         else:
             self.first.remove(seq)
 
-    def line(self, priority: int) -> Line:
+    def line(self, priority: int) -> PriorityLine:
         line = self._lines.get(priority)
         if line is None:
             self._lines = {p: one for p, one in self._lines.items() if not one.idle}
-            line = self._lines[priority] = Line(self.shares, self._tile, self._tiles_left)
+            line = self._lines[priority] = PriorityLine(self.shares, self._tile, self._tiles_left)
         return line
 
     def priorities(self) -> list[int]:

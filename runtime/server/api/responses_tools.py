@@ -20,7 +20,7 @@ _KEYS = ("description", "parameters", "strict")
 _MOST_NOTE = 16 << 10  # characters of a custom tool's grammar that its description shows
 
 
-class Named(NamedTuple):
+class ToolName(NamedTuple):
     """A tool's name in its items. `custom`: it takes a text and not JSON."""
 
     name: str
@@ -32,12 +32,12 @@ class ToolNames:
     """The tool that each offered function represents."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, Named] = {}  # by function
+        self._tools: dict[str, ToolName] = {}  # by function
         self._functions: dict[tuple[str | None, str], str] = {}
         self._spaces: dict[str, list[str]] = {}  # functions of tools in a namespace, by their name
         self._same: dict[str, int] = {}
 
-    def add(self, tool: Named) -> str:
+    def add(self, tool: ToolName) -> str:
         """The name of its function; unique for a tool in a namespace."""
         name = joined = function_name(tool.name, tool.namespace)
         while tool.namespace is not None and name in self._tools:
@@ -49,16 +49,16 @@ class ToolNames:
             self._spaces.setdefault(tool.name, []).append(name)
         return name
 
-    def of(self, function: str) -> Named:
+    def of(self, function: str) -> ToolName:
         """The tool of this function."""
-        return self._tools.get(function) or Named(function)
+        return self._tools.get(function) or ToolName(function)
 
-    def special(self) -> dict[str, Named]:
+    def special(self) -> dict[str, ToolName]:
         """The tools that are not a function of the same name, by function: answers need them."""
-        return {f: tool for f, tool in self._tools.items() if tool != Named(f)}
+        return {f: tool for f, tool in self._tools.items() if tool != ToolName(f)}
 
     @classmethod
-    def of_special(cls, tools: Mapping[str, Named]) -> ToolNames:
+    def of_special(cls, tools: Mapping[str, ToolName]) -> ToolNames:
         """The inverse of `special`; enough for `of`."""
         names = cls()
         names._tools = dict(tools)
@@ -91,7 +91,7 @@ def offer(chat: ChatRequest, given: list[Json] | None, choice: Any) -> ToolNames
     names = ToolNames()
     tools: list[Json] = []
     for where, tool, namespace in _flat(given or []):
-        named = Named(_name(where, tool), namespace, _kind(tool) == "custom")
+        named = ToolName(_name(where, tool), namespace, _kind(tool) == "custom")
         function: Json = {"name": names.add(named)}
         function |= custom_function(tool) if named.custom else _function(tool)
         tools.append({"type": "function", "function": function})

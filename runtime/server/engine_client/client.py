@@ -28,7 +28,7 @@ from spark_engine.runtime.server.engine_client.ipc import (
 )
 from spark_engine.runtime.server.engine_client.supervisor import EngineDied, Supervision, Supervisor
 
-__all__ = ["Answer", "Busy", "EngineClient", "EngineDied", "Mailbox", "Restarting", "TooSlow"]
+__all__ = ["Answer", "Busy", "ClientTooSlow", "EngineClient", "EngineDied", "Mailbox", "Restarting"]
 MEMORY_SHORT = "memory_short: the machine's memory is nearly used up, and new requests wait for it"
 SENDS = 2  # a request without a token so far is sent to at most two engine processes
 UNREAD = 4096  # rounds of a choice that may wait in its mailbox
@@ -52,7 +52,7 @@ class MemoryShort(Busy):
     code = "memory_short"
 
 
-class TooSlow(CapacityError):
+class ClientTooSlow(CapacityError):
     """The client reads too slowly: its request was cancelled."""
 
 
@@ -64,7 +64,7 @@ class Started(NamedTuple):
 
 
 # a request's events of one step, in their order, or what happened to it instead
-Answer = list[Event] | Started | Busy | EngineDied | TooSlow
+Answer = list[Event] | Started | Busy | EngineDied | ClientTooSlow
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -289,7 +289,7 @@ class EngineClient:
             self.cancel(number)
             self._forget(number, one)
         words = f"{box.qsize()} parts of the answer were not read; read faster, or ask for less"
-        box.put_nowait(TooSlow(words))
+        box.put_nowait(ClientTooSlow(words))
 
     def _hold(self, number: int, one: _Open) -> None:
         loop = asyncio.get_running_loop()

@@ -21,19 +21,9 @@ import zmq.asyncio
 from spark_engine.command import BUG
 from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.dumps import Dumps
 from spark_engine.runtime.server.engine_client.engine_process import Death, EngineProcess
-from spark_engine.runtime.server.engine_client.ipc import (
-    EngineInfo,
-    Failed,
-    Ping,
-    Ready,
-    Refused,
-    Stats,
-    StepReport,
-    decode_report,
-    encode,
-)
 
 WATCHDOG_S = 10.0
 PING_S = 1.0
@@ -86,11 +76,11 @@ class RequestHolder(Protocol):
         """A process accepts requests."""
         ...
 
-    def on_step(self, report: StepReport) -> None:
+    def on_step(self, report: ipc.StepReport) -> None:
         """The events of a step."""
         ...
 
-    def on_refused(self, report: Refused) -> None:
+    def on_refused(self, report: ipc.Refused) -> None:
         """The engine refused a request."""
         ...
 
@@ -166,12 +156,12 @@ class Supervisor:
         self._context: zmq.asyncio.Context | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
-        self._first: asyncio.Future[EngineInfo] | None = None
+        self._first: asyncio.Future[ipc.EngineInfo] | None = None
         self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
         self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
         self.restarts = 0
-        self.stats = Stats()  # of the process that runs, or ran last
+        self.stats = ipc.Stats()  # of the process that runs, or ran last
         self.died = asyncio.Event()  # set when no restart follows
         self.death: Death | None = None  # the last one
 
@@ -200,7 +190,7 @@ class Supervisor:
         """The server's exit code, from the last process's end."""
         return self.death.code if self.death else BUG
 
-    async def start(self) -> EngineInfo:
+    async def start(self) -> ipc.EngineInfo:
         """Starts the first process and waits until the engine is loaded.
 
         Raises EngineError with the process's message when it cannot be loaded, CapacityError where
@@ -287,7 +277,7 @@ class Supervisor:
             if process.ended.done() or not self.running:
                 continue
             if (words := self.watchdog.complaint(now, owes)) is None:
-                process.send(encode(Ping()))
+                process.send(ipc.encode(ipc.Ping()))
                 continue
             self.running, self.death = False, Death(words)
             self._write(f"the watchdog ended the engine process: {words}", await process.dump())
@@ -297,24 +287,24 @@ class Supervisor:
 
     def _on_message(self, message: bytes) -> None:
         start = self._trace.now()
-        report = decode_report(message)
-        step = isinstance(report, StepReport) and bool(
+        report = ipc.decode_report(message)
+        step = isinstance(report, ipc.StepReport) and bool(
             report.events or report.stats.steps != self.stats.steps
         )
         self.watchdog.on_message(time.monotonic(), step)
-        if isinstance(report, StepReport):
+        if isinstance(report, ipc.StepReport):
             self.stats = report.stats
             self._holder.on_step(report)
-        elif isinstance(report, Refused):
+        elif isinstance(report, ipc.Refused):
             self._holder.on_refused(report)
-        elif isinstance(report, Ready):
+        elif isinstance(report, ipc.Ready):
             self._on_ready(report.info)
         elif self._process is not None:
-            assert isinstance(report, Failed)
+            assert isinstance(report, ipc.Failed)
             self._process.record_death(Death(report.message, report.user, report.passing))
         self._trace.span("loop", "receive", start)
 
-    def _on_ready(self, info: EngineInfo) -> None:
+    def _on_ready(self, info: ipc.EngineInfo) -> None:
         self._build = self._build or info.build
         if info.build != self._build and self._process is not None:
             self._process.record_death(Death(REPLACED.format(info.name), final=True))

@@ -30,22 +30,10 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
+from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, BlackBox
 from spark_engine.runtime.server.engine_client.engine_folder import read_info
 from spark_engine.runtime.server.engine_client.heap import trimmed_heap
-from spark_engine.runtime.server.engine_client.ipc import (
-    Cancel,
-    EngineInfo,
-    Failed,
-    Ready,
-    Refused,
-    Report,
-    StepReport,
-    Submit,
-    decode_command,
-    encode,
-    summarise,
-)
 from spark_engine.runtime.server.engine_client.memory_watch import MemoryWatch, watch_memory
 from spark_engine.runtime.structured.matcher import Grammars
 
@@ -96,7 +84,7 @@ class Steppable(Protocol):
         ...
 
 
-Opened = tuple[EngineInfo, Steppable]
+Opened = tuple[ipc.EngineInfo, Steppable]
 
 
 class Replaced(EngineError):
@@ -109,7 +97,7 @@ class Worker:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        info: EngineInfo,
+        info: ipc.EngineInfo,
         engine: Steppable,
         watch: MemoryWatch | None = None,
     ) -> None:
@@ -123,7 +111,7 @@ class Worker:
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
         self._report(())  # the first counters are sent before the server reports that it is ready
-        self._send(Ready(self._info))
+        self._send(ipc.Ready(self._info))
         while True:
             asked = self._drain()
             if self._watch is not None and self._watch.short != self._short:
@@ -137,8 +125,8 @@ class Worker:
                 self._report(events, started)
 
     def _report(self, events: Sequence[Event], started: Sequence[tuple[int, float]] = ()) -> None:
-        stats = summarise(self._engine.stats(), self._short)
-        self._send(StepReport(list(events), stats, list(started)))
+        stats = ipc.summarise(self._engine.stats(), self._short)
+        self._send(ipc.StepReport(list(events), stats, list(started)))
 
     def _drain(self) -> bool:
         """Handles the waiting commands, for TAKE_S at most while requests run: a burst of long
@@ -156,17 +144,17 @@ class Worker:
         return asked
 
     def _handle(self, data: bytes) -> None:
-        command = decode_command(data)
-        if isinstance(command, Submit):
+        command = ipc.decode_command(data)
+        if isinstance(command, ipc.Submit):
             try:
                 self._engine.add(command.id, command.request)
             except (CapacityError, RequestError) as error:
-                self._send(Refused(command.id, str(error)))
-        elif isinstance(command, Cancel):
+                self._send(ipc.Refused(command.id, str(error)))
+        elif isinstance(command, ipc.Cancel):
             self._engine.cancel(command.id)
 
-    def _send(self, report: Report) -> None:
-        self._socket.send(encode(report))
+    def _send(self, report: ipc.Report) -> None:
+        self._socket.send(ipc.encode(report))
 
 
 def serve(
@@ -199,7 +187,7 @@ def serve(
                 traceback.print_exc()
             box.write_error(error)
         passing = isinstance(error, CapacityError | Replaced)
-        socket.send(encode(Failed(describe_error(error), user, passing)))
+        socket.send(ipc.encode(ipc.Failed(describe_error(error), user, passing)))
         return USER if user else BUG
     finally:
         socket.close()

@@ -18,13 +18,7 @@ from spark_engine.runtime.server.http.endpoints import Endpoints, json_response
 from spark_engine.runtime.server.http.guard import Guard, Guarded
 from spark_engine.runtime.server.http.routes import LIVE, METRICS, ROUTES, Route, page_routes
 from spark_engine.runtime.server.http.unknown_paths import in_api_form, no_such_path
-from spark_engine.runtime.server.operation.http_request import (
-    Listener,
-    RequestMiddleware,
-    admit,
-    note_problem,
-    note_route,
-)
+from spark_engine.runtime.server.operation import http_request
 from spark_engine.runtime.server.operation.keys import Keyring, LimitReached, Unauthorised
 from spark_engine.runtime.server.operation.request_ids import RequestIds
 from spark_engine.runtime.server.replies.errors import Draining, error_response
@@ -35,7 +29,7 @@ ASK_AGAIN_S = 600  # how long a browser may cache a CORS answer
 def create_app(
     endpoints: Endpoints,
     keys: Keyring | None = None,
-    listeners: Sequence[Listener] = (),
+    listeners: Sequence[http_request.Listener] = (),
     origins: Sequence[str] = (),
     page: bool = True,
     guard: Guard | None = None,
@@ -63,7 +57,7 @@ def create_app(
         )
     if guard is not None:
         app.add_middleware(Guarded, guard=guard)
-    app.add_middleware(RequestMiddleware, metrics=metrics, listeners=listeners)
+    app.add_middleware(http_request.RequestMiddleware, metrics=metrics, listeners=listeners)
     app.add_middleware(RequestIds)  # the outermost
     for route in routes:
         app.add_route(route.path, _handler(endpoints, keys, route), methods=[route.method])
@@ -78,9 +72,9 @@ def _handler(
 
     async def handle(request: Request) -> Response:
         try:
-            note_route(route.path)
+            http_request.note_route(route.path)
             if not is_open:
-                admit(request.headers, keys, route.runs, metrics, route.counts)
+                http_request.admit(request.headers, keys, route.runs, metrics, route.counts)
             return await route.run(endpoints, request)
         except Exception as problem:  # here the request's id is still known
             return await _on_error(request, problem)
@@ -93,7 +87,7 @@ async def _on_error(request: Request, problem: Exception) -> Response:
     if isinstance(problem, HTTPException) and problem.status_code in (404, 405):
         problem = no_such_path(request.method, path)
     status, body = error_response(problem)
-    note_problem(body["error"])
+    http_request.note_problem(body["error"])
     body = in_api_form(path, status, body)
     response = json_response(body, status)
     if status == 503:

@@ -43,7 +43,7 @@ ENCODINGS: Mapping[str, tuple[Callable[[], Any], int, type[Exception]]] = {
 }
 
 
-class Body:
+class ReceivedBody:
     """A complete body, in `parts`; it counts until it is dropped.
 
     The event loop does not join the parts, which would take too long for a large one.
@@ -96,7 +96,7 @@ class Bodies:
         self.most = most or MAX_BODY
         self.large = 0  # bytes held now above the first SMALL_BODY of each body
 
-    async def take(self, request: Request) -> Body:
+    async def take(self, request: Request) -> ReceivedBody:
         """The decompressed body; the caller must drop it. Raises BadField, TooLarge,
         UnknownEncoding, Busy, and starlette's ClientDisconnect."""
         too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
@@ -104,7 +104,7 @@ class Bodies:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
-        size, body, turn = 0, Body(self), TURN
+        size, body, turn = 0, ReceivedBody(self), TURN
         try:
             async for sent in request.stream():
                 for part in unpack.parts(sent):

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
-from spark_engine.runtime.server.http.bodies import Bodies, Body
+from spark_engine.runtime.server.http.bodies import Bodies, ReceivedBody
 from spark_engine.runtime.server.http.sliced import SLICE, SlicedJson
 from spark_engine.runtime.server.operation.http_request import note_problem
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
@@ -95,11 +95,11 @@ class Endpoints:
         if self.draining:
             raise Draining("the server is draining; send the request elsewhere")
 
-    async def _computed(self, body: Body, kind: JobKind) -> Response:
+    async def _computed(self, body: ReceivedBody, kind: JobKind) -> Response:
         answer = await self.service.compute(kind, body.parts)
         return SlicedJson([answer])
 
-    async def _answer(self, body: Body, start: Start) -> Response:
+    async def _answer(self, body: ReceivedBody, start: Start) -> Response:
         """The answer, or its start. When it is cancelled, its request is closed."""
         reply = await start(self.service, body.parts)
         try:

@@ -76,7 +76,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     key: list[Key]
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: `rate` a minute, a burst of one minute's. May be overdrawn, and recovers.
 
     `clock` is in seconds.
@@ -115,8 +115,8 @@ class Account:
     def __init__(self, key: Key, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.open = 0  # requests that have not ended
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.change(key)
 
     def change(self, key: Key) -> None:
@@ -146,7 +146,7 @@ class Account:
         if self.requests is not None:
             self.requests.take(1)
 
-    def _look(self, kind: str, bucket: Bucket | None) -> None:
+    def _look(self, kind: str, bucket: TokenBucket | None) -> None:
         if bucket is not None and bucket.level < 1:
             wait = bucket.wait(1)
             words = f"key {self.key.name!r} has used its {bucket.rate:g} {kind} a minute; retry"
@@ -161,11 +161,11 @@ class Account:
         if self.tokens is not None:
             self.tokens.take(tokens)
 
-    def _bucket(self, old: Bucket | None, rate: int | None) -> Bucket | None:
+    def _bucket(self, old: TokenBucket | None, rate: int | None) -> TokenBucket | None:
         if rate is None:
             return None
         if old is None:
-            return Bucket(rate, self._clock)
+            return TokenBucket(rate, self._clock)
         old.change(rate)
         return old
 

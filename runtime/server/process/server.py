@@ -53,18 +53,11 @@ from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
 from spark_engine.runtime.server.page.report import make_report
-from spark_engine.runtime.server.process import leaving
-from spark_engine.runtime.server.process.lifecycle import (
-    keep_loaded,
-    listeners,
-    on_hangup,
-    shorten,
-    show_keys,
-)
+from spark_engine.runtime.server.process import leaving, lifecycle
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
 from spark_engine.runtime.server.prompts.contract import Setup
-from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.server.prompts.text_files import read_formats, read_tokenizer
 from spark_engine.runtime.server.service.service import Service
 
@@ -84,7 +77,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     check_drafts(options.engine.drafts, info.limits)
     check_cache(options.engine.cache_bytes, folder)
     check_tls(options.tls_cert, options.tls_key)
-    shorten(info, options.max_model_len)
+    lifecycle.shorten(info, options.max_model_len)
     if options.traces is not None:
         check_endpoint(options.traces)
     waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
@@ -117,7 +110,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
     begun = find_manifest(folder)
-    pool = Pool(folder)
+    pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service: Service | None = None
@@ -125,15 +118,15 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 
     def show() -> None:
         if service is not None:
-            show_keys(keys, service.metrics)
+            lifecycle.show_keys(keys, service.metrics)
 
     try:
         stack.enter_context(limited_log())
         stack.enter_context(trimmed_heap())
-        stack.enter_context(on_hangup(keys, tls, show))
+        stack.enter_context(lifecycle.on_hangup(keys, tls, show))
         await pool.begin()  # it loads in parallel with the engine
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
-        info = shorten(await client.start(), options.max_model_len)
+        info = lifecycle.shorten(await client.start(), options.max_model_len)
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
@@ -150,7 +143,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         logged = options.access_log, options.access_log_all
-        async with listeners(*logged, options.traces, names[0]) as told:
+        async with lifecycle.listeners(*logged, options.traces, names[0]) as told:
             hosts, origins = options.allowed_hosts, options.cors_origins
             guard = guard_of(hosts, options.host, listener, keys.locked, origins)
             app = create_app(endpoints, keys, told, origins, options.page, guard)
@@ -158,7 +151,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
             server = _Server(config, endpoints, client, options, name)
-            show_keys(keys, service.metrics)
+            lifecycle.show_keys(keys, service.metrics)
             return await server.run_until_done(listener)
     finally:
         stack.close()
@@ -236,7 +229,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then the real backlog; logged once signals are handled too."""
-        keep_loaded()
+        lifecycle.keep_loaded()
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

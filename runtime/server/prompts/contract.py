@@ -17,7 +17,7 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import SamplingParams
 from spark_engine.runtime.server.api.common import StreamOptions
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
-from spark_engine.runtime.server.api.responses_tools import Named
+from spark_engine.runtime.server.api.responses_tools import ToolName
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
 from spark_engine.runtime.structured.fields import StructuredFields
@@ -54,7 +54,7 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     most_answers: int
 
 
-class Job(msgspec.Struct, frozen=True):
+class PromptJob(msgspec.Struct, frozen=True):
     """One piece of work, in at most `cpu_s` seconds of CPU time."""
 
     kind: JobKind
@@ -96,7 +96,7 @@ class Asked(msgspec.Struct, kw_only=True):
     types: Types | None = None
     legacy: bool = False
     custom: frozenset[str] = frozenset()
-    names: dict[str, Named] = {}
+    names: dict[str, ToolName] = {}
     managed: bool = False
     detokenize: bool = True
     skip_special: bool = True
@@ -178,7 +178,7 @@ class Missing(msgspec.Struct, tag=True, frozen=True):
     ident: str
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
+class BodyRefused(msgspec.Struct, tag=True, frozen=True):
     """The body is invalid; `error` is a key of ERRORS."""
 
     error: str
@@ -199,22 +199,22 @@ class Broken(msgspec.Struct, tag=True, frozen=True):
     words: str
 
 
-Result = Prepared | Done | Missing | Refused | Broken
+Result = Prepared | Done | Missing | BodyRefused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
-_JOBS, _RESULTS = msgspec.msgpack.Decoder(Job), msgspec.msgpack.Decoder(Result)
+_JOBS, _RESULTS = msgspec.msgpack.Decoder(PromptJob), msgspec.msgpack.Decoder(Result)
 
 
-def encode(message: Job | Result | FormAsked) -> bytes:
+def encode(message: PromptJob | Result | FormAsked) -> bytes:
     """The bytes of a header, or of a FORM's blob."""
     return _ENCODER.encode(message)
 
 
-def decode_job(data: bytes) -> Job:
+def decode_job(data: bytes) -> PromptJob:
     """The inverse of `encode` in a worker."""
-    job: Job = _JOBS.decode(data)
+    job: PromptJob = _JOBS.decode(data)
     return job
 
 

@@ -60,7 +60,7 @@ class Reading:
     fresh: bool
 
 
-class Reader:
+class ChatReader:
     """Reads conversations for one template and tokenizer. Immutable, so thread-safe."""
 
     def __init__(

@@ -12,21 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from spark_engine.errors import CapacityError, RequestError
-from spark_engine.runtime.server.prompts.contract import (
-    ERRORS,
-    Blobs,
-    Broken,
-    Done,
-    FormAsked,
-    Job,
-    JobKind,
-    Refused,
-    Result,
-    Setup,
-    decode_job,
-    decode_result,
-    encode,
-)
+from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import (
     MORE_MEMORY,
     MOST_HEADER,
@@ -47,7 +33,7 @@ class Handler:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: contract.Setup,
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         grammars: Grammars | None = None,
@@ -62,35 +48,37 @@ class Handler:
     def handle(self, header: bytes, blobs: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
         """The header and the blobs of the answer. No job makes it raise."""
         try:
-            result, found = self._do(decode_job(header), blobs)
-            answer = encode(result)
+            result, found = self._do(contract.decode_job(header), blobs)
+            answer = contract.encode(result)
             if len(answer) > MOST_HEADER:
                 words = f"what the request asks for next to its prompt has {len(answer)} bytes"
                 raise RequestError(f"{words}; at most {MOST_HEADER} are supported")
             return answer, found
         except MemoryError:
             words = f"reading the request took more than {MORE_MEMORY >> 20} MiB of memory"
-            return encode(_refused(RequestError(f"{words}: send a shorter one"))), []
+            return contract.encode(_refused(RequestError(f"{words}: send a shorter one"))), []
         except (RequestError, CapacityError) as error:
-            return encode(_refused(error)), []
+            return contract.encode(_refused(error)), []
         except BaseException:  # also a panic of a Rust library
-            return encode(Broken(traceback.format_exc()[-10 * MOST_WORDS :])), []
+            return contract.encode(contract.Broken(traceback.format_exc()[-10 * MOST_WORDS :])), []
         finally:
             self.preparer.forget()
             if self.grammars is not None:
                 self.grammars.forget()
 
-    def _do(self, job: Job, blobs: Sequence[bytes]) -> tuple[Result, list[bytes]]:
-        if job.kind is not JobKind.FORM:
+    def _do(
+        self, job: contract.PromptJob, blobs: Sequence[bytes]
+    ) -> tuple[contract.Result, list[bytes]]:
+        if job.kind is not contract.JobKind.FORM:
             return READS[job.kind](self.preparer, blobs)
-        form = msgspec.msgpack.decode(blobs[0], type=FormAsked)
+        form = msgspec.msgpack.decode(blobs[0], type=contract.FormAsked)
         tokenizer, grammars = self.preparer.need_tokenizer(), self.grammars
         assert grammars is not None
         asked = form.fields, form.tools, form.tool_choice
         known = self.preparer.reader.formats, tokenizer, grammars
         thinking, parallel = form.thinking, form.parallel
         found = constraint_for(*asked, *known, thinking=thinking, parallel=parallel)
-        return Done(), [b"" if found is None else found.grammar.encode()]
+        return contract.Done(), [b"" if found is None else found.grammar.encode()]
 
 
 def make_grammars(tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> Grammars:
@@ -99,14 +87,14 @@ def make_grammars(tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> Gramm
     return Grammars(lambda: tokenizer, vocab, eos, most_s=WALL_S * WALL_PER_CPU_S)
 
 
-def _refused(error: RequestError | CapacityError) -> Refused:
+def _refused(error: RequestError | CapacityError) -> contract.BodyRefused:
     kinds = (kind.__name__ for kind in type(error).__mro__)
-    kind = next(k for k in kinds if k in ERRORS or k == CapacityError.__name__)
+    kind = next(k for k in kinds if k in contract.ERRORS or k == CapacityError.__name__)
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     words = str(error) or type(error).__name__
     if len(words) > MOST_WORDS:
         words = f"{words[:MOST_WORDS]}…"
-    return Refused(kind, words.encode(errors="replace").decode(), param, code)
+    return contract.BodyRefused(kind, words.encode(errors="replace").decode(), param, code)
 
 
 class Inline:
@@ -114,20 +102,22 @@ class Inline:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.jobs: list[JobKind] = []
+        self.jobs: list[contract.JobKind] = []
 
     async def run(
-        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
-    ) -> tuple[Result, list[bytes]]:
+        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
+    ) -> tuple[contract.Result, list[bytes]]:
         """As `TextPool.run`."""
         return self.do(kind, blobs)
 
-    def do(self, kind: JobKind, blobs: Sequence[Blobs]) -> tuple[Result, list[bytes]]:
+    def do(
+        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs]
+    ) -> tuple[contract.Result, list[bytes]]:
         """The same, for any thread."""
         self.jobs.append(kind)
         whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(encode(Job(kind, 0.0)), whole)
-        return decode_result(header), found
+        header, found = self.handler.handle(contract.encode(contract.PromptJob(kind, 0.0)), whole)
+        return contract.decode_result(header), found
 
     def refuse_one(self, owner: str) -> bool:
         """Nothing waits."""

@@ -21,7 +21,7 @@ class Fork(msgspec.Struct, tag=True, frozen=True):
     memory: int
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
+class ForkerReady(msgspec.Struct, tag=True, frozen=True):
     """All is loaded."""
 
 
@@ -32,25 +32,25 @@ class Unloadable(msgspec.Struct, tag=True, frozen=True):
     user: bool
 
 
-class Ended(msgspec.Struct, tag=True, frozen=True):
+class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
     """A worker ended; `status` as of `os.waitstatus_to_exitcode`."""
 
     pid: int
     status: int
 
 
-class Hello(msgspec.Struct, frozen=True):
+class WorkerHello(msgspec.Struct, frozen=True):
     """A worker's first message."""
 
     pid: int
 
 
 Order = Setup | Fork
-Report = Ready | Unloadable | Ended
+Report = ForkerReady | Unloadable | WorkerEnded
 _ORDERS, _REPORTS = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Report)
 
 
-def encode(message: Order | Report | Hello) -> bytes:
+def encode(message: Order | Report | WorkerHello) -> bytes:
     """Bytes of one message."""
     return msgspec.msgpack.encode(message, enc_hook=dict)  # read-only mappings are sent as dicts
 

@@ -19,24 +19,14 @@ from typing import Any
 
 from spark_engine.errors import SparkError
 from spark_engine.runtime.server.engine_client.client import Busy
-from spark_engine.runtime.server.prompts import limits
-from spark_engine.runtime.server.prompts.contract import (
-    Blobs,
-    Job,
-    JobKind,
-    Result,
-    Setup,
-    TooCostly,
-    decode_result,
-    encode,
-)
+from spark_engine.runtime.server.prompts import contract, limits
 from spark_engine.runtime.server.prompts.fair_queue import FairQueue
 from spark_engine.runtime.server.prompts.processes import Forker, Gone, WorkerProcess, command
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between tries to start the forking process
 STOPPED = "stopped"
 TRIES = 3  # of a job if its worker ends by itself
-Answer = tuple[Result, list[bytes]]
+Answer = tuple[contract.Result, list[bytes]]
 log = logging.getLogger(__name__)
 
 
@@ -44,8 +34,8 @@ log = logging.getLogger(__name__)
 class Task:
     """A job in the pool. `done` gets its answer; cancelling `done` withdraws the job."""
 
-    kind: JobKind
-    blobs: Sequence[Blobs]
+    kind: contract.JobKind
+    blobs: Sequence[contract.Blobs]
     owner: str
     done: asyncio.Future[Answer]
     size: int
@@ -120,7 +110,7 @@ def _quick(seconds: float) -> tuple[float, float, float]:
     return seconds, 0.0, seconds
 
 
-class Pool:
+class WorkerPool:
     """Workers for the engine in `folder`. All methods run in one event loop."""
 
     def __init__(self, folder: Path) -> None:
@@ -128,7 +118,7 @@ class Pool:
         self._prompts, self._forms = _prompt_lane(), _form_lane()
         firsts = (self._prompts, self._forms)
         self.lanes = [lane for first in firsts for lane in (first, first.slower) if lane]
-        self._setup: Setup | None = None
+        self._setup: contract.Setup | None = None
         self._forker: Forker | None = None
         self._starting: asyncio.Task[Forker] | None = None
         self._up = asyncio.Event()
@@ -141,7 +131,7 @@ class Pool:
         """Starts the process that loads and forks. Raises OSError."""
         self._forker = await Forker.start(self._command)
 
-    async def start(self, setup: Setup) -> None:
+    async def start(self, setup: contract.Setup) -> None:
         """Waits until all is loaded; the pool then keeps itself running. Raises EngineError with
         the reason why something cannot be loaded, and InternalError."""
         self._setup = setup
@@ -154,7 +144,9 @@ class Pool:
         for lane in self.lanes:
             self._tasks += [asyncio.create_task(self._serve(lane)) for _ in range(lane.workers)]
 
-    async def run(self, kind: JobKind, blobs: Sequence[Blobs], owner: str = "") -> Answer:
+    async def run(
+        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
+    ) -> Answer:
         """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
         turn. A caller that is cancelled withdraws the job.
 
@@ -162,7 +154,7 @@ class Pool:
         size = sum(len(part) for blob in blobs for part in blob)
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         task = Task(kind, blobs, owner, done, size)
-        lane = self._forms if kind is JobKind.FORM else self._prompts
+        lane = self._forms if kind is contract.JobKind.FORM else self._prompts
         if size > limits.SMALL_BODY and lane is self._prompts and lane.slower is not None:
             lane = lane.slower
         lane.put(task)
@@ -291,7 +283,7 @@ class Pool:
 
     async def _do(self, lane: Lane, worker: WorkerProcess, task: Task) -> bool:
         """The same for a task that was not cancelled."""
-        header = encode(Job(task.kind, lane.cpu_of(task)))
+        header = contract.encode(contract.PromptJob(task.kind, lane.cpu_of(task)))
         asking = asyncio.ensure_future(worker.ask(header, task.blobs))
         try:
             limit = await _watched(asking, task, worker, lane.wall_of(task))
@@ -305,7 +297,7 @@ class Pool:
                 self._to_slower_lane(lane, task, limit, late=True)
                 return False
             answer, blobs = asking.result()
-            task.done.set_result((decode_result(answer), blobs))
+            task.done.set_result((contract.decode_result(answer), blobs))
             return not worker.has_grown
         except Gone as gone:
             self._after(lane, task, gone.status)
@@ -319,7 +311,7 @@ class Pool:
         if status == -signal.SIGPROF:
             self._to_slower_lane(lane, task, f"{lane.cpu_of(task):.3g} s of CPU time")
         elif status == -signal.SIGABRT:  # libraries abort where they get no memory
-            task.done.set_exception(TooCostly(f"{_words(task)} took too much memory"))
+            task.done.set_exception(contract.TooCostly(f"{_words(task)} took too much memory"))
         else:
             self._again(lane, task, f"its process ended ({status})")
 
@@ -330,7 +322,7 @@ class Pool:
         elif late:  # its process was stopped, or did not get to run
             self._again(lane, task, f"its process did not answer within {limit}")
         else:
-            task.done.set_exception(TooCostly(f"{_words(task)} took more than {limit}"))
+            task.done.set_exception(contract.TooCostly(f"{_words(task)} took more than {limit}"))
 
     def _again(self, lane: Lane, task: Task, reason: str) -> None:
         task.tries += 1
@@ -360,4 +352,4 @@ async def _watched(
 
 
 def _words(task: Task) -> str:
-    return "compiling its grammar" if task.kind is JobKind.FORM else "reading the request"
+    return "compiling its grammar" if task.kind is contract.JobKind.FORM else "reading the request"

@@ -42,7 +42,7 @@ from spark_engine.runtime.server.prompts.contract import (
     Setup,
     encode,
 )
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader, Reading
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader, Reading
 from spark_engine.runtime.server.prompts.limits import (
     MOST_CHARACTERS,
     MOST_SHOWN,
@@ -63,7 +63,7 @@ _FIELDS = StructuredFields.__struct_fields__
 Bind = Callable[[ConstraintSpec | None], ConstraintSpec | None]
 
 
-class Forms(Reader):
+class Forms(ChatReader):
     """A reader that records requested forms under names and compiles none: compiling is another
     job."""
 

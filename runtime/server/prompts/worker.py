@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
-from spark_engine.runtime.server.prompts import frames
+from spark_engine.runtime.server.prompts import frames, orders
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
 from spark_engine.runtime.server.prompts.limits import (
@@ -30,19 +30,6 @@ from spark_engine.runtime.server.prompts.limits import (
     LOAD_CPU_S,
     LOAD_MEMORY,
     MOST_WORDS,
-)
-from spark_engine.runtime.server.prompts.orders import (
-    GROWN_MARK,
-    MESSAGE,
-    STAYS_MARK,
-    Ended,
-    Fork,
-    Hello,
-    Ready,
-    Report,
-    Unloadable,
-    decode_order,
-    encode,
 )
 from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
@@ -64,9 +51,9 @@ def main(folder: Path, number: int) -> None:
             if short := isinstance(error, MemoryError):
                 words = f"tokenizer and chat template take more than {LOAD_MEMORY >> 20} MiB"
             user = short or isinstance(error, UserError | OSError)
-            _tell(parent, Unloadable(words[:MOST_WORDS], user))
+            _tell(parent, orders.Unloadable(words[:MOST_WORDS], user))
             return
-        _tell(parent, Ready())
+        _tell(parent, orders.ForkerReady())
         _fork_on_demand(parent, handler)
 
 
@@ -81,7 +68,7 @@ def _load(folder: Path, parent: socket.socket) -> Handler:
         known = found.limits.vocab, tuple(found.eos_token_ids)
         grammars = make_grammars(tokenizer, *known)
         warm_up(grammars)
-    setup = decode_order(parent.recv(MESSAGE))
+    setup = orders.decode_order(parent.recv(orders.MESSAGE))
     assert isinstance(setup, Setup)
     if found is not None and setup.info.build not in ("", found.fingerprint.all):
         raise EngineError(f"{folder} was built again while it was served: start the server again")
@@ -113,13 +100,13 @@ def _fork_on_demand(parent: socket.socket, handler: Handler) -> None:
         if ours in readable:
             ours.recv(4096)
             for pid, status in _ended():
-                _tell(parent, Ended(pid, status))
+                _tell(parent, orders.WorkerEnded(pid, status))
         if parent in readable:
-            data, fds, _, _ = socket.recv_fds(parent, MESSAGE, 1)
+            data, fds, _, _ = socket.recv_fds(parent, orders.MESSAGE, 1)
             if not data:
                 return
-            order = decode_order(data)
-            assert isinstance(order, Fork)
+            order = orders.decode_order(data)
+            assert isinstance(order, orders.Fork)
             own = os.getpid()
             if os.fork() == 0:
                 signal.set_wakeup_fd(-1)
@@ -139,7 +126,7 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _work(sock: socket.socket, order: Fork, handler: Handler, parent: int) -> NoReturn:
+def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int) -> NoReturn:
     """A worker: does jobs until its socket closes, or it has grown."""
     code = 1
     try:
@@ -149,7 +136,7 @@ def _work(sock: socket.socket, order: Fork, handler: Handler, parent: int) -> No
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
         most = _pages() + GROWN // resource.getpagesize()
-        frames.send(sock, encode(Hello(os.getpid())), [])
+        frames.send(sock, orders.encode(orders.WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
         code = 0
@@ -169,7 +156,7 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     answer, found = handler.handle(header, blobs)
     signal.setitimer(signal.ITIMER_PROF, 0)
     goes_on = _pages() < most and threading.active_count() == 1
-    frames.send(sock, answer + (STAYS_MARK if goes_on else GROWN_MARK), found)
+    frames.send(sock, answer + (orders.STAYS_MARK if goes_on else orders.GROWN_MARK), found)
     return goes_on
 
 
@@ -196,8 +183,8 @@ def _pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 
-def _tell(parent: socket.socket, report: Report) -> None:
-    parent.send(encode(report))
+def _tell(parent: socket.socket, report: orders.Report) -> None:
+    parent.send(orders.encode(report))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PREFIXES = {Kind.REASONING: "rs", Kind.CONTENT: "msg", Kind.CALL: "fc"}
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """One block as it grows. `name` is a call's; its `text` is the JSON of its arguments."""
 
     kind: Kind
@@ -33,11 +33,11 @@ class Block:
     call: str = ""  # a call's id, which its result refers to
 
 
-class Step(NamedTuple):
+class BlockChange(NamedTuple):
     """A change of a block: `text` was added, or (None) it was opened or closed. `last`: the block
     is the answer's last one."""
 
-    block: Block
+    block: ReplyBlock
     text: str | None = None
     closed: bool = False
     last: bool = False
@@ -48,20 +48,20 @@ class Blocks:
     a thought."""
 
     def __init__(self, parser: ReplyParser, thinking: bool, marks: Mapping[int, str]) -> None:
-        self.all: list[Block] = []
+        self.all: list[ReplyBlock] = []
         self.thought_tokens = 0
         self.calls = 0
         self._parser = parser
         self._thinking = thinking
         self._marks = marks
-        self._open: Block | None = None
+        self._open: ReplyBlock | None = None
 
     @property
     def is_cut(self) -> bool:
         """The last block is a call that is not complete."""
         return self._parser.is_cut
 
-    def push(self, piece: Piece) -> list[Step]:
+    def push(self, piece: Piece) -> list[BlockChange]:
         """The changes of one round; at the end of the answer also its last block's end."""
         self._count(piece.tokens)
         deltas = self._parser.push(piece.text, piece.marks)
@@ -70,30 +70,30 @@ class Blocks:
         steps = [step for delta in deltas for step in self._take(delta)]
         return steps if piece.finish is None else steps + self._close(last=True)
 
-    def _take(self, delta: Delta) -> list[Step]:
-        steps: list[Step] = []
+    def _take(self, delta: Delta) -> list[BlockChange]:
+        steps: list[BlockChange] = []
         begins = self._open is None or self._open.kind is not delta.kind or bool(delta.name)
         if begins:
             steps += self._close()
             self._open = self._new(delta)
-            steps.append(Step(self._open))
+            steps.append(BlockChange(self._open))
         assert self._open is not None
         if delta.text:
             self._open.text += delta.text
-            steps.append(Step(self._open, delta.text))
+            steps.append(BlockChange(self._open, delta.text))
         return steps
 
-    def _new(self, delta: Delta) -> Block:
-        block = Block(delta.kind, len(self.all), new_id(PREFIXES[delta.kind], "_"), delta.name)
+    def _new(self, delta: Delta) -> ReplyBlock:
+        block = ReplyBlock(delta.kind, len(self.all), new_id(PREFIXES[delta.kind], "_"), delta.name)
         if delta.kind is Kind.CALL:
             self.calls += 1
             block.call = new_id("call", "_")
         self.all.append(block)
         return block
 
-    def _close(self, last: bool = False) -> list[Step]:
+    def _close(self, last: bool = False) -> list[BlockChange]:
         block, self._open = self._open, None
-        return [] if block is None else [Step(block, closed=True, last=last)]
+        return [] if block is None else [BlockChange(block, closed=True, last=last)]
 
     def _count(self, events: Iterable[Event]) -> None:
         """Counts tokens of the thought, including the mark of its end."""

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.api.answers import (
-    FINISH,
-    Json,
-    Reply,
-    new_id,
-    prompt_logprobs,
-    token_text,
-)
+from spark_engine.runtime.server.api import answers
 from spark_engine.runtime.server.prompts.contract import Asked, Blobs, JobKind
 from spark_engine.runtime.server.replies.choices import ChoicesReply
 from spark_engine.runtime.server.service.service import Service
@@ -22,7 +15,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 ROWS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")  # of log-probabilities
 
 
-async def start(service: Service, data: Blobs) -> Reply:
+async def start(service: Service, data: Blobs) -> answers.Reply:
     """Starts to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
     found = await service.prepare(JobKind.COMPLETIONS, data, deadline)
@@ -32,7 +25,7 @@ async def start(service: Service, data: Blobs) -> Reply:
         for choice, echo in zip(found.choices, found.echoes, strict=True)
     ]
     running = service.submit(found, deadline)
-    return ChoicesReply(running, forms, "text_completion", new_id("cmpl"), service.names[0])
+    return ChoicesReply(running, forms, "text_completion", answers.new_id("cmpl"), service.names[0])
 
 
 class CompletionFormat:
@@ -57,9 +50,9 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._stream = stream
         self._offset = 0  # of the next token's text, in characters
-        self._rows: Json = {key: [] for key in ROWS}
+        self._rows: answers.Json = {key: [] for key in ROWS}
 
-    def first(self) -> Json | None:
+    def first(self) -> answers.Json | None:
         """The echo, if it was requested, with its log-probabilities."""
         if not self._echo:
             return None
@@ -69,36 +62,38 @@ class CompletionFormat:
         start = Event(0, self._prompt[0])  # the first token has no probability
         return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
 
-    def push(self, piece: Piece) -> Json:
+    def push(self, piece: Piece) -> answers.Json:
         """`text` and the tokens' `logprobs`."""
         self._text += piece.text
-        body: Json = {"text": piece.text}
+        body: answers.Json = {"text": piece.text}
         if self._body.logprobs is not None and piece.tokens:
             body["logprobs"] = self._chances(piece.tokens)
         return body
 
-    def whole(self) -> Json:
+    def whole(self) -> answers.Json:
         """`text`, `logprobs` and `prompt_logprobs`, where they were requested."""
         logprobs = None if self._body.logprobs is None else self._rows
-        body: Json = {"text": self._text, "logprobs": logprobs}
+        body: answers.Json = {"text": self._text, "logprobs": logprobs}
         if self._body.prompt_logprobs is not None:
             most = self._body.prompt_logprobs
-            body["prompt_logprobs"] = prompt_logprobs(self._stream.scored, most, self._tokenizer)
+            body["prompt_logprobs"] = answers.prompt_logprobs(
+                self._stream.scored, most, self._tokenizer
+            )
         return body
 
     def finish(self, reason: FinishReason) -> str:
         """The engine's reason."""
-        return FINISH[reason]
+        return answers.FINISH[reason]
 
-    def _chances(self, events: Iterable[Event]) -> Json:
+    def _chances(self, events: Iterable[Event]) -> answers.Json:
         """The rows of these tokens, which are added to all."""
-        rows: Json = {key: [] for key in ROWS}
+        rows: answers.Json = {key: [] for key in ROWS}
         for event in events:
-            text = token_text(event.token, self._tokenizer)
+            text = answers.token_text(event.token, self._tokenizer)
             rows["tokens"].append(text)
             rows["token_logprobs"].append(event.logprob)
             best = event.top[: self._body.logprobs]
-            top = {token_text(i, self._tokenizer): value for i, value in best}
+            top = {answers.token_text(i, self._tokenizer): value for i, value in best}
             rows["top_logprobs"].append(None if event.logprob is None else top)
             rows["text_offset"].append(self._offset)
             self._offset += len(text)

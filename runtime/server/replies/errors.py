@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from spark_engine.errors import CapacityError, RequestError
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
-from spark_engine.runtime.server.engine_client.client import Busy, EngineDied, TooSlow
+from spark_engine.runtime.server.engine_client.client import Busy, ClientTooSlow, EngineDied
 from spark_engine.runtime.server.operation.keys import LimitReached, Unauthorised
 from spark_engine.runtime.server.operation.request_ids import current
 from spark_engine.runtime.server.service.deadline import TimedOut
@@ -66,7 +66,7 @@ def _response(problem: Exception) -> tuple[int, Json]:
         return status, error(words, "invalid_request_error", param, code)
     if isinstance(problem, Busy):
         return 503, error(words, "service_unavailable", code=problem.code)
-    if isinstance(problem, TooSlow):
+    if isinstance(problem, ClientTooSlow):
         return 408, error(words, "timeout", code="too_slow")
     if isinstance(problem, TimedOut):
         return 504, error(words, "timeout", code="timeout")

@@ -13,8 +13,8 @@ from spark_engine.runtime.server.api.answers import Json, Reply, anthropic_error
 from spark_engine.runtime.server.api.fields import renamed
 from spark_engine.runtime.server.api.messages import NAMES, PLACES
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
-from spark_engine.runtime.server.replies.blocks import Block, Blocks, Step
-from spark_engine.runtime.server.service.service import Conversation, Running, Service
+from spark_engine.runtime.server.replies.blocks import BlockChange, Blocks, ReplyBlock
+from spark_engine.runtime.server.service.service import PreparedChoices, Running, Service
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
 
@@ -35,7 +35,7 @@ class MessagesReply:
     def __init__(
         self,
         running: Running,
-        found: Conversation,
+        found: PreparedChoices,
         service: Service,
         ident: str,
         managed: bool = False,
@@ -81,7 +81,7 @@ class MessagesReply:
         """The error."""
         return event("error", anthropic_error(status, problem))
 
-    def _is_shown(self, block: Block) -> bool:
+    def _is_shown(self, block: ReplyBlock) -> bool:
         return self._shown or block.kind is not Kind.REASONING
 
     def _begin(self) -> bytes:
@@ -90,7 +90,7 @@ class MessagesReply:
         message = {**self._header, **nothing, "usage": usage}
         return event("message_start", {"message": message}) + event("ping", {})
 
-    def _event(self, step: Step) -> bytes:
+    def _event(self, step: BlockChange) -> bytes:
         block, text = step.block, step.text
         index = self._indices.setdefault(block.index, len(self._indices))
         if step.closed:
@@ -100,7 +100,7 @@ class MessagesReply:
                 sealed = event("content_block_delta", {"index": index, "delta": seal})
             return sealed + event("content_block_stop", {"index": index})
         if text is None:
-            empty = _content(Block(block.kind, 0, block.ident, block.name, "", block.call))
+            empty = _content(ReplyBlock(block.kind, 0, block.ident, block.name, "", block.call))
             if block.kind is Kind.REASONING:
                 empty["signature"] = ""
             return event("content_block_start", {"index": index, "content_block": empty})
@@ -134,7 +134,7 @@ class MessagesReply:
         }
 
 
-def _content(block: Block) -> Json:
+def _content(block: ReplyBlock) -> Json:
     if block.kind is Kind.REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": _signature(block)}
     if block.kind is Kind.CONTENT:
@@ -149,6 +149,6 @@ def _input(text: str) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _signature(block: Block) -> str:
+def _signature(block: ReplyBlock) -> str:
     """Clients keep a thought only with a signature; this one is not a proof of anything."""
     return f"unsigned-{hashlib.sha256(block.text.encode()).hexdigest()[:16]}"

@@ -14,13 +14,13 @@ from typing import Any
 
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import Json, chat_logprob, event
-from spark_engine.runtime.server.api.responses_tools import Named, ToolNames
+from spark_engine.runtime.server.api.responses_tools import ToolName, ToolNames
 from spark_engine.runtime.server.api.stored_items import StoredItems
 from spark_engine.runtime.server.operation.http_request import note_problem
-from spark_engine.runtime.server.replies.blocks import PREFIXES, Block, Blocks, Step
+from spark_engine.runtime.server.replies.blocks import PREFIXES, BlockChange, Blocks, ReplyBlock
 from spark_engine.runtime.server.replies.custom_input import CustomInput
 from spark_engine.runtime.server.replies.errors import error_response
-from spark_engine.runtime.server.service.service import Conversation, Running, Service
+from spark_engine.runtime.server.service.service import PreparedChoices, Running, Service
 from spark_engine.runtime.server.service.stored_responses import ResponseStore, StoredResponse
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
@@ -36,7 +36,7 @@ class ResponsesReply:
     def __init__(
         self,
         running: Running,
-        found: Conversation,
+        found: PreparedChoices,
         service: Service,
         head: Json,
         logprobs: bool,
@@ -169,7 +169,7 @@ class ResponsesReply:
             runs = self._response["status"] == "in_progress"
             self._kept.update(self._entry, self._response, self._cancel if runs else None)
 
-    def _push(self, piece: Piece) -> list[Step]:
+    def _push(self, piece: Piece) -> list[BlockChange]:
         steps = self._as_tools(self._blocks.push(piece))
         if piece.finish is FinishReason.STOP and not self._blocks.is_cut:
             self._status = "completed"
@@ -180,9 +180,9 @@ class ResponsesReply:
             rows += self._news
         return [step for step in steps if self._shown or step.block.kind is not Kind.REASONING]
 
-    def _as_tools(self, steps: list[Step]) -> list[Step]:
+    def _as_tools(self, steps: list[BlockChange]) -> list[BlockChange]:
         """The same steps; what custom tools are given is taken out of the JSON of their calls."""
-        made: list[Step] = []
+        made: list[BlockChange] = []
         for step in steps:
             block = step.block
             if block.kind is not Kind.CALL or not self._names.of(block.name).custom:
@@ -192,7 +192,7 @@ class ResponsesReply:
                 block.ident = "ctc" + block.ident.removeprefix(PREFIXES[Kind.CALL])
             given = self._inputs.setdefault(block.index, CustomInput())
             text = given.end() if step.closed else given.push(step.text or "")
-            made += [Step(block, text)] if text else []
+            made += [BlockChange(block, text)] if text else []
             made += [step] if step.closed or step.text is None else []
         return made
 
@@ -202,7 +202,7 @@ class ResponsesReply:
         done = [self._item(block, "completed") for block in shown[:-1]]
         return done + [self._item(block, status) for block in shown[-1:]]
 
-    def _item(self, block: Block, status: str) -> Json:
+    def _item(self, block: ReplyBlock, status: str) -> Json:
         named: Json = {"id": block.ident, "status": status}
         if block.kind is Kind.REASONING:
             content = [{"type": "reasoning_text", "text": block.text}] if block.text else []
@@ -214,7 +214,7 @@ class ResponsesReply:
         content = [self._part(block)] if block.text else []
         return {"type": "message", **named, "role": "assistant", "content": content}
 
-    def _call(self, block: Block, named: Json) -> Json:
+    def _call(self, block: ReplyBlock, named: Json) -> Json:
         """A call as the item of its tool."""
         tool = self._names.of(block.name)
         space = {} if tool.namespace is None else {"namespace": tool.namespace}
@@ -224,7 +224,7 @@ class ResponsesReply:
         text = self._inputs[block.index].text if block.index in self._inputs else ""
         return {"type": "custom_tool_call", **named, "input": text}
 
-    def _part(self, block: Block) -> Json:
+    def _part(self, block: ReplyBlock) -> Json:
         chances = self._chances.get(block.index, [])
         return {
             "type": "output_text",
@@ -233,7 +233,7 @@ class ResponsesReply:
             "logprobs": chances,
         }
 
-    def _step(self, step: Step) -> list[bytes]:
+    def _step(self, step: BlockChange) -> list[bytes]:
         block, text = step.block, step.text
         place = self._places.setdefault(block.index, len(self._places))
         at: Json = {"output_index": place, "item_id": block.ident}
@@ -243,7 +243,7 @@ class ResponsesReply:
             item = self._item(block, status)
             return [*ends, self._event("output_item.done", output_index=place, item=item)]
         if text is None:
-            empty = Block(block.kind, _NONE, block.ident, block.name, "", block.call)
+            empty = ReplyBlock(block.kind, _NONE, block.ident, block.name, "", block.call)
             item = self._item(empty, "in_progress")
             opened = [self._event("output_item.added", output_index=place, item=item)]
             if block.kind is Kind.CALL:
@@ -260,7 +260,7 @@ class ResponsesReply:
         more: Json = {"content_index": 0, "delta": text, "logprobs": news}
         return [self._event("output_text.delta", **at, **more)]
 
-    def _ends(self, block: Block, at: Json, status: str) -> list[bytes]:
+    def _ends(self, block: ReplyBlock, at: Json, status: str) -> list[bytes]:
         """What ends the inside of an item; arguments are done only when they are whole."""
         text = block.text
         if block.kind is Kind.CALL:
@@ -298,6 +298,6 @@ class ResponsesReply:
         return event(kind, {"sequence_number": number, **body})
 
 
-def _inner(tool: Named) -> str:
+def _inner(tool: ToolName) -> str:
     """What the events of a call's inside are named after."""
     return "custom_tool_call_input" if tool.custom else "function_call_arguments"

@@ -23,25 +23,10 @@ from spark_engine.runtime.engine.request import Request, SamplingParams, capacit
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
-from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.operation.http_request import owner
 from spark_engine.runtime.server.operation.metrics import Metrics
-from spark_engine.runtime.server.prompts.contract import (
-    Asked,
-    Blobs,
-    Bounds,
-    Broken,
-    Done,
-    FormName,
-    JobKind,
-    Missing,
-    Prepared,
-    PreparedPrompt,
-    Refused,
-    Result,
-    TextPool,
-    TooCostly,
-)
+from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
 from spark_engine.runtime.server.service.deadline import Deadline
 from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
@@ -52,7 +37,7 @@ from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-Stored = Callable[[str], Sequence[Blobs]]  # items and answer of a stored response
+Stored = Callable[[str], Sequence[contract.Blobs]]  # items and answer of a stored response
 
 
 class ReadingFailed(InternalError):
@@ -60,11 +45,11 @@ class ReadingFailed(InternalError):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class PreparedChoices:
     """A body that was read: its choices, the parser and the echo of each, and further results of
     its worker (`more`)."""
 
-    asked: Asked
+    asked: contract.Asked
     choices: tuple[CompletionChoice, ...]
     parsers: tuple[ReplyParser, ...]
     echoes: tuple[str, ...]
@@ -88,7 +73,7 @@ class Running:
 
     generation: Generation
     choices: tuple[CompletionChoice, ...]
-    body: Asked
+    body: contract.Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
 
@@ -130,7 +115,7 @@ class Service:
         client: EngineClient,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
-        pool: TextPool,
+        pool: contract.TextPool,
         names: Sequence[str],
         formats: Formats | None = None,
         timeout_s: float | None = None,
@@ -141,16 +126,15 @@ class Service:
         self.names = tuple(names)
         self.created = self.now()
         self.responses = ResponseStore()
-        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
+        self.metrics = Metrics(
+            self.names[0], lambda: (client.stats, client.step_age), info.limits, lambda: client.pid
+        )
         self.tokenizer = tokenizer
         self._pool, self._formats = pool, formats or Formats()
         self._timeout_s, self._queue_s = timeout_s, queue_s
         self._forms: OrderedDict[str, str] = OrderedDict()  # grammars by their forms' names
         self._forms_size = 0  # characters
         self._reading, self._computing = 0, 0
-
-    def _engine_state(self) -> tuple[Stats, float]:
-        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:
@@ -177,8 +161,12 @@ class Service:
         return Deadline(self._timeout_s, self._queue_s)
 
     async def prepare(
-        self, kind: JobKind, body: Blobs, deadline: Deadline, stored: Stored | None = None
-    ) -> Conversation:
+        self,
+        kind: contract.JobKind,
+        body: contract.Blobs,
+        deadline: Deadline,
+        stored: Stored | None = None,
+    ) -> PreparedChoices:
         """Reads a body, in another process. `stored` finds the response that the body continues.
 
         One that waits counts as a request in the queue. Raises RequestError, Busy, TimedOut, and
@@ -189,11 +177,11 @@ class Service:
             self._check_capacity()
             async with deadline.enforced():
                 result, blobs = await self._pool.run(kind, [body], owner())
-                if isinstance(result, Missing):
+                if isinstance(result, contract.Missing):
                     assert stored is not None
                     blobs_of = [body, *stored(result.ident)]
                     result, blobs = await self._pool.run(kind, blobs_of, owner())
-                prepared = _of(Prepared, result)
+                prepared = _of(contract.Prepared, result)
                 at = len(prepared.prompts)
                 forms = {
                     form.name: await self._form(form, blob)
@@ -206,7 +194,7 @@ class Service:
             self._reading -= 1
         return self._conversation(prepared, blobs, forms)
 
-    async def compute(self, kind: JobKind, body: Blobs) -> bytes:
+    async def compute(self, kind: contract.JobKind, body: contract.Blobs) -> bytes:
         """An answer that needs no engine, as JSON. Raises RequestError, Busy, TimedOut."""
         self._computing += 1
         try:
@@ -216,10 +204,10 @@ class Service:
                 result, blobs = await self._pool.run(kind, [body], owner())
         finally:
             self._computing -= 1
-        _of(Done, result)
+        _of(contract.Done, result)
         return blobs[0]
 
-    def submit(self, found: Conversation, deadline: Deadline) -> Running:
+    def submit(self, found: PreparedChoices, deadline: Deadline) -> Running:
         """Submits all choices or none: nothing after it can fail."""
         limits, tokens = self.info.limits, found.prompt_tokens
         whose, salt = owner(), salt_of(found.asked.cache_salt)
@@ -246,18 +234,18 @@ class Service:
             words = f"the queue is full ({self._reading - 1} prompts are still being read); retry"
             raise Busy(words)
 
-    async def _form(self, form: FormName, asked: bytes) -> str:
+    async def _form(self, form: contract.FormName, asked: bytes) -> str:
         """The grammar of a form, "" where any answer has it. Raises RequestError for one that
         cannot be enforced."""
         if (known := self._forms.get(form.name)) is not None:
             self._forms.move_to_end(form.name)
             return known
         try:
-            result, blobs = await self._pool.run(JobKind.FORM, [[asked]], owner())
-        except TooCostly as error:
+            result, blobs = await self._pool.run(contract.JobKind.FORM, [[asked]], owner())
+        except contract.TooCostly as error:
             words = f"{form.place} cannot be enforced: {error}; make it simpler"
-            raise TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
-        _of(Done, result)
+            raise contract.TooCostly(words, re.split(r"[.\[]", form.place)[0]) from None
+        _of(contract.Done, result)
         grammar = self._forms[form.name] = blobs[0].decode()
         self._forms_size += len(grammar)
         while self._forms_size > KNOWN_FORMS:
@@ -265,8 +253,8 @@ class Service:
         return grammar
 
     def _conversation(
-        self, found: Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
-    ) -> Conversation:
+        self, found: contract.Prepared, blobs: Sequence[bytes], forms: Mapping[str, str]
+    ) -> PreparedChoices:
         asked, choices, parsers, echoes = found.asked, [], [], []
         count, tokens = len(found.prompts), 0
         for prompt, blob in zip(found.prompts, blobs[:count], strict=True):
@@ -281,10 +269,14 @@ class Service:
                 parsers.append(parser)
                 echoes.append(prompt.echo)
         more = blobs[count + len(forms) :]
-        return Conversation(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
+        return PreparedChoices(asked, tuple(choices), tuple(parsers), tuple(echoes), tokens, more)
 
     def _choices(
-        self, found: Prepared, prompt: PreparedPrompt, blob: bytes, bound: ConstraintSpec | None
+        self,
+        found: contract.Prepared,
+        prompt: contract.PreparedPrompt,
+        blob: bytes,
+        bound: ConstraintSpec | None,
     ) -> list[CompletionChoice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt and
         the constraint."""
@@ -303,7 +295,7 @@ class Service:
             choices.append(CompletionChoice(request, stream))
         return choices
 
-    def _parser(self, asked: Asked) -> ReplyParser:
+    def _parser(self, asked: contract.Asked) -> ReplyParser:
         known = () if self.tokenizer is None else self.tokenizer.marks.values()
         how = asked.fresh, asked.parallel, asked.types or {}
         return ReplyParser(asked.thinking, (), self._formats, known, *how)
@@ -312,17 +304,17 @@ class Service:
 R = TypeVar("R")
 
 
-def _of(kind: type[R], result: Result) -> R:
+def _of(kind: type[R], result: contract.Result) -> R:
     """The result. Raises what a worker found wrong."""
     if isinstance(result, kind):
         return result
-    if isinstance(result, Refused):
+    if isinstance(result, contract.BodyRefused):
         raise result.exception()
-    words = result.words if isinstance(result, Broken) else repr(result)
+    words = result.words if isinstance(result, contract.Broken) else repr(result)
     raise ReadingFailed(f"reading a body failed: {words}")
 
 
-def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
+def _bound(bounds: contract.Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
     """The constraint on an answer, with the grammar of its form."""
     if bounds.form == "":
         return bounds.bound
@@ -332,7 +324,7 @@ def _bound(bounds: Bounds, forms: Mapping[str, str]) -> ConstraintSpec | None:
     return msgspec.structs.replace(bounds.bound, grammar=grammar)
 
 
-def _own(params: SamplingParams, prompt: PreparedPrompt, seed: int) -> SamplingParams:
+def _own(params: SamplingParams, prompt: contract.PreparedPrompt, seed: int) -> SamplingParams:
     """The parameters of one choice, without checks: all were checked before."""
     own = copy(params)
     for name, value in (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.builder.graph.edit import variable
-from spark_engine.builder.graph.memory import Block, lifetimes, place
+from spark_engine.builder.graph.memory import LiveBlock, lifetimes, place
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 
@@ -18,7 +18,7 @@ SPANS = st.tuples(st.integers(0, 500), st.integers(0, 20), st.integers(0, 6))
 
 @given(st.lists(SPANS, max_size=30))
 def test_live_blocks_never_overlap(spans: list[tuple[int, int, int]]) -> None:
-    blocks = [Block(f"t{i}", 256 * n, a, a + d) for i, (n, a, d) in enumerate(spans)]
+    blocks = [LiveBlock(f"t{i}", 256 * n, a, a + d) for i, (n, a, d) in enumerate(spans)]
     arena = place(blocks)
     for one, two in combinations(blocks, 2):
         a, b = arena.offsets[one.name], arena.offsets[two.name]
@@ -33,12 +33,12 @@ def test_live_blocks_never_overlap(spans: list[tuple[int, int, int]]) -> None:
 def test_a_small_block_inside_a_large_ones_place_hides_nothing_of_it() -> None:
     """`d` meets all: `a` to byte 2560, and `c`, which ends before that but starts after `a`."""
     spans = {"a": (10, 0, 1), "b": (3, 2, 2), "c": (2, 2, 2), "d": (1, 1, 2)}
-    arena = place([Block(name, 256 * n, *span) for name, (n, *span) in spans.items()])
+    arena = place([LiveBlock(name, 256 * n, *span) for name, (n, *span) in spans.items()])
     assert [arena.offsets[name] // 256 for name in spans] == [0, 0, 3, 10]
 
 
 def test_blocks_that_follow_each_other_share() -> None:
-    arena = place([Block("a", 512, 0, 1), Block("b", 512, 2, 3), Block("c", 256, 1, 2)])
+    arena = place([LiveBlock("a", 512, 0, 1), LiveBlock("b", 512, 2, 3), LiveBlock("c", 256, 1, 2)])
     assert arena.offsets["a"] == arena.offsets["b"] and arena.nbytes == 768
 
 
@@ -62,7 +62,7 @@ def test_an_alias_extends_its_source() -> None:
         gs.Node("double", name="n2", inputs=[shared], outputs=[out], domain="spark"),
     ]
     blocks = lifetimes(gs.Graph(nodes, [x], [out]), OPS, {})
-    assert blocks == (Block("inner", 256, 0, 2),)
+    assert blocks == (LiveBlock("inner", 256, 0, 2),)
 
 
 def test_an_alias_of_an_alias_has_the_place_of_the_first() -> None:
@@ -75,4 +75,4 @@ def test_an_alias_of_an_alias_has_the_place_of_the_first() -> None:
         gs.Node("double", name="n3", inputs=[twice], outputs=[out], domain="spark"),
     ]
     blocks = lifetimes(gs.Graph(nodes, [x], [out]), OPS, {})
-    assert blocks == (Block("inner", 256, 0, 3),)
+    assert blocks == (LiveBlock("inner", 256, 0, 3),)

@@ -13,7 +13,7 @@ from spark_engine.builder.build import pack_all, rewrite_graph
 from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.native.early import begin_early, move_small_behind
 from spark_engine.builder.native.program import BucketTactics
-from spark_engine.builder.native.tactics import Choice
+from spark_engine.builder.native.tactics import TacticChoice
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
 from spark_engine.interface import PREFILL
@@ -44,7 +44,7 @@ def decided(*rows: tuple[str, Early] | tuple[str, Early, str]) -> BucketTactics:
         nodes[name] = SimpleNamespace(name=name, inputs=[tensor])
         launch = Launch(name, (1, 1, 1), (32, 1, 1), (), 7, (1, 1, 1), (("A", "1"),), True)
         launch = Launch(**{**vars(launch), "early": early})
-        made.append((nodes[name], Choice(None, Plan((launch,)), 0.0, {})))
+        made.append((nodes[name], TacticChoice(None, Plan((launch,)), 0.0, {})))
     return BucketTactics(gs.Graph(), Size("decode", 1), tuple(made))
 
 

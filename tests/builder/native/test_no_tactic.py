@@ -14,7 +14,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native.no_tactic import check  # noqa: E402
-from spark_engine.builder.native.tactics import Choice  # noqa: E402
+from spark_engine.builder.native.tactics import TacticChoice  # noqa: E402
 from spark_engine.builder.plan.buckets import Size  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
@@ -59,7 +59,7 @@ def test_an_operator_without_kernels_is_named_with_its_operands() -> None:
     tensor = gs.Variable("hidden", dtype="float32", shape=("rows", 8))
     node = gs.Node("Mul", "twice", {}, [tensor, tensor], [])
     buckets: Iterable[Any] = [
-        SimpleNamespace(size=Size("decode", 2), nodes=[(node, Choice(None, None, 0.0, {}))])
+        SimpleNamespace(size=Size("decode", 2), nodes=[(node, TacticChoice(None, None, 0.0, {}))])
     ]
     with pytest.raises(OptionError) as refused:
         check(buckets, H200, REGISTRY)

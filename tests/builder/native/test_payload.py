@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
-from spark_engine.builder.native.tactics import Choice  # noqa: E402
+from spark_engine.builder.native.tactics import TacticChoice  # noqa: E402
 from spark_engine.builder.plan.buckets import Size  # noqa: E402
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
 from spark_engine.runtime.executors.program import (
@@ -32,7 +32,7 @@ def compiled() -> tuple[Program, dict[str, int]]:
     waiting = Plan((WAITING, FREE), (Scratch(700), Scratch(5, True), Scratch(300, True)))
     plans = [waiting, Plan((FREE,)), Plan((FREE,))]
     graph = toy_graph()
-    choices = [Choice(tactic, plan, 1.0, {}) for plan in plans]
+    choices = [TacticChoice(tactic, plan, 1.0, {}) for plan in plans]
     bucket = program.BucketTactics(
         graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
     )

@@ -13,7 +13,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.engines.live_rows import LiveRows
 from spark_engine.check.engines.open_engines import open_by_reference
-from spark_engine.check.engines.prompts import Session, sessions
+from spark_engine.check.engines.prompts import CheckSession, sessions
 from spark_engine.check.engines.runner import SessionRunner, feeds
 from spark_engine.interface import Limits
 from spark_engine.manifest import StateInfo
@@ -129,7 +129,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "engine"
 
 
-def buffers_of(loaded: Loaded, plan: list[Session]) -> list[dict[str, bytes]]:
+def buffers_of(loaded: Loaded, plan: list[CheckSession]) -> list[dict[str, bytes]]:
     """All outputs and states after each launch; a prefix is saved between two launches."""
     found = []
     with SessionRunner("x", loaded) as runner:

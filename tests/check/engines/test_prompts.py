@@ -8,9 +8,9 @@ import pytest
 from spark_engine.check.engines.prompts import (
     DECODED,
     LENGTHS,
-    Launch,
-    Session,
-    Text,
+    CheckLaunch,
+    CheckSession,
+    CheckText,
     next_launches,
     sessions,
 )
@@ -20,7 +20,7 @@ LIMITS = Limits(max_seqs=8, max_context=192, pages=24, vocab=97)
 BUCKETS = [("decode", 1), ("decode", 4), ("decode", 8), ("prefill", 1), ("prefill", 4)]
 
 
-def _replay(session: Session) -> dict[int, list[int]]:
+def _replay(session: CheckSession) -> dict[int, list[int]]:
     """The tokens that every slot was given, by position; fails on a gap or a repetition."""
     given: dict[int, list[int]] = {}
     for launch in session.launches:
@@ -35,7 +35,7 @@ def _replay(session: Session) -> dict[int, list[int]]:
     return given
 
 
-def _check_rules(launch: Launch) -> None:
+def _check_rules(launch: CheckLaunch) -> None:
     tile = tile_of(launch.family)
     assert launch.token_ids.shape == (launch.rows * tile,)
     for row in range(launch.rows):
@@ -49,12 +49,12 @@ def _check_rules(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("session", sessions(LIMITS, BUCKETS), ids=lambda s: s.label)
-def test_every_token_is_given_once_and_in_order(session: Session) -> None:
+def test_every_token_is_given_once_and_in_order(session: CheckSession) -> None:
     assert _replay(session) == {t.slot: list(t.ids) for t in session.texts}
 
 
 @pytest.mark.parametrize("session", sessions(LIMITS, BUCKETS), ids=lambda s: s.label)
-def test_pages_are_owned_by_one_and_suffice(session: Session) -> None:
+def test_pages_are_owned_by_one_and_suffice(session: CheckSession) -> None:
     pages = [page for text in session.texts for page in text.pages]
     assert len(pages) == len(set(pages)) and max(pages) < LIMITS.pages
     table = session.tables["page_table"]
@@ -101,8 +101,8 @@ def test_a_launch_emits_from_the_prompts_last_token_on() -> None:
 
 
 def test_texts_continue_until_their_space_is_used() -> None:
-    text = Text(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # space for two tokens
-    session = Session("s", (text,), {}, ())
+    text = CheckText(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # space for two tokens
+    session = CheckSession("s", (text,), {}, ())
     steps = [list(next_launches(session, {3: said}, 2)) for said in ([7], [7, 8], [7, 8, 9])]
     assert [len(launches) for launches in steps] == [1, 1, 0]
     (launch,) = steps[1]

@@ -15,7 +15,7 @@ from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.engines.expose_layers import expose_layers
 from spark_engine.check.engines.open_engines import folder_of, open_engine
 from spark_engine.check.engines.ranks import RanksExecutor, RankStates, Rendezvous
-from spark_engine.check.verdicts.report import Level, Report
+from spark_engine.check.verdicts.report import CheckReport, Level
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import ExecutorError
 from spark_engine.manifest import StateInfo
@@ -54,7 +54,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {ranks: folder / str(ranks) for ranks in (1, 2)}
 
 
-def _level(report: Report, name: str) -> Level:
+def _level(report: CheckReport, name: str) -> Level:
     return next(level for level in report.levels if level.name == name)
 
 

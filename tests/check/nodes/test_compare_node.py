@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from spark_engine.check.engines.reference import Step
-from spark_engine.check.nodes.compare_node import Masks, Recorded, StateValue, compare_node
+from spark_engine.check.engines.reference import ReferenceStep
+from spark_engine.check.nodes.compare_node import DefinedRows, Recorded, StateValue, compare_node
 from spark_engine.check.verdicts.compare import Verdict
 from spark_engine.check.verdicts.thresholds import node_limits
 from spark_engine.plugins.registry import get
@@ -16,7 +16,7 @@ from spark_engine.tensors import DType
 
 LIMITS = node_limits(DType.BF16)
 EVERY = np.ones(40, np.bool_)
-MASKS = Masks(EVERY, EVERY, EVERY)
+MASKS = DefinedRows(EVERY, EVERY, EVERY)
 RNG = np.random.default_rng(5)
 
 
@@ -28,7 +28,7 @@ def _pages(values: Any) -> Any:
 
 
 def _state(got: Any, want: Any, before: Any) -> Verdict:
-    step = Step("attention", "paged", None, {}, ("pages",), ("pages.out",))
+    step = ReferenceStep("attention", "paged", None, {}, ("pages",), ("pages.out",))
     verdicts = []
     part = np.asarray([2, 3, 4, 149, 150, 151])
     for index in (np.arange(len(want) - 1), part):  # the whole pool, or a part of it
@@ -69,7 +69,7 @@ def test_a_residual_hides_nothing() -> None:
     made = RNG.standard_normal((40, 128))
     op = get("moe_norm_quant")
     attrs = {"format": "dense", "dtype": "bf16", "eps": 1e-6, "keep": 1, "quant": "none", "n": 1}
-    step = Step("n", op.name, op, attrs, ("x", "ids", "w", "r"), ("y", "sum"))
+    step = ReferenceStep("n", op.name, op, attrs, ("x", "ids", "w", "r"), ("y", "sum"))
     y = RNG.standard_normal((40, 128)).astype(bf16)
 
     def verdicts(factor: float) -> list[Verdict]:
@@ -86,7 +86,7 @@ def test_a_residual_hides_nothing() -> None:
 
 def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
     """And not others altogether: a launch of one token would have no other to give it away."""
-    step = Step("n", "moe_router", None, {}, ("x", "w"), ("ids", "weights"))
+    step = ReferenceStep("n", "moe_router", None, {}, ("x", "w"), ("ids", "weights"))
 
     def right(tokens: int, *chosen: int) -> bool:
         want = np.tile(np.asarray([7, 3, 5], np.int32), (tokens, 1))
@@ -94,7 +94,7 @@ def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
         got[-1] = chosen
         every = np.ones(tokens, np.bool_)
         recorded = Recorded(step, (weights, weights), (want, weights))
-        masks = Masks(every, every, every)
+        masks = DefinedRows(every, every, every)
         return bool(next(compare_node(recorded, (got, weights), masks, LIMITS)))
 
     for tokens in (1, 40):

@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.engines import open_engines  # noqa: E402
-from spark_engine.check.verdicts.report import Report  # noqa: E402
+from spark_engine.check.verdicts.report import CheckReport  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
 from spark_engine.runtime.engine.load import Loaded, _as_leader, load  # noqa: E402
@@ -64,7 +64,7 @@ def engine(built: tuple[Path, Path, Fake], monkeypatch: pytest.MonkeyPatch) -> F
     return fake
 
 
-def _op(engine: Path, checkpoint: Path) -> Report:
+def _op(engine: Path, checkpoint: Path) -> CheckReport:
     return run_check(engine, checkpoint, ("op",), QUIET)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spark_engine.check.engines.live_rows import LiveRows
-from spark_engine.check.engines.reference import Step
+from spark_engine.check.engines.reference import ReferenceStep
 from spark_engine.check.nodes.node_recorder import _Keeper
 from spark_engine.interface import Limits
 from spark_engine.manifest import StateInfo
@@ -43,7 +43,7 @@ def test_of_states_the_rows_in_use_and_their_neighbours_are_kept() -> None:
         ("token_counts", 6, [3, 4]),  # 5 is the scratch slot, and a snapshot has no row
     ):
         given = live.cut(name, buffers[name])
-        step = Step("n", "Any", None, {}, (name, "w"), (f"{name}.out",))
+        step = ReferenceStep("n", "Any", None, {}, (name, "w"), (f"{name}.out",))
         weight, after = np.ones(1), given + 1
         keeper.keep(step, (given, weight), (after,), live)
         kept = keeper.nodes[-1]
@@ -59,7 +59,7 @@ def test_what_names_rows_is_kept_as_the_engine_numbers_them() -> None:
     names = ("slots", "page_table", "counts")
     given = tuple(live.cut(name, buffers[name]) for name in names)
     assert given[0].tolist() == [1], "slot 3, between its neighbours"
-    keeper.keep(Step("n", "Any", None, {}, names, ("y",)), given, (np.ones((1, 3)),), live)
+    keeper.keep(ReferenceStep("n", "Any", None, {}, names, ("y",)), given, (np.ones((1, 3)),), live)
     wanted = {name: buffers[name].tolist() for name in names}
     buffers["slots"] += 1  # the next launch
     (kept,) = keeper.nodes
@@ -74,7 +74,7 @@ def test_a_state_is_known_along_a_chain_and_copied_before_it_changes() -> None:
     names = op.names({}, len(op.operands))
     assert names[0] == "token_counts"
     steps = [
-        Step(f"n{i}", op.name, op, {}, (before, *names[1:]), (after,))
+        ReferenceStep(f"n{i}", op.name, op, {}, (before, *names[1:]), (after,))
         for i, (before, after) in enumerate(
             [("token_counts", "between"), ("between", "token_counts.out")]
         )

@@ -14,7 +14,7 @@ import pytest
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.engines.open_engines import folder_of, open_by_reference
-from spark_engine.check.engines.prompts import Session, greedy_session
+from spark_engine.check.engines.prompts import CheckSession, greedy_session
 from spark_engine.check.texts import reference_process
 from spark_engine.check.texts.text import read_texts
 from spark_engine.runtime.engine.load import Loaded
@@ -22,7 +22,7 @@ from tests.checkpoints import write_checkpoint
 
 OPTIONS = Options(decode=(2,), prefill=(64,), max_context=70, max_seqs=2, kv_dtype="f32")
 ROWS = 2
-Made = tuple[Loaded, Session]
+Made = tuple[Loaded, CheckSession]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def path_of(made: Made) -> Path:
     return folder_of(made[0]).path
 
 
-def refuse_to_read(reference: Loaded, session: Session, rows: int) -> None:
+def refuse_to_read(reference: Loaded, session: CheckSession, rows: int) -> None:
     raise AssertionError("read in this process")
 
 

@@ -14,7 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.engines.open_engines import build_twin, folder_of, open_engine
-from spark_engine.check.engines.prompts import Session, greedy_session, sessions
+from spark_engine.check.engines.prompts import CheckSession, greedy_session, sessions
 from spark_engine.check.texts.verify_buckets import Decoded, check_verify_buckets
 from spark_engine.check.verdicts.defined_values import ends
 from spark_engine.engine_file import read_manifest
@@ -34,7 +34,7 @@ Feed = Any
 class Scripted:
     """Says `said` at each position, and accepts as the contract says."""
 
-    def __init__(self, session: Session, said: dict[int, list[int]]) -> None:
+    def __init__(self, session: CheckSession, said: dict[int, list[int]]) -> None:
         self.prompts = {text.slot: text.prompt for text in session.texts}
         self.said, self.feeds = said, list[Feed]()
         self.at: dict[int, int] = {}
@@ -71,7 +71,7 @@ class Scripted:
         return shown
 
 
-def _case() -> tuple[Session, Decoded]:
+def _case() -> tuple[CheckSession, Decoded]:
     session = greedy_session(LIMITS, BUCKETS)
     rng = np.random.default_rng(3)
     said = {

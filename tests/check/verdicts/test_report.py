@@ -10,7 +10,15 @@ import pytest
 from rich.console import Console
 
 from spark_engine.check.verdicts.compare import Verdict
-from spark_engine.check.verdicts.report import FIGURES, LEGEND, LIMITS, Finding, Level, Report, show
+from spark_engine.check.verdicts.report import (
+    FIGURES,
+    LEGEND,
+    LIMITS,
+    CheckReport,
+    Finding,
+    Level,
+    show,
+)
 from spark_engine.check.verdicts.thresholds import NodeLimits, Thresholds, load, thresholds_for
 from spark_engine.interface import Precision
 from spark_engine.tensors import DType
@@ -53,7 +61,7 @@ def test_the_first_that_failed_is_named() -> None:
 def test_every_failure_is_shown_with_or_without_words() -> None:
     level = Level("layer", "reference", {}, [failed("silent", ""), failed("loud")])
     level.settle(lambda f: f.name, 0)
-    report = Report("engine", "reference", [level])
+    report = CheckReport("engine", "reference", [level])
     out = io.StringIO()
     show(report, Console(file=out, width=200))
     assert "silent" in out.getvalue() and "loud" in out.getvalue()
@@ -89,7 +97,7 @@ def test_limits_and_a_legend_come_with_the_figures() -> None:
     ]
     levels[1].findings.append(finding("layers.0.x", Verdict("layers.0.x", True, figures=figures)))
     out = io.StringIO()
-    show(Report("engine", "reference", levels), Console(file=out, width=120))
+    show(CheckReport("engine", "reference", levels), Console(file=out, width=120))
     said = out.getvalue()
     wanted = "limits: cosine >= 0.97, rel_l2 <= 0.25, kl <= 0.1, tie <= 0.08, stray <= 0.1"
     assert said.count(wanted) == 2
@@ -98,7 +106,7 @@ def test_limits_and_a_legend_come_with_the_figures() -> None:
     layer = said.partition("layer: ")[2]
     assert said.count("kind") == 2 and "kind (2)" not in layer, "logits are shown once"
     levels.append(replace(levels[0], name="text"))
-    show(Report("engine", "reference", levels), Console(file=out, width=120))
+    show(CheckReport("engine", "reference", levels), Console(file=out, width=120))
     assert "near ties, by" not in said and "; 1 tokens of texts differ at near" in out.getvalue()
 
 

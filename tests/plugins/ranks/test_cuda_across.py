@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc  # noqa: E402
-from spark_engine.builder.native.tactics import Choice, Work, choose  # noqa: E402
+from spark_engine.builder.native.tactics import TacticChoice, Work, choose  # noqa: E402
 from spark_engine.device.gpu import Gpu, architecture, present  # noqa: E402
 from spark_engine.kernel import GB10, H200, NCCL, TARGETS, Pointer, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
@@ -24,7 +24,7 @@ from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
 BF16, F32 = DType.BF16, DType.F32
 
 
-def chosen(op: Op, dims: tuple[int, int], target: Target = H200, **attrs: int) -> Choice:
+def chosen(op: Op, dims: tuple[int, int], target: Target = H200, **attrs: int) -> TacticChoice:
     spec = TensorSpec("x", BF16 if op is all_reduce.OP else F32, dims)
     work = Work(op.name, op, {"across": 0, **attrs}, (spec,), op.infer(attrs, (spec,)), frozenset())
     return choose(op.cuda, work, target)

@@ -137,12 +137,11 @@ WRONG = [
     (("--serve", "--cache-gib", "inf"), "--cache-gib is inf"),
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
-    (("--serve", "--cache-gib", "1", "--no-cache"), "contradict each other"),
     (
         ("--prompt", "a", "--cache-gib", "1"),
         "--cache-gib does nothing with --prompt",
     ),
-    (("--prompt", "a", "--no-cache"), "--no-cache does nothing with --prompt"),
+    (("--prompt", "a", "--cache-gib", "0"), "--cache-gib does nothing with --prompt"),
     (("--prompt", "a", "--policy", "latency"), "--policy does nothing without --serve"),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),

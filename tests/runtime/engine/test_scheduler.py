@@ -13,7 +13,7 @@ from spark_engine.runtime.engine.policy.waiting import Waiting
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 
 
 def make(
@@ -25,7 +25,7 @@ def make(
         **{"slots": 4, "pages": 20, "page_size": 64, "decode": (1, 2, 4), "prefill": (1, 4)},
         **{"tile": 64, "slot_bytes": 100, "page_bytes": 10, "swap_bytes": 1000, "max_waiting": 9},
     }
-    return Scheduler(Sizes(**{**sizes, **changes}), policy, costs)  # type: ignore[arg-type]
+    return Scheduler(EngineSizes(**{**sizes, **changes}), policy, costs)  # type: ignore[arg-type]
 
 
 MOST = 3

@@ -24,10 +24,10 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.ranks import spawn
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import Orders
 from spark_engine.runtime.ranks.links import Links
-from spark_engine.runtime.ranks.messages import Launch, Order, Restore, Save
+from spark_engine.runtime.ranks.messages import LaunchBucket, Order, Restore, Save
 from spark_engine.runtime.server.engine_client import worker
 
 LIMIT_S = 8.0  # of a call between ranks; on a busy machine one may wait for some seconds
@@ -64,7 +64,7 @@ class Faults:
     def __init__(self, folder: Path) -> None:
         self._next, self._done = folder / "faults", folder / "done"
         self._seen: tuple[Fault, int] | None = None
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         self.cached = False  # the next packet starts a sequence from the prefix cache
 
     def order(self, faults: list[Fault]) -> None:
@@ -114,7 +114,7 @@ def points(orders: list[Order], cached: bool) -> set[str]:
     """The points that a packet is at."""
     found = set()
     for order in orders:
-        if isinstance(order, Launch):
+        if isinstance(order, LaunchBucket):
             names = {DECODE: "decode", PREFILL: "prefix" if cached else "prefill"}
             found.add("round" if order.family.startswith(VERIFY) else names[order.family])
         elif isinstance(order, Save | Restore):
@@ -125,7 +125,7 @@ def points(orders: list[Order], cached: bool) -> set[str]:
 def around(faults: Faults, point: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """The call between two checks of its point."""
 
-    def wrapped(group: Group, *given: Any) -> Any:
+    def wrapped(group: RankGroup, *given: Any) -> Any:
         faults.group = group
         faults.at(point, after=False)
         found = call(group, *given)
@@ -153,7 +153,7 @@ def put_in(faults: Faults) -> None:
         faults.cached = any(seq.cached for seq in plan.admitted)
         return plan
 
-    def gathered(*given: Any) -> Group:
+    def gathered(*given: Any) -> RankGroup:
         faults.group = gather(*given)
         for after in (False, True):
             faults.at("started", after)
@@ -170,8 +170,8 @@ def put_in(faults: Faults) -> None:
         (Scheduler, "schedule"): scheduled,
         (Links, "exchange"): summed,
         (load, "gather_ranks"): gathered,
-        (Group, "begin"): around(faults, "opening", Group.begin),
-        (Group, "all_open"): around(faults, "open", Group.all_open),
+        (RankGroup, "begin"): around(faults, "opening", RankGroup.begin),
+        (RankGroup, "all_open"): around(faults, "open", RankGroup.all_open),
         (spawn, "CPU_LIMIT_S"): LIMIT_S,
     }
     for (owner, name), value in patches.items():

@@ -16,7 +16,7 @@ from spark_engine.runtime.executors.memory import Changed
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import (
     CopyRows,
-    Launch,
+    LaunchBucket,
     LaunchRest,
     Leave,
     Order,
@@ -87,7 +87,7 @@ def test_tables_reach_the_device_before_the_launch_and_before_its_rest(
     follower: Follower, noting: Noting
 ) -> None:
     lens = Table("prompt_lens", [1, 3], inputs(7, 9))
-    assert follow(follower, Tables([lens]), Launch(*KEY, inputs(1, 3, 5, 6), True))
+    assert follow(follower, Tables([lens]), LaunchBucket(*KEY, inputs(1, 3, 5, 6), True))
     assert noting.done == [("tables", {"prompt_lens": {1: 7, 3: 9}}), "part"]
     noting.done.clear()
     assert follow(follower, Tables([Table("prompt_lens", [0], inputs(4))]), LaunchRest())
@@ -97,7 +97,7 @@ def test_tables_reach_the_device_before_the_launch_and_before_its_rest(
 
 def test_buffers_are_used_again_when_their_step_is_over(follower: Follower, noting: Noting) -> None:
     for i in range(4):
-        follow(follower, Launch(*KEY, inputs(i, i, 0, 0)))
+        follow(follower, LaunchBucket(*KEY, inputs(i, i, 0, 0)))
     waits = [one for one in noting.done if one[0] == "wait"]  # type: ignore[index]
     assert waits == [("wait", 0), ("wait", 1)]
     assert noting.done.index(("wait", 0)) < noting.done.index(("launch", [2, 2], [0, 0]))
@@ -106,8 +106,8 @@ def test_buffers_are_used_again_when_their_step_is_over(follower: Follower, noti
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        (Launch("decode", 4, b""), "which this rank does not have"),
-        (Launch(*KEY, inputs(1, 2, 3, 4, 5)), "sent 20 bytes .* this rank expects 16"),
+        (LaunchBucket("decode", 4, b""), "which this rank does not have"),
+        (LaunchBucket(*KEY, inputs(1, 2, 3, 4, 5)), "sent 20 bytes .* this rank expects 16"),
         (LaunchRest(), "has not started"),
         (Restore(3, 0, []), "snapshot 3, which this rank does not have"),
     ],

@@ -23,7 +23,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks import running_clock
 from spark_engine.runtime.ranks.channel import HEAD, INLINE
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.messages import (
     Answer,
     Begin,
@@ -67,15 +67,15 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._count, self._changed = 0, threading.Condition()
-        look = Group._check_step
+        look = RankGroup._check_step
 
-        def looked(group: Group) -> None:
+        def looked(group: RankGroup) -> None:
             look(group)
             with self._changed:
                 self._count += 1
                 self._changed.notify_all()
 
-        monkeypatch.setattr(Group, "_check_step", looked)
+        monkeypatch.setattr(RankGroup, "_check_step", looked)
 
     def more(self, count: int) -> None:
         """Waits until so many checks have ended that started later; one may be running."""
@@ -85,9 +85,9 @@ class Looks:
 
 
 @contextmanager
-def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[Group]:
+def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[RankGroup]:
     mine, theirs = socket.socketpair()
-    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, processes)) as group:
+    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, processes)) as group:
         yield group
 
 
@@ -111,7 +111,7 @@ class Waiting:
         pairs = {rank: socket.socketpair() for rank in (1, 2)}
         self.comm = NoCalls()
         controls = {rank: pair[0] for rank, pair in pairs.items()}
-        self.group = undo.enter_context(closing(Group(cast(Any, self.comm), controls, {})))
+        self.group = undo.enter_context(closing(RankGroup(cast(Any, self.comm), controls, {})))
         self.ends = {rank: undo.enter_context(pair[1]) for rank, pair in pairs.items()}
 
     def second(self) -> None:
@@ -189,7 +189,7 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "TICK_S", 0.02)
     monkeypatch.setattr(os, "_exit", ended)
     mine, theirs = socket.socketpair()
-    with closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    with closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=True)
         theirs.close()
         assert ended.came.wait(SOON_S)
@@ -211,7 +211,7 @@ def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
     monkeypatch.setattr(module, "TICK_S", 0.02)
     monkeypatch.setattr(os, "_exit", ended)
     mine, theirs = socket.socketpair()
-    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
         say(theirs, RankFailed("too little memory", True, True))
         with group._changed:

@@ -25,7 +25,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.ranks import group
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
@@ -146,15 +146,15 @@ def test_a_rank_that_hangs_while_it_opens_its_part_is_named(
     engines: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped when it is asked to open, before its first report."""
-    begin, pids = Group.begin, list[int]()
+    begin, pids = RankGroup.begin, list[int]()
 
-    def stop_and_begin(self: Group, *given: Any) -> None:
+    def stop_and_begin(self: RankGroup, *given: Any) -> None:
         pids.extend(self.pids.values())
         for number in pids:
             os.kill(number, signal.SIGSTOP)
         begin(self, *given)
 
-    monkeypatch.setattr(Group, "begin", stop_and_begin)
+    monkeypatch.setattr(RankGroup, "begin", stop_and_begin)
     monkeypatch.setattr(group, "QUIET_S", 1.0)
     with pytest.raises(ExecutorError, match=r"rank 1 \('its process starts'\) .*, and hangs"):
         load(engines[2], threads=1)

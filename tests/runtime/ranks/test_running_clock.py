@@ -20,8 +20,8 @@ import pytest
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.ranks import channel, running_clock
 from spark_engine.runtime.ranks import group as module
-from spark_engine.runtime.ranks.channel import Ring, Sender, ring_bytes
-from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.channel import PacketRing, Sender, ring_bytes
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import Links
 from spark_engine.runtime.ranks.messages import Opened
 from spark_engine.runtime.ranks.running_clock import MOST_S, TICK_S, RunningClock
@@ -76,7 +76,7 @@ def test_a_step_that_waited_while_rank_0_was_stopped_does_not_hang(
     monkeypatch.setattr(module, "DEVICE_S", LONG_S)
     monkeypatch.setattr(module, "GRACE_S", LONG_S)
     mine, theirs = socket.socketpair()
-    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.waiting(True)
         for _ in range(3):
             clock.jump()
@@ -97,7 +97,7 @@ def test_an_opening_continues_after_rank_0_was_stopped(
 ) -> None:
     monkeypatch.setattr(module, "QUIET_S", LONG_S)
     mine, theirs = socket.socketpair()
-    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+    with theirs, closing(RankGroup(cast(Any, NoCalls()), {1: mine}, {})) as group:
         group.begin(BEGIN, device=False)
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(group.all_open)
@@ -141,7 +141,7 @@ def test_plans_continue_where_their_reader_was_stopped_too(
     monkeypatch.setattr(channel, "RING_BYTES", 1 << 16)
     memory = os.memfd_create("ring")
     os.ftruncate(memory, ring_bytes(2))
-    for ring, size in ((None, 4 << 20), (Ring(memory, 2), 1 << 15)):
+    for ring, size in ((None, 4 << 20), (PacketRing(memory, 2), 1 << 15)):
         mine, theirs = socket.socketpair()
         with mine, theirs, ThreadPoolExecutor(1) as other:
             sender = Sender({1: mine}, ring, LONG_S)

@@ -17,7 +17,7 @@ from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.routing import Router
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
 from spark_engine.runtime.server.http import bodies
-from spark_engine.runtime.server.http.bodies import Bodies, Body
+from spark_engine.runtime.server.http.bodies import Bodies, ReceivedBody
 from tests.clocks import leap
 from tests.loop_watch import LIMIT_S, watched
 from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until
@@ -173,7 +173,7 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
         async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
             started.set()
 
-        body = Body(Bodies())
+        body = ReceivedBody(Bodies())
         body.parts = [Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())]
         asked = ClientRequest("POST", CHAT, CHAT, [], body, "", send)
         work = asyncio.ensure_future(w.front._forwarder.forward(asked))
@@ -288,7 +288,7 @@ def _asked(ident: str) -> ClientRequest:
         raise AssertionError("nothing is said yet")
 
     path = f"{RESPONSES}/{ident}"
-    return ClientRequest("GET", path, path, [], Body(Bodies()), "", send)
+    return ClientRequest("GET", path, path, [], ReceivedBody(Bodies()), "", send)
 
 
 def test_stored_answers_are_searched_at_a_few_replicas_at_a_time() -> None:

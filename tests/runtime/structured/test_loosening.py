@@ -344,7 +344,7 @@ def test_a_grammar_that_takes_too_long_is_not_searched(monkeypatch: pytest.Monke
 
     def compiled(tokens: Any, grammar: str) -> Any:
         asked.append(grammar)
-        raise matcher.TooSlow("it did not compile within 5 s")
+        raise matcher.GrammarTooSlow("it did not compile within 5 s")
 
     monkeypatch.setattr(matcher, "_compile", compiled)
     for strict, count in ((True, 1), (False, 2)):

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from spark_engine.runtime.cli.terminal.chat import SecondInterrupt, TerminalChat
-from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory
 from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Session
 from spark_engine.runtime.engine.engine import EngineOptions
@@ -60,11 +60,11 @@ class Script:
         return line
 
 
-def _chat(session: Session) -> Conversation:
-    return Conversation("small", capacity(session.info.limits), settings=dict(SETTINGS))
+def _chat(session: Session) -> ChatHistory:
+    return ChatHistory("small", capacity(session.info.limits), settings=dict(SETTINGS))
 
 
-def _type(session: Session, chat: Conversation, *lines: str | None) -> str:
+def _type(session: Session, chat: ChatHistory, *lines: str | None) -> str:
     out = io.StringIO()
     TerminalChat(session, chat, Script(*lines), Screen(Console(file=out, width=200))).run()
     return out.getvalue()

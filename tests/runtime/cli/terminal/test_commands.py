@@ -8,21 +8,21 @@ import pytest
 
 from spark_engine.errors import OptionError, RequestError, UserError
 from spark_engine.runtime.cli.terminal.commands import COMMANDS, SETTINGS, Next, run
-from spark_engine.runtime.cli.terminal.conversation import Conversation
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory
 
 
 @pytest.fixture
-def chat() -> Conversation:
-    return Conversation("small", 256)
+def chat() -> ChatHistory:
+    return ChatHistory("small", 256)
 
 
-def test_help_has_a_line_of_a_terminal_for_every_command(chat: Conversation) -> None:
+def test_help_has_a_line_of_a_terminal_for_every_command(chat: ChatHistory) -> None:
     lines = run("/help", chat).text.splitlines()
     assert [line.split()[0] for line in lines[: len(COMMANDS)]] == [f"/{c.name}" for c in COMMANDS]
     assert max(map(len, lines)) <= 80
 
 
-def test_system_and_think(chat: Conversation) -> None:
+def test_system_and_think(chat: ChatHistory) -> None:
     assert "no system message" in run("/system", chat).text
     run("/system  You are a bear.", chat)
     assert chat.system == "You are a bear." and "bear" in run("/system", chat).text
@@ -33,7 +33,7 @@ def test_system_and_think(chat: Conversation) -> None:
     assert chat.thinking is True
 
 
-def test_settings_are_set_shown_and_reset(chat: Conversation) -> None:
+def test_settings_are_set_shown_and_reset(chat: ChatHistory) -> None:
     assert "nothing is set" in run("/set", chat).text
     assert run("/set temperature 0.7", chat).text == "temperature is 0.7"
     run("/set max_tokens 12", chat)
@@ -65,16 +65,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
 def test_a_mistake_is_a_sentence_and_changes_nothing(
-    chat: Conversation, line: str, words: str
+    chat: ChatHistory, line: str, words: str
 ) -> None:
     with pytest.raises(UserError) as error:
         run(line, chat)
     assert isinstance(error.value, OptionError | RequestError) and words in str(error.value)
-    assert chat == Conversation("small", 256)
+    assert chat == ChatHistory("small", 256)
 
 
 def test_save_and_load_remember_the_file(
-    chat: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: ChatHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     chat.ask("hi")
@@ -85,7 +85,7 @@ def test_save_and_load_remember_the_file(
     assert (tmp_path / "chat.json").is_file()
 
 
-def test_what_follows_a_command(chat: Conversation) -> None:
+def test_what_follows_a_command(chat: ChatHistory) -> None:
     with pytest.raises(RequestError, match="nothing was asked"):
         run("/retry", chat)
     chat.ask("hi")
@@ -95,7 +95,7 @@ def test_what_follows_a_command(chat: Conversation) -> None:
     assert run("/new", chat).next is Next.ASK and chat.messages == []
 
 
-def test_names_of_other_programs_work(chat: Conversation) -> None:
+def test_names_of_other_programs_work(chat: ChatHistory) -> None:
     assert run("/?", chat).text == run("/help", chat).text
     chat.ask("hi")
     run("/clear", chat)
@@ -103,7 +103,7 @@ def test_names_of_other_programs_work(chat: Conversation) -> None:
     assert run("/quit", chat).next is Next.LEAVE and run("/bye", chat).next is Next.LEAVE
 
 
-def test_undo_removes_a_question_with_its_answer(chat: Conversation) -> None:
+def test_undo_removes_a_question_with_its_answer(chat: ChatHistory) -> None:
     with pytest.raises(RequestError, match="nothing was asked"):
         run("/undo", chat)
     for text in ("one", "two"):
@@ -113,7 +113,7 @@ def test_undo_removes_a_question_with_its_answer(chat: Conversation) -> None:
     assert [m["content"] for m in chat.messages] == ["one", ""]
 
 
-def test_a_file_goes_with_the_next_message(chat: Conversation, tmp_path: Path) -> None:
+def test_a_file_goes_with_the_next_message(chat: ChatHistory, tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("```\ncode\n```\n")
     assert "notes.md, 13 characters" in run(f"/file {path}", chat).text
@@ -131,7 +131,7 @@ def test_a_file_goes_with_the_next_message(chat: Conversation, tmp_path: Path) -
             run(line, chat)
 
 
-def test_penalties_are_settings(chat: Conversation) -> None:
+def test_penalties_are_settings(chat: ChatHistory) -> None:
     run("/set presence-penalty 1.5", chat)
     run("/set frequency_penalty 0.5", chat)
     run("/set repetition-penalty 1.05", chat)
@@ -141,7 +141,7 @@ def test_penalties_are_settings(chat: Conversation) -> None:
         run("/set presence-penalty 3", chat)
 
 
-def test_stats(chat: Conversation) -> None:
+def test_stats(chat: ChatHistory) -> None:
     assert "answers   0, 0 tokens\n" in run("/stats", chat).text
     total = chat.totals
     total.answers, total.tokens, total.decoded, total.seconds = 2, 1234, 1000, 8.0

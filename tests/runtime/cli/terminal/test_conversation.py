@@ -11,15 +11,15 @@ import pytest
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.cli.terminal.commands import FIELDS
-from spark_engine.runtime.cli.terminal.conversation import Conversation, Totals
+from spark_engine.runtime.cli.terminal.conversation import ChatHistory, Totals
 from spark_engine.runtime.cli.terminal.session import Answer
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server.api.chat_request import ChatRequest
 from spark_engine.runtime.text.reply_parts import Kind
 
 
-def _chat() -> Conversation:
-    chat = Conversation("small", 256, "Be brief.", False, {"temperature": 0.5, "stop": ["x"]})
+def _chat() -> ChatHistory:
+    chat = ChatHistory("small", 256, "Be brief.", False, {"temperature": 0.5, "stop": ["x"]})
     chat.ask("hé")
     chat.reply({Kind.REASONING: "Well.", Kind.CONTENT: "Yes."})
     chat.ask("and?")
@@ -43,13 +43,13 @@ def test_a_saved_chat_is_a_request_and_is_loaded_again(tmp_path: Path) -> None:
     body = msgspec.json.decode(file.read_bytes(), type=ChatRequest)
     assert body.model == "small" and body.temperature == 0.5 and len(body.messages) == 5
     assert body.chat_template_kwargs == {"enable_thinking": False}
-    other = Conversation("small", 256, thinking=True, settings={"seed": 3})
+    other = ChatHistory("small", 256, thinking=True, settings={"seed": 3})
     other.load(file, FIELDS)
     assert other.prompt() == chat.prompt() and other.thinking is False and other.file == file
     assert other.settings == chat.settings
     other.save(file)  # its own file
     with pytest.raises(OptionError, match="is there already"):
-        Conversation("small", 256).save(file)
+        ChatHistory("small", 256).save(file)
 
 
 WRONG: list[tuple[Any, str]] = [

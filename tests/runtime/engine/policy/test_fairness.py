@@ -18,7 +18,7 @@ from spark_engine.runtime.engine.policy.line import BURST
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 
 TILE = 64
 LONG = 55  # tiles: 3,500 tokens
@@ -33,7 +33,7 @@ class World:
             **{"prefill": (1, tiles), "slot_bytes": 1, "page_bytes": 1, "swap_bytes": 1 << 30},
             **{"max_waiting": 9999},
         }
-        self.scheduler = Scheduler(Sizes(**{**sizes, **changes}))  # type: ignore[arg-type]
+        self.scheduler = Scheduler(EngineSizes(**{**sizes, **changes}))  # type: ignore[arg-type]
         self.steps = self._next = 0
         self.given: Counter[str] = Counter()  # tiles by owner
         self.widest = 0  # sequences that hold a slot and are still prefilled, behind a step

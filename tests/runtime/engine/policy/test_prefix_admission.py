@@ -9,14 +9,14 @@ import pytest
 
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.masks import Ended
+from spark_engine.runtime.engine.masks import EndedSequences
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.policy.prefix_admission import EVERY
 from spark_engine.runtime.engine.policy.prefix_trie import Hit
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.sizes import EngineSizes
 from tests.runtime.engine import automaton
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
@@ -215,7 +215,7 @@ def test_a_grammar_that_fails_takes_nothing_from_others() -> None:
     number = ask(engine, STEM[:300])
     while not engine._live[number].tokens[300:]:
         engine.step()
-    engine._loop._end(Ended(failed=[(engine._live.pop(number), "the grammar failed")]))
+    engine._loop._end(EndedSequences(failed=[(engine._live.pop(number), "the grammar failed")]))
     finish(engine)
     assert cached(engine, STEM[:310]) == 256
 
@@ -379,7 +379,7 @@ def scheduler(**changes: object) -> Scheduler:
         **{"tile": 64, "slot_bytes": 9, "page_bytes": 10, "swap_bytes": 0, "max_waiting": 9},
         **{"snapshots": 30, "snapshot_bytes": 50, "cache_bytes": 1 << 20},
     }
-    return Scheduler(Sizes(**{**sizes, **changes}))  # type: ignore[arg-type]
+    return Scheduler(EngineSizes(**{**sizes, **changes}))  # type: ignore[arg-type]
 
 
 def prefill(made: Scheduler, seq: Sequence) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU, EvictionScore
 from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
-from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, Node
+from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, PageNode
 from spark_engine.runtime.engine.pool import Pool
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
@@ -30,7 +30,7 @@ class Running:
     number: int
     tokens: list[int]
     pages: list[int]
-    node: Node | None
+    node: PageNode | None
     pinned: list[CachedState] = field(default_factory=list)
 
 
@@ -158,7 +158,7 @@ def names_of(tokens: list[int]) -> list[bytes]:
     return page_names(array("i", tokens), PAGE)
 
 
-def beginning(node: Node) -> tuple[int, ...]:
+def beginning(node: PageNode) -> tuple[int, ...]:
     """Tokens up to the node's end."""
     return tuple(array("i", b"".join(reversed([one.name for one in node.path()]))))
 
@@ -441,8 +441,8 @@ def test_a_page_is_found_behind_its_own_beginning_alone() -> None:
 
 
 def test_the_next_of_a_conversation_is_known_by_its_tokens_once_pages_were_made_again() -> None:
-    def below(node: Node | None, name: bytes) -> Node:
-        return Node(name, node, node.end + 1 if node else 0, -1, -1)
+    def below(node: PageNode | None, name: bytes) -> PageNode:
+        return PageNode(name, node, node.end + 1 if node else 0, -1, -1)
 
     root = below(None, b"")
     begun = below(root, b"a")

@@ -20,10 +20,10 @@ from spark_engine.runtime.server.engine_client import client as engine_client
 from spark_engine.runtime.server.engine_client import engine_process, supervisor
 from spark_engine.runtime.server.engine_client.client import (
     Busy,
+    ClientTooSlow,
     EngineClient,
     Mailbox,
     Restarting,
-    TooSlow,
 )
 from spark_engine.runtime.server.engine_client.engine_process import Death
 from spark_engine.runtime.server.engine_client.ipc import (
@@ -243,7 +243,7 @@ def test_an_answer_that_is_not_read_is_cancelled(monkeypatch: pytest.MonkeyPatch
         cancels = [c for c in map(decode_command, trial.lives.said) if isinstance(c, Cancel)]
         assert [c.id for c in cancels] == ids
         found = [box.get_nowait() for _ in range(box.qsize())]
-        assert isinstance(found.pop(), TooSlow) and len(found) == 10
+        assert isinstance(found.pop(), ClientTooSlow) and len(found) == 10
         trial.step(Event(ids[0], 1), Event(2, 1))
         assert box.empty() and not other.empty()
 

@@ -95,7 +95,7 @@ def warm(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @pytest.fixture(scope="module")
 def cold(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(engine, tmp_path_factory.mktemp("cold") / "log", "--no-cache") as server:
+    with serving(engine, tmp_path_factory.mktemp("cold") / "log", "--cache-gib", "0") as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.prompts.contract import Setup
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
-from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from tests.runtime import small_tokenizer
 
 LOOP, MEMORY = "loop for ever", "take memory"
@@ -37,7 +37,7 @@ def write(folder: Path, template: str = TEMPLATE) -> Path:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[asyncio.Runner, Pool]]:
+def running(folder: Path) -> Iterator[tuple[asyncio.Runner, WorkerPool]]:
     """A pool of the folder, and the loop that it belongs to."""
     with asyncio.Runner() as runner:
         pool = runner.run(_started(folder))
@@ -47,8 +47,8 @@ def running(folder: Path) -> Iterator[tuple[asyncio.Runner, Pool]]:
             runner.run(pool.close())
 
 
-async def _started(folder: Path) -> Pool:
-    pool = Pool(folder)
+async def _started(folder: Path) -> WorkerPool:
+    pool = WorkerPool(folder)
     try:
         await pool.start(SETUP)
     except BaseException:

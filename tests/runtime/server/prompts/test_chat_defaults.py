@@ -10,7 +10,7 @@ import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.cli.options.answer_options import CHAT
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.thinking import EFFORTS, nearest
 from tests.runtime import small_tokenizer
@@ -83,7 +83,7 @@ def test_a_template_without_efforts_is_given_any() -> None:
         assert found == set(EFFORTS)
     shows = "{{- reasoning_effort | default('') }}"
     template = ChatTemplate(shows + small_tokenizer.TEMPLATE)
-    reader = Reader(template, tokenizer(), ChatOptions())
+    reader = ChatReader(template, tokenizer(), ChatOptions())
     assert reader.thinking({"reasoning_effort": "max"}).options == {"reasoning_effort": "max"}
 
 
@@ -146,8 +146,8 @@ def test_a_prompt_is_counted_as_it_is_answered() -> None:
 
 
 def test_what_cannot_be_a_default_is_named() -> None:
-    def reader(**chat: Any) -> Reader:
-        return Reader(ChatTemplate(THREE), tokenizer(), ChatOptions(**chat))
+    def reader(**chat: Any) -> ChatReader:
+        return ChatReader(ChatTemplate(THREE), tokenizer(), ChatOptions(**chat))
 
     with pytest.raises(OptionError, match="contradict each other: give the effort once"):
         reader(reasoning_effort="low", template_kwargs={"reasoning_effort": "high"})

@@ -11,7 +11,7 @@ import pytest
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.prompts.conversation import ChatOptions, Reader
+from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
@@ -123,9 +123,9 @@ def test_what_contradicts_is_refused_with_the_field(tokenizer: Tokenizer) -> Non
 def test_a_server_without_a_thoughts_end_cannot_hold_a_budget(tokenizer: Tokenizer) -> None:
     for options in (ChatOptions(think_budget=5, reasoning="none"), ChatOptions(tools="x")):
         with pytest.raises(OptionError, match=r"--think-budget is 5|--tools is 'x'"):
-            Reader(None, tokenizer, options)
+            ChatReader(None, tokenizer, options)
     with pytest.raises(OptionError, match="--think-budget is 5"):
-        Reader(None, None, ChatOptions(think_budget=5))
+        ChatReader(None, None, ChatOptions(think_budget=5))
 
 
 def test_thoughts_stand_under_both_names(tokenizer: Tokenizer) -> None:

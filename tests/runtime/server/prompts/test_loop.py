@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
-from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.loop_watch import LIMIT_S, watched
@@ -37,7 +37,7 @@ END = (Event(0, 40, finish=FinishReason.LENGTH),)
 class App:
     """The application over a fake engine and real workers."""
 
-    def __init__(self, runner: asyncio.Runner, pool: Pool, folder: Path) -> None:
+    def __init__(self, runner: asyncio.Runner, pool: WorkerPool, folder: Path) -> None:
         self.run, self.pool = runner.run, pool
         self.client = FakeClient(END)
         self.client.max_queue = 64

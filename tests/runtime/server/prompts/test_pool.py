@@ -21,14 +21,14 @@ from spark_engine.errors import EngineError
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.prompts import limits
 from spark_engine.runtime.server.prompts.contract import (
+    BodyRefused,
     FormAsked,
     JobKind,
     Prepared,
-    Refused,
     TooCostly,
     encode,
 )
-from spark_engine.runtime.server.prompts.pool import Pool
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.structured.fields import StructuredFields
 from tests.runtime.server.prompts import served_folder
 from tests.runtime.server.prompts.served_folder import LOOP, MEMORY
@@ -43,18 +43,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[tuple[Run, Pool]]:
+def served(folder: Path) -> Iterator[tuple[Run, WorkerPool]]:
     with served_folder.running(folder) as (runner, pool):
         yield lambda work: runner.run(asyncio.wait_for(work, HANGS_S)), pool
 
 
 @pytest.fixture
-def run(served: tuple[Run, Pool]) -> Run:
+def run(served: tuple[Run, WorkerPool]) -> Run:
     return served[0]
 
 
 @pytest.fixture
-def pool(served: tuple[Run, Pool], monkeypatch: pytest.MonkeyPatch) -> Pool:
+def pool(served: tuple[Run, WorkerPool], monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
     """With short limits."""
     monkeypatch.setattr(limits, "LOOK_S", 0.1)
     for lane in served[1].lanes:
@@ -69,7 +69,7 @@ def _body(said: str = "hi", size: int = 0) -> list[list[bytes]]:
     return [[json.dumps(body).encode()]]
 
 
-async def _ask(pool: Pool, said: str = "hi", owner: str = "", size: int = 0) -> Any:
+async def _ask(pool: WorkerPool, said: str = "hi", owner: str = "", size: int = 0) -> Any:
     return (await pool.run(JobKind.CHAT, _body(said, size), owner))[0]
 
 
@@ -83,11 +83,11 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _lane(pool: Pool, name: str) -> Any:
+def _lane(pool: WorkerPool, name: str) -> Any:
     return next(lane for lane in pool.lanes if lane.name == name)
 
 
-def test_a_body_is_read(run: Run, pool: Pool) -> None:
+def test_a_body_is_read(run: Run, pool: WorkerPool) -> None:
     found, blobs = run(pool.run(JobKind.CHAT, _body()))
     assert isinstance(found, Prepared) and len(found.prompts) == 1 and len(blobs) == 1
     assert found.params.max_tokens == 2 and len(blobs[0]) % 4 == 0
@@ -96,7 +96,7 @@ def test_a_body_is_read(run: Run, pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("size", [0, limits.SMALL_BODY])
-def test_a_template_without_an_end_is_ended(run: Run, pool: Pool, size: int) -> None:
+def test_a_template_without_an_end_is_ended(run: Run, pool: WorkerPool, size: int) -> None:
     async def ask() -> None:
         with pytest.raises(TooCostly, match="reading the request took more than 0.3 s of CPU time"):
             await _ask(pool, LOOP, size=size)
@@ -105,17 +105,17 @@ def test_a_template_without_an_end_is_ended(run: Run, pool: Pool, size: int) -> 
     run(ask())
 
 
-def test_memory_has_a_bound(run: Run, pool: Pool) -> None:
+def test_memory_has_a_bound(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         found = await _ask(pool, MEMORY)
-        assert isinstance(found, Refused), found
+        assert isinstance(found, BodyRefused), found
         assert "reading the request took more than 1024 MiB of memory" in found.message
         assert isinstance(await _ask(pool), Prepared)
 
     run(ask())
 
 
-def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: Pool) -> None:
+def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         long = [asyncio.ensure_future(_ask(pool, LOOP, f"bad {i}")) for i in range(4)]
         await _until(lambda: bool(_lane(pool, "long prompts").walls))
@@ -130,7 +130,7 @@ def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: Pool) -> None:
 
 
 def test_prompts_do_not_wait_for_grammars(
-    run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    run: Run, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("grammars", 0.02), ("slow grammars", 0.1)):
         monkeypatch.setattr(_lane(pool, name), "cpu_s", (seconds, 0.0, seconds))
@@ -153,7 +153,7 @@ def test_prompts_do_not_wait_for_grammars(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_falls_loses_no_request(run: Run, pool: Pool, number: int) -> None:
+def test_a_worker_that_falls_loses_no_request(run: Run, pool: WorkerPool, number: int) -> None:
     """One that is stopped is noticed, and ended."""
 
     async def ask() -> None:
@@ -168,7 +168,7 @@ def test_a_worker_that_falls_loses_no_request(run: Run, pool: Pool, number: int)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_forking_process_that_falls_comes_again(
-    run: Run, pool: Pool, number: int, monkeypatch: pytest.MonkeyPatch
+    run: Run, pool: WorkerPool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_engine.runtime.server.prompts.processes.HELLO_S", 0.5)
 
@@ -187,7 +187,7 @@ def test_a_forking_process_that_falls_comes_again(
     run(ask())
 
 
-def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: Pool) -> None:
+def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         asking = asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY))
         lane = _lane(pool, "long prompts")
@@ -202,7 +202,7 @@ def test_a_job_that_fells_its_workers_is_refused(run: Run, pool: Pool) -> None:
     run(ask())
 
 
-def test_a_client_that_leaves_cancels_its_job(run: Run, pool: Pool) -> None:
+def test_a_client_that_leaves_cancels_its_job(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         lane = _lane(pool, "long prompts")
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, size=limits.SMALL_BODY)) for _ in range(5)]
@@ -219,7 +219,7 @@ def test_a_client_that_leaves_cancels_its_job(run: Run, pool: Pool) -> None:
     run(ask())
 
 
-def test_owners_take_turns(run: Run, pool: Pool) -> None:
+def test_owners_take_turns(run: Run, pool: WorkerPool) -> None:
     ended: list[str] = []
 
     async def one(owner: str, said: str) -> None:
@@ -238,7 +238,7 @@ def test_owners_take_turns(run: Run, pool: Pool) -> None:
     run(ask())
 
 
-def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: Pool) -> None:
+def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: WorkerPool) -> None:
     async def ask() -> None:
         size = limits.SMALL_BODY
         jobs = [asyncio.ensure_future(_ask(pool, LOOP, "bad", size)) for _ in range(8)]
@@ -257,7 +257,7 @@ def test_the_owner_with_most_jobs_waiting_loses_one(run: Run, pool: Pool) -> Non
 
 
 def test_health_says_that_prompts_are_stuck(
-    run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    run: Run, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And that they are not, once workers start again."""
 

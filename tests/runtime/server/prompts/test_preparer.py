@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.server.prompts import handler, preparer
-from spark_engine.runtime.server.prompts.contract import JobKind, Prepared, Refused
+from spark_engine.runtime.server.prompts.contract import BodyRefused, JobKind, Prepared
 from tests.runtime.server.api.api_client import ApiClient
 
 USER = [{"role": "user", "content": "hi"}]
@@ -40,7 +40,7 @@ def test_prompts_are_bounded_together(
     if isinstance(body["prompt"], str):
         monkeypatch.setattr(preparer.Preparer, "ids_of", lambda *_: IDS)
     found, _ = _do(JobKind.COMPLETIONS, **body)
-    assert isinstance(found, Refused) and words in found.message
+    assert isinstance(found, BodyRefused) and words in found.message
 
 
 def test_the_names_of_tools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_the_names_of_tools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     tools = [{"type": "function", "function": function}]
     monkeypatch.setattr(preparer, "MOST_TYPES", 300)
     found, _ = _do(JobKind.CHAT, messages=USER, tools=tools)
-    assert isinstance(found, Refused) and "tools' parameters are" in found.message
+    assert isinstance(found, BodyRefused) and "tools' parameters are" in found.message
     assert found.param == "tools"
 
 
@@ -56,12 +56,12 @@ def test_all_else_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MOST_HEADER", 2000)
     assert isinstance(_do(JobKind.CHAT, messages=USER)[0], Prepared)
     found, _ = _do(JobKind.CHAT, messages=USER, stop=["s" * 3000])
-    assert isinstance(found, Refused) and "next to its prompt has" in found.message
+    assert isinstance(found, BodyRefused) and "next to its prompt has" in found.message
 
 
 def test_an_error_is_short_and_has_words() -> None:
     found, _ = _do(JobKind.CHAT, messages=USER, tool_choice="x" * 100_000)
-    assert isinstance(found, Refused) and 0 < len(found.message) <= 2001
+    assert isinstance(found, BodyRefused) and 0 < len(found.message) <= 2001
 
 
 def test_nothing_of_a_body_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_a_choice_gets_them_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch
     )
     ask(Key(name="ann", key="k", salt="s"))
     choice: Any = CompletionChoice(Request((1, 2)), SimpleNamespace())  # type: ignore[arg-type]
-    found = module.Conversation(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
+    found = module.PreparedChoices(Asked(cache_salt="x"), (choice, choice), (), (), 2, ())
     running = module.Service.submit(service, found, None)  # type: ignore[arg-type]
     assert {(c.request.owner, c.request.salt) for c in sent} == {("ann", salt("s", "x"))}
     assert running.choices == tuple(sent)

@@ -18,7 +18,7 @@ from spark_engine.builder.graph.edit import add_node, variable
 from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.native.launches import launches
 from spark_engine.builder.plan.options import Options
-from spark_engine.builder.rules.ranks import REDUCE_NORM
+from spark_engine.builder.rules.sum_norm import REDUCE_NORM
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.kernel import Plan
@@ -120,10 +120,10 @@ def test_hosts_are_for_ranks_on_gpus(tmp_path: Path) -> None:
 def test_what_reads_peers_is_not_built_for_several_hosts() -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder.native.program import BucketTactics, check_across
-    from spark_engine.builder.native.tactics import Choice
+    from spark_engine.builder.native.tactics import TacticChoice
 
     def bucket(symmetric: int) -> BucketTactics:
-        choice = Choice(None, Plan((), symmetric=symmetric), 0.0, {})
+        choice = TacticChoice(None, Plan((), symmetric=symmetric), 0.0, {})
         node: Any = SimpleNamespace(op="reads")
         return BucketTactics(None, None, ((node, choice),))  # type: ignore[arg-type]
 
