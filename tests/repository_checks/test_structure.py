@@ -1,4 +1,4 @@
-"""What may be in which file: operands by position, an op's kernels, instructions, names of classes."""
+"""What may be in which file: operands by position, kernels of an op, instructions; class names."""
 
 from __future__ import annotations
 
