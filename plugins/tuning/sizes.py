@@ -64,7 +64,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadBlocks:
     """How a token of the delta rule is cut into blocks.
 
     Attributes:

@@ -7,7 +7,7 @@ for a second round. A few long rows fill the GPU by 64 chunks, several by longer
 
 from __future__ import annotations
 
-from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Heads, Shared
+from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, HeadBlocks, Shared
 
 _LOG = "best of a round of four at {}: benchmarks/log/attention/attention_round_mma.md"
 _TEAM = Chunks(256, 3, ALONE, True, why="the order of sums of teams at long contexts")
@@ -28,9 +28,9 @@ ROUNDS = (
 )
 # A token of the delta rule; every architecture has them.
 HEADS = (
-    Heads("registers", 8, 2),
-    Heads("small registers", 4, 4, fallback=True),
-    Heads("many registers", 16, 1),
-    Heads("grouped", 4, 4, grouped=True, stages=2),
-    Heads("wide grouped", 8, 3, grouped=True, stages=1),
+    HeadBlocks("registers", 8, 2),
+    HeadBlocks("small registers", 4, 4, fallback=True),
+    HeadBlocks("many registers", 16, 1),
+    HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
+    HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
 )

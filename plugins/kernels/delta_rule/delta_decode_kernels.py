@@ -16,7 +16,7 @@ from spark_engine.plugins.formats.quantised import QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import FOLD_ROWS
 from spark_engine.plugins.tuning import sm_90a
-from spark_engine.plugins.tuning.sizes import Heads
+from spark_engine.plugins.tuning.sizes import HeadBlocks
 from spark_engine.tensors import DType
 
 ARGS = (
@@ -66,11 +66,11 @@ class Problem:
             return self.lanes // 2
         return 8 if self.state is DType.F32 else 4
 
-    def heads(self, shape: Heads) -> int:
+    def heads(self, shape: HeadBlocks) -> int:
         """Value heads of one block."""
         return self.repeat if shape.grouped else 1
 
-    def shared(self, shape: Heads) -> int:
+    def shared(self, shape: HeadBlocks) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""
         heads, ages = self.heads(shape), max(self.ring - 1, 0)
         values = heads * self.value_dim
@@ -80,10 +80,10 @@ class Problem:
         floats += ages * (values + self.key_dim + 3 * heads)
         return self._staged(shape) + 4 * floats + 256
 
-    def _staged(self, shape: Heads) -> int:
+    def _staged(self, shape: HeadBlocks) -> int:
         return shape.warps * shape.stages * (self.accesses * 512 + 8)
 
-    def _round(self, shape: Heads, heads: int, ages: int) -> int:
+    def _round(self, shape: HeadBlocks, heads: int, ages: int) -> int:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
         floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
@@ -114,7 +114,7 @@ class Problem:
         )
 
 
-def refuse(node: Node, shape: Heads) -> str | None:
+def refuse(node: Node, shape: HeadBlocks) -> str | None:
     """Says which size the kernel has no shape for."""
     p, target = Problem.of(node), node.target
     if p.lanes not in (4, 8, 16, 32):
@@ -146,7 +146,7 @@ def _refuse_ends(p: Problem, node: Node) -> str | None:
     return None
 
 
-def plan(node: Node, shape: Heads) -> Plan:
+def plan(node: Node, shape: HeadBlocks) -> Plan:
     """A block for each row and value head or group of them."""
     p = Problem.of(node)
     # Several blocks read a key head's channels, which the last of them shifts.
@@ -165,7 +165,7 @@ def plan(node: Node, shape: Heads) -> Plan:
     return node.plan(launch)
 
 
-def _macros(p: Problem, shape: Heads, node: Node) -> dict[str, int]:
+def _macros(p: Problem, shape: HeadBlocks, node: Node) -> dict[str, int]:
     room = (node.target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     return {
         "ACT_F32": p.single,
@@ -189,7 +189,7 @@ def _macros(p: Problem, shape: Heads, node: Node) -> dict[str, int]:
     }
 
 
-def cost(node: Node, shape: Heads) -> float:
+def cost(node: Node, shape: HeadBlocks) -> float:
     """The state once in and once out (of a ring's, one part in L and half the records), by what
     was measured; few blocks are bound by latency."""
     p, target = Problem.of(node), node.target
@@ -217,7 +217,7 @@ def _recorded(node: Node) -> tuple[int, int] | None:
     return (p.key_heads * p.repeat, p.rows) if kept else None
 
 
-def _candidate(shape: Heads, why: str = "") -> Candidate:
+def _candidate(shape: HeadBlocks, why: str = "") -> Candidate:
     return Candidate(
         shape.name,
         "delta_rule/delta_decode_fma.cu",

@@ -16,7 +16,7 @@ _ALL = Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, top_k=30, bias=True, width=320, voc
 
 
 @dataclass(frozen=True)
-class Shared:
+class RankedCase:
     """A launch of `sample`, its vocabulary shared by `ranks`."""
 
     label: str
@@ -43,19 +43,19 @@ class Shared:
 
 
 SHARED = (
-    Shared("greedy", Launch(0.0, width=320, vocab=320)),
-    Shared("greedy, ties", Launch(0.0, width=320, vocab=320, edit=ties), 4),
-    Shared("few", Launch(0.8, 0.95, top_k=20, width=320, vocab=320)),
-    Shared("everything", _ALL),
-    Shared("all ids", Launch(1.0, width=320, vocab=317, mask=0.02), 4),
-    Shared("not finite", Launch(1.0, 0.9, width=320, vocab=320, edit=broken)),
-    Shared(
+    RankedCase("greedy", Launch(0.0, width=320, vocab=320)),
+    RankedCase("greedy, ties", Launch(0.0, width=320, vocab=320, edit=ties), 4),
+    RankedCase("few", Launch(0.8, 0.95, top_k=20, width=320, vocab=320)),
+    RankedCase("everything", _ALL),
+    RankedCase("all ids", Launch(1.0, width=320, vocab=317, mask=0.02), 4),
+    RankedCase("not finite", Launch(1.0, 0.9, width=320, vocab=320, edit=broken)),
+    RankedCase(
         "4 tokens a row", Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, 320, 301, bias=True, tile=4)
     ),
 )
 
 
-def _part(shared: Shared, rank: int) -> Case:
+def _part(shared: RankedCase, rank: int) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         return shared.shares(shared.launch.inputs(rng))[rank]
 
@@ -69,7 +69,7 @@ def _part(shared: Shared, rank: int) -> Case:
     return Case(label, shared.attrs, make, 1e-5, 2e-5, ignore=ignore)
 
 
-def join_case(shared: Shared, part: Part) -> Case:
+def join_case(shared: RankedCase, part: Part) -> Case:
     """The join behind `part`."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:

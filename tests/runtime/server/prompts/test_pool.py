@@ -132,7 +132,7 @@ def test_short_prompts_do_not_wait_for_long_ones(run: Run, pool: WorkerPool) -> 
 def test_prompts_do_not_wait_for_grammars(
     run: Run, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("grammars", 0.02), ("slow grammars", 0.1)):
+    for name, seconds in (("grammars", 0.02), ("slow grammars", 0.05)):
         monkeypatch.setattr(_lane(pool, name), "cpu_s", (seconds, 0.0, seconds))
     rows = {f"p{i}": {"type": "string", "maxLength": 500 + i} for i in range(2000)}
     many = {"type": "object", "properties": rows, "required": list(rows)}
