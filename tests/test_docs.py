@@ -7,6 +7,7 @@ line of a code block, or a span in backquotes, that starts with one of the packa
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -182,12 +183,38 @@ def test_every_command_exists(page: Path) -> None:
     assert not wrong, f"{page}: {wrong}"
 
 
+def _known() -> set[str]:
+    """The options of all commands."""
+    commands = [*COMMANDS.values(), doctor, *bench.main.commands.values()]
+    commands += spark_replicas.main.commands.values()
+    return {"--help", "--version", *(name for one in commands for name in _options(one))}
+
+
+def _unknown_in(text: str) -> set[str]:
+    """Options in a module's string literals that no command has."""
+    nodes = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    named = (re.findall(r"(?<![\w-])--[a-z][\w-]+", s) for s in nodes if isinstance(s, str))
+    return {option for found in named for option in found} - _known()
+
+
+# Of nvidia-smi, the hub's client and pip; and a key of the configuration file.
+ELSEWHERE = {"--query-gpu", "--query-compute-apps", "--format", "--revision", "--local-dir"}
+ELSEWHERE |= {"--python", "--engine"}
+
+
+def test_every_option_in_a_message_exists() -> None:
+    """Error messages and help texts name options of our commands, or of a program that is used."""
+    sources = files(*(f"{package}/*.py" for package in PACKAGES))
+    texts = ((path, _text(path)) for path in sources if path.name != "foreign_options.py")
+    wrong = [(str(path), option) for path, text in texts for option in _unknown_in(text)]
+    assert {option for _, option in wrong} == ELSEWHERE, wrong
+    assert _unknown_in('raise E("give more, or --no-such")') == {"--no-such"}
+
+
 @pytest.mark.parametrize("page", SHOWN, ids=str)
 def test_every_option_in_the_text_exists(page: Path) -> None:
     """Spans such as `--max-context`: of one of the commands, or of a server that is explained."""
-    commands = [*COMMANDS.values(), doctor, *bench.main.commands.values()]
-    commands += spark_replicas.main.commands.values()
-    known = {"--help", "--version", *FOREIGN, *(o for c in commands for o in _options(c))}
+    known = {*_known(), *FOREIGN}
     known |= {"--gpus", "--only", "--sample", "--write-fixtures", "--url"}  # docker, tests
     spans = [span.split()[0].partition("=")[0] for span in _SPAN.findall(_text(page))]
     measuring = set(re.findall(r'"(--[\w-]+)"', "".join(map(_text, files("benchmarks/*.py")))))

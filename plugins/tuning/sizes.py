@@ -74,7 +74,7 @@ class HeadBlocks:
         grouped: a block has all value heads of a key head, else one.
         stages: chunks that each warp has on their way to shared memory; 0: they come through
             registers.
-        why, fallback: as in `Chunks`; of `gated_delta_step`.
+        why, fallback: as in `Chunks`, with `gated_delta_step` for the unfused op.
     """
 
     name: str

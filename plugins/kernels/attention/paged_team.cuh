@@ -1,5 +1,5 @@
-// The way of a walker of attention_round_mma.cu over its tiles: by one warp, or by a team of
-// QUERIES warps, which read a row's keys and values once for as many queries.
+// How attention_round_mma.cu processes the tiles of a row: by one warp, or by a team of QUERIES
+// warps, which read a row's keys and values once for as many queries.
 //
 // Team: two warps score two queries, each the even or the odd steps of 16 dimensions, and change
 // halves; a warp makes the weights of its own query, then adds up its share of the values'

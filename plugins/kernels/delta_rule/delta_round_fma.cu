@@ -2,8 +2,8 @@
 // FUSED: causal convolution, delta rule, gated norm, quantisation; else gated_delta_step, the delta
 // rule alone. Which folds are stored, and when: round_ring.py.
 //
-// Grid and the way of the state as in delta_decode_fma.cu. A chunk of the state is read once and
-// stays in registers while the round goes over it position by position: first the accepted tokens
+// Grid and order of reading the state: as in delta_decode_fma.cu. A chunk of the state is read once
+// and stays in registers while the round processes its positions: first the accepted tokens
 // of earlier rounds, which only fold, then this one's. Each token's sums are those of a round of
 // one token, in their order: its lag is the same, since the chunk folds on the chip when it would
 // have been stored. A chunk is written if something up to the round's first token made it fold.

@@ -57,7 +57,7 @@ def symmetric(way: str, ranks: int, nbytes: int) -> int:
 def refuse_way(way: str, ranks: int, nbytes: int) -> str | None:
     """Why parts of so many bytes cannot be exchanged this way."""
     if way == PUSH and ranks == 1:
-        return "alone there is nobody to push to"
+        return "one rank has no other to push to"
     if way == PUSH and nbytes > most_pushed(ranks):
         return f"{nbytes} bytes a rank; at most {most_pushed(ranks)} are pushed"
     if way == TWO_SHOT and ranks < 3:

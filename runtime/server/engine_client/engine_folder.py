@@ -73,7 +73,7 @@ def check_cache(asked: int | None, folder: Path) -> None:
         words = "this engine was built without memory for states: build it again with --cache-gib"
         raise OptionError(f"{given}; {words}")
     if asked < row + page:
-        words = f"a prefix takes {(row + page) / GIB:.2g} GiB at least: give more, or --no-cache"
+        words = f"a prefix takes {(row + page) / GIB:.2g} GiB at least: give more, or 0 for none"
         raise OptionError(f"{given}; {words}")
 
 

@@ -143,10 +143,10 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
         name = names[0] + spell_drafts(*drafts) + spell_cache(info)
         logged = options.access_log, options.access_log_all
-        async with lifecycle.listeners(*logged, options.traces, names[0]) as told:
+        async with lifecycle.listeners(*logged, options.traces, names[0]) as callbacks:
             hosts, origins = options.allowed_hosts, options.cors_origins
             guard = guard_of(hosts, options.host, listener, keys.locked, origins)
-            app = create_app(endpoints, keys, told, origins, options.page, guard)
+            app = create_app(endpoints, keys, callbacks, origins, options.page, guard)
             config = _config(app, connections, options)
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)

@@ -79,7 +79,7 @@ def test_what_is_pushed_has_an_end() -> None:
         )
         assert collectives_kernels.refuse_way("push", ranks, most) is None
         assert "are pushed" in str(collectives_kernels.refuse_way("push", ranks, most + 16))
-    assert "nobody" in str(collectives_kernels.refuse_way("push", 1, 16))
+    assert "no other" in str(collectives_kernels.refuse_way("push", 1, 16))
     assert "second shot" in str(collectives_kernels.refuse_way("two_shot", 2, 1 << 20))
 
 

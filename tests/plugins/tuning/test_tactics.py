@@ -25,6 +25,6 @@ def test_tactics_are_few() -> None:
     assert sum(len(tactics) for _, tactics in PAIRS) <= MOST
 
 
-@pytest.mark.parametrize(("op", "tactic"), _several(), ids=lambda x: getattr(x, "name", x))
+@pytest.mark.parametrize(("op", "tactic"), [*_several()], ids=lambda x: getattr(x, "name", x))
 def test_each_is_the_best_of_a_published_bucket_or_says_why(op: str, tactic: Tactic) -> None:
     assert tactic.why or (op, tactic.name) in best("sm_90a")
