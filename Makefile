@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PACKAGES := bench builder check device models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: lock ranks run figures test kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
+.PHONY: lock ranks run figures test pytest kernels lint types mutants mutation abuse fuzz forms newcomer served soak soak-server replicas page clients agents clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -26,7 +26,11 @@ run: $(VENV)/.run
 # belong to a file. One thread each, since in small matrix products threads wait longer than they
 # compute. Tests start the commands some hundred times: bytecode is written even
 # where PYTHONDONTWRITEBYTECODE is set. --no-compile: most installed modules are never imported.
-test: $(VENV)/.test lint types
+# Types are checked meanwhile: alone, mypy would leave a core idle for a minute.
+test: $(VENV)/.test lint
+	@$(MAKE) --no-print-directory -j 2 types pytest
+
+pytest: $(VENV)/.test
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Kernels of the served models' sizes for both targets, and of every case: registers, spills, shared

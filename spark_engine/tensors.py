@@ -108,9 +108,9 @@ class TensorSpec:
     @property
     def dims(self) -> tuple[int, ...]:
         """The shape, all bound. Raises ValueError while a dimension is unbound."""
-        if any(isinstance(d, str) for d in self.shape):
+        if str in map(type, self.shape):
             raise ValueError(f"tensor {self.name} has unbound dimensions {self.shape}")
-        return tuple(int(d) for d in self.shape)
+        return tuple(map(int, self.shape))
 
     def bind(self, dims: dict[str, int]) -> TensorSpec:
         """The same spec with named dimensions replaced by numbers."""

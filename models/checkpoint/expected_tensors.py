@@ -96,7 +96,7 @@ def expected_tensors(
                 found += _projection(row, table[row.table_key], dialect, dtypes, layout)
         elif row.kind is not ValueKind.STACKED_EXPERTS or row.module in stacked:
             found.append(_unquantised(row, table, dtypes, layout))
-    named = (e if e.part != TEXT else replace(e, part=part) for e in found)
+    named = (e if e.part != TEXT or part == TEXT else replace(e, part=part) for e in found)
     return {tensor.name: tensor for tensor in named}
 
 

@@ -11,6 +11,7 @@ file's global algorithm.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -197,13 +198,10 @@ def _parents(name: str) -> Iterable[str]:
 def _wildcards(patterns: Iterable[str]) -> Match:
     """fnmatch patterns (modelopt) against a name or any of its parents."""
     exact = {p for p in patterns if not any(c in p for c in "*?[")}
-    wild = [re.compile(fnmatch.translate(p)) for p in patterns if p not in exact]
-
-    def match(names: tuple[str, ...]) -> bool:
-        parents = [parent for name in names for parent in _parents(name)]
-        return any(p in exact for p in parents) or any(w.match(p) for w in wild for p in parents)
-
-    return match
+    wild = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)")
+    # Cached: experts by the thousand have the same parents.
+    matched = functools.cache(lambda name: name in exact or wild.match(name) is not None)
+    return lambda names: any(matched(parent) for name in names for parent in _parents(name))
 
 
 def _names_or_patterns(entries: Iterable[str]) -> Match:

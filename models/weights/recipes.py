@@ -7,6 +7,7 @@ plain sources stay views of the file's memory map. The builder's rules that join
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -170,7 +171,7 @@ def maximum(a: Recipe, b: Recipe) -> Recipe:
 
 def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
     """The same elements in another shape; the recipe itself if it has that shape."""
-    if int(np.prod(shape)) != int(np.prod(x.shape)):
+    if math.prod(shape) != math.prod(x.shape):
         raise GraphError(f"cannot reshape {x.shape} to {tuple(shape)}")
     return x if x.shape == tuple(shape) else Recipe("reshape", x.dtype, tuple(shape), (x,))
 

@@ -49,10 +49,14 @@ class ReferenceEngine:
             for name, weight in network.weights.items():
                 if name not in self.weights:
                     self.weights[name] = weight.evaluate(model.checkpoint)
+        self.reset()
+
+    def reset(self) -> None:
+        """States and tables as before the first run."""
         self.states = {
             spec.name: _wild(spec.dims, spec.dtype) for spec, _ in self.networks["decode"].states
         }
-        self.tables = {n: np.array(t) for n, t in default_tables(limits).items()}
+        self.tables = {n: np.array(t) for n, t in default_tables(self.limits).items()}
 
     def run(self, family: str, steps: Mapping[str, Array]) -> dict[str, Array]:
         """Every tensor of a launch by name; states are updated."""

@@ -78,13 +78,24 @@ def _rounds(path: Path, run: DraftRun, drafts: int) -> list[Round]:
     return made
 
 
-@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.fixture(scope="module", params=[False, True], ids=["dense", "moe"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, ReferenceEngine]:
+    """A checkpoint and its engine for up to four drafts."""
+    path = tmp_path_factory.mktemp("drafts") / "checkpoint"
+    write_checkpoint(path, SMALL, "f32", moe=request.param, seed=5)
+    return path, _engine(path, 4)
+
+
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_rounds_are_the_definition(tmp_path: Path, length: int, drafts: int, moe: bool) -> None:
-    path = tmp_path / "checkpoint"
-    write_checkpoint(path, SMALL, "f32", moe=moe, seed=5)
-    run = DraftRun(_engine(path, 4))
+def test_rounds_are_the_definition(
+    made: tuple[Path, ReferenceEngine], length: int, drafts: int
+) -> None:
+    path, engine = made
+    engine.reset()
+    run = DraftRun(engine)
     run.prefill(_prompt(length), LENGTHS[length])
     _rounds(path, run, drafts)
 

@@ -37,6 +37,8 @@ OPTIONS = Options(
     decode=(1, 2), prefill=(64, 192), max_context=192, max_seqs=2, kv_dtype="f32", debug=True
 )
 
+SHORT: dict[str, Any] = {"decode": (1,), "prefill": (64,)}  # the buckets of prompts of few tokens
+
 
 def _engine(folder: Path, name: str, **changes: object) -> Loaded:
     options = Options(**{**OPTIONS.to_json(), **changes})  # type: ignore[arg-type]
@@ -91,7 +93,7 @@ def test_exact_activations(format: str, moe: bool, tmp_path: Path) -> None:
 def test_rounded_activations(format: str, moe: bool, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, SHALLOW, format=format, moe=moe, seed=11)
-    engine = _engine(folder, "engine")
+    engine = _engine(folder, "engine", **SHORT)
     drawn = (_ids(seed, 3) for seed in range(200))
     runs = ((ids, oracle.forward(folder, ids)) for ids in drawn)
     clear = list(islice((run for run in runs if run[1].margin > MARGIN), 2))
@@ -105,7 +107,7 @@ def test_fp8_pages(names: str, format: str, tmp_path: Path) -> None:
     """Each side by its own scale, whatever its name."""
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, SHALLOW, format=format, seed=11, kv_scales=names)
-    engine = _engine(folder, "engine", kv_dtype="fp8")
+    engine = _engine(folder, "engine", kv_dtype="fp8", **SHORT)
     drawn = (_ids(seed, 4) for seed in range(200))
     runs = ((ids, oracle.forward(folder, ids, fp8_kv=True)) for ids in drawn)
     clear = list(islice((run for run in runs if run[1].margin > MARGIN), 2))

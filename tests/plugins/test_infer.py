@@ -24,17 +24,13 @@ def specs_of(op: Op, index: int) -> tuple[Attrs, tuple[TensorSpec, ...]]:
 
 
 @pytest.mark.parametrize(("op", "index"), CASES)
-def test_a_wrong_dtype_or_rank_names_the_operand(op: Op, index: int) -> None:
+def test_operands_of_another_form_are_named(op: Op, index: int) -> None:
+    """A wrong dtype or rank, one too many or too few."""
     attrs, specs = specs_of(op, index)
     for i, spec in enumerate(specs):
         for bad in (replace(spec, dtype=DType.BOOL), replace(spec, shape=(*spec.shape, 1, 1))):
             with pytest.raises(GraphError, match=rf"operand {_blamed(op, spec)} (is|has)"):
                 op.infer(attrs, (*specs[:i], bad, *specs[i + 1 :]))
-
-
-@pytest.mark.parametrize(("op", "index"), CASES)
-def test_one_operand_too_many_or_too_few(op: Op, index: int) -> None:
-    attrs, specs = specs_of(op, index)
     if not op.operands[-1].optional:
         with pytest.raises(GraphError, match=f"{op.name} takes"):
             op.infer(attrs, specs[:-1])

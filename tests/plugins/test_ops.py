@@ -11,7 +11,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.op import DOMAIN, Case, Op
 from spark_engine.plugins import registry
-from spark_engine.tensors import Array
+from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import one_node
 
 PAIRS = [
@@ -33,21 +33,42 @@ def reference(op: Op, case: Case, arrays: tuple[Array, ...]) -> tuple[Array, ...
     return tuple(o.copy() for o in outputs)
 
 
+def check_declared(op: Op, case: Case, arrays: tuple[Array, ...]) -> None:
+    """Attributes, dtypes and ranks are the op's; dimensions of one name are of one size."""
+    assert set(case.attrs) <= set(op.attrs)
+    assert {k for k, v in op.attrs.items() if v is None} <= set(case.attrs)
+    given = op.given(case.attrs)
+    assert len(given) - sum(o.optional for o in given) <= len(arrays) <= len(given)
+    sizes: dict[str, int] = {}
+    for operand, array in zip(given, arrays, strict=False):
+        assert DType.of(array.dtype) in operand.dtypes, operand.name
+        assert len(operand.dims) == array.ndim, operand.name
+        for dim, size in zip(operand.dims, array.shape, strict=True):
+            if dim.isidentifier():
+                assert sizes.setdefault(dim, size) == size, f"{operand.name}: {dim}"
+
+
+def check_function(op: Op, case: Case, specs: tuple[TensorSpec, ...]) -> None:
+    """The body is one function, and each value is defined once."""
+    function = onnx.parser.parse_function(op.body(case.attrs, specs))
+    outputs = one_node.result_names(op, case.attrs, len(op.infer(case.attrs, specs)))
+    assert (function.domain, function.name) == (DOMAIN, op.name)
+    assert (list(function.input), list(function.output)) == ([s.name for s in specs], outputs)
+    assert [(i.domain, i.version) for i in function.opset_import] == [("", 23)]
+    defined = [name for node in function.node for name in node.output]
+    assert len(set(defined)) == len(defined), "a value is defined twice"
+
+
 @pytest.mark.parametrize(("op", "case"), PAIRS)
-def test_infer_agrees_with_reference(op: Op, case: Case) -> None:
+def test_infer_and_body_agree_with_the_reference(op: Op, case: Case) -> None:
     arrays = arrays_of(op, case)
+    check_declared(op, case, arrays)
     names = op.names(case.attrs, len(arrays))
     specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
-    inferred = op.infer(case.attrs, specs)
-    results = reference(op, case, arrays)
-    assert [(s.dtype.numpy, s.dims) for s in inferred] == [(r.dtype, r.shape) for r in results]
+    check_function(op, case, specs)
+    inferred, want = op.infer(case.attrs, specs), reference(op, case, arrays)
+    assert [(s.dtype.numpy, s.dims) for s in inferred] == [(r.dtype, r.shape) for r in want]
     assert [s.name for s in inferred] == one_node.result_names(op, case.attrs, len(inferred))
-
-
-@pytest.mark.parametrize(("op", "case"), PAIRS)
-def test_body_equals_reference(op: Op, case: Case) -> None:
-    arrays = arrays_of(op, case)
-    want = reference(op, case, arrays)
     got = one_node.run_op(op, case.attrs, arrays)
     if case.ignore is not None:
         case.ignore(want)
@@ -57,26 +78,6 @@ def test_body_equals_reference(op: Op, case: Case) -> None:
         np.testing.assert_allclose(
             one_node.widen(g), one_node.widen(w), rtol=case.rtol, atol=case.atol, err_msg=label
         )
-
-
-@pytest.mark.parametrize(("op", "case"), PAIRS)
-def test_body_is_one_function_in_the_ops_order(op: Op, case: Case) -> None:
-    arrays = arrays_of(op, case)
-    names = op.names(case.attrs, len(arrays))
-    specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
-    function = onnx.parser.parse_function(op.body(case.attrs, specs))
-    outputs = one_node.result_names(op, case.attrs, len(op.infer(case.attrs, specs)))
-    assert (function.domain, function.name) == (DOMAIN, op.name)
-    assert (list(function.input), list(function.output)) == (names, outputs)
-    assert [(i.domain, i.version) for i in function.opset_import] == [("", 23)]
-    defined = [name for node in function.node for name in node.output]
-    assert len(set(defined)) == len(defined), "a value is defined twice"
-
-
-@pytest.mark.parametrize(("op", "case"), PAIRS)
-def test_case_gives_exactly_the_ops_attributes(op: Op, case: Case) -> None:
-    assert set(case.attrs) <= set(op.attrs)
-    assert {k for k, v in op.attrs.items() if v is None} <= set(case.attrs)
 
 
 @pytest.mark.parametrize("op", registry.OPS, ids=lambda op: op.name)

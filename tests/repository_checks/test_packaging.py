@@ -122,9 +122,17 @@ def _install(venv: Path, *what: str | Path) -> None:
     _run(sys.executable, "-m", "pip", *python, "install", *quiet, "--force-reinstall", *what)
 
 
-def _works(venv: Path, away: Path) -> str:
-    """Runs every tool's help and imports every module; returns the folder of the package."""
-    for tool in TOOLS:
+@pytest.fixture(scope="module")
+def wheel_installed(dist: Path, bare: Path) -> Path:
+    """The venv with the wheel; the last test of this file installs something else there."""
+    (wheel,) = dist.glob("*.whl")
+    _install(bare, wheel)
+    return bare
+
+
+def _works(venv: Path, away: Path, *tools: str) -> str:
+    """Runs the tools' help and imports every module; returns the folder of the package."""
+    for tool in tools:
         assert "Usage" in _run(venv / "bin" / tool, "--help", cwd=str(away))
     script = IMPORT_ALL.format(packages=PACKAGES, modules=_modules())
     return _run(venv / "bin" / "python", "-c", script, cwd=str(away)).strip()
@@ -147,28 +155,25 @@ def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     assert Path("LICENSE") in held
 
 
-def test_the_wheel_works_alone(dist: Path, bare: Path, tmp_path: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
-    _install(bare, wheel)
-    assert Path(_works(bare, tmp_path)).is_relative_to(bare)
+def test_the_wheel_works_alone(wheel_installed: Path, tmp_path: Path) -> None:
+    bare = wheel_installed
+    assert Path(_works(bare, tmp_path, *TOOLS)).is_relative_to(bare)
     module = "spark_engine.runtime.server.operation.release"
     code = f"from {module} import release; print(release()['commit'])"
     assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == COMMIT
 
 
 def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
-    clone: Path, dist: Path, bare: Path, tmp_path: Path
+    clone: Path, wheel_installed: Path, tmp_path: Path
 ) -> None:
-    (wheel,) = dist.glob("*.whl")
-    _install(bare, wheel)
     own = worker_command(tmp_path, EngineOptions())[1:]
-    command = [bare / "bin" / "python", *own, f"ipc://{tmp_path}/x/y"]
+    command = [wheel_installed / "bin" / "python", *own, f"ipc://{tmp_path}/x/y"]
     done = subprocess.run(command, cwd=clone, input="", capture_output=True, text=True)
     assert "No module named 'spark_engine" not in done.stderr
 
 
 def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
     _install(bare, "-e", clone)
-    assert Path(_works(bare, tmp_path)) == clone / "spark_engine"
+    assert Path(_works(bare, tmp_path, "spark-run")) == clone / "spark_engine"
     code = "from spark_engine.runtime.server.operation.release import release; print(*release())"
     assert _run(bare / "bin" / "python", "-c", code, cwd=str(tmp_path)).strip() == "version"

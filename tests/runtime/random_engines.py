@@ -22,7 +22,7 @@ from tests.runtime.fake_executor import free_rows
 VOCAB = 512
 OpenProgress = list[tuple[Any, ...]]
 OPTIONS = Options(
-    decode=(1, 2, 8, 32), prefill=(64, 256), max_context=384, max_seqs=32, kv_tokens=64 * 120
+    decode=(1, 8, 32), prefill=(64, 256), max_context=384, max_seqs=32, kv_tokens=64 * 120
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.runtime.cli.embedded import find_checkpoint
+from tests.checkpoints import write_checkpoint
 from tests.runtime import batch_trial
 
 
@@ -18,7 +18,8 @@ def test_each_token_has_its_logits(
 ) -> None:
     sizes = {"decode": (1, 4), "prefill": (64,), "max_seqs": 4, "max_context": 128}
     options = Options(**sizes, drafts=drafts)
-    build(find_checkpoint(), tmp_path / "engine", options, lambda text: None)
+    written = write_checkpoint(tmp_path / "checkpoint", {"mtp_num_hidden_layers": 1})
+    build(written.path, tmp_path / "engine", options, lambda text: None)
     some = [r for r in batch_trial.ragged(512) if len(r.prompt) < 40][:3]
     monkeypatch.setattr(batch_trial, "ragged", lambda vocab: some)
     said = batch_trial.compare(tmp_path / "engine")

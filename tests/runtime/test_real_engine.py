@@ -349,7 +349,10 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
 def test_a_draft_head_changes_no_token(drafting: Loaded, tmp_path: Path) -> None:
     """Against an engine that was built without: other arithmetic in the recurrent layers."""
     assert drafting.folder
-    checkpoint, plain = drafting.folder.path.parent / "checkpoint", replace(OPTIONS, drafts=0)
+    checkpoint, plain = (
+        drafting.folder.path.parent / "checkpoint",
+        replace(OPTIONS, decode=(1,), drafts=0),
+    )
     build(checkpoint, tmp_path, plain, lambda text: None)
     rng = random.Random(12)
     requests = [random_request(rng, 100, 30) for _ in range(6)]

@@ -89,10 +89,9 @@ class Launch:
         data = np.full(shape, NAN_CODE if self.storage is DType.U8 else np.nan)
         data = data.astype(self.storage.numpy)
         for slot, (first, _) in self.contexts().items():
-            for at in range(first):
-                x = rng.standard_normal((self.kv_heads, self.dim))
-                page = table[slot, at // self.page]
-                data[page, :, at % self.page] = store(x, self.storage, scale)
+            at = np.arange(first)
+            x = rng.standard_normal((first, self.kv_heads, self.dim))
+            data[table[slot, at // self.page], :, at % self.page] = store(x, self.storage, scale)
         return data
 
     def ignore(self, outputs: tuple[Array, ...]) -> None:

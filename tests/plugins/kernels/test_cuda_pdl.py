@@ -13,8 +13,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.repository import ROOT, files
 
 SOURCES = files("plugins/**/*.cu", "plugins/**/*.cuh")
@@ -33,16 +31,15 @@ def _functions(code: str) -> list[str]:
     return re.findall(r"^[^\s#}/].*?\{\n(.*?)^\}", code, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_the_next_begins_after_the_wait(path: Path) -> None:
-    for body in _functions(ASKED_FOR.sub("", _code(path))):
-        if LET in body:
-            assert WAIT in body and body.index(WAIT) < body.index(LET), body
+def test_the_next_begins_after_the_wait() -> None:
+    for path in SOURCES:
+        for body in _functions(ASKED_FOR.sub("", _code(path))):
+            if LET in body:
+                assert WAIT in body and body.index(WAIT) < body.index(LET), f"{path}: {body}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_operands_are_read_coherently(path: Path) -> None:
-    assert not COHERENT.search(_code(path))
+def test_operands_are_read_coherently() -> None:
+    assert [str(path) for path in SOURCES if COHERENT.search(_code(path))] == []
 
 
 def test_every_entry_waits() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import anthropic
 import httpx2
 import msgspec
 import pytest
@@ -335,6 +334,8 @@ def test_other_errors_have_the_form_too() -> None:
 
 
 def test_the_real_client_reads_it() -> None:
+    import anthropic  # takes 2 s of each worker that collects this file
+
     server = ApiClient(THOUGHT + "Let me look.\n" + CALL)
     kwargs: Any = {**BODY, "tools": TOOLS, "thinking": {"type": "adaptive"}}
 
