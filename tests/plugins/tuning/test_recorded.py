@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
 from spark_engine.plugins.tuning import recorded
+from tests.repository import ROOT
 
 OP, ARCHITECTURE = "fp8_linear", "sm_90a"
 ROWS = [(op, t, s, dict(us)) for op, t, s, us in recorded._rows(ARCHITECTURE) if s]
@@ -41,3 +43,15 @@ def test_what_was_not_recorded_has_no_time() -> None:
     assert recorded.seconds(ARCHITECTURE, OP, "skinny", 2 * max(sizes), 8) is None
     assert recorded.seconds(ARCHITECTURE, "nvfp4_linear_a4", "stream-k", sizes[0], 8) is None
     assert recorded.best("sm_121a") == frozenset()
+
+
+def test_recorded_times_are_those_of_the_results() -> None:
+    """All but those of a log, which the file names."""
+    results = [
+        ROOT / "benchmarks/results/kernels" / f"{n}.json" for n in ("tactics_h200", "tactics")
+    ]
+    known = {float(x) for path in results for x in re.findall(r"\d+\.\d+", path.read_text())}
+    rows = recorded._rows(ARCHITECTURE)
+    ours = {(op, tactic, time) for op, _, _, us in rows for tactic, time in us.items()}
+    assert len(ours) > 200
+    assert {tactic for _, tactic, time in ours if time not in known} <= {"many registers"}
