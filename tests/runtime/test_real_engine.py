@@ -338,8 +338,7 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
     solo = run_solo(drafting, requests, UNDRAFTED)
     engine = Engine(drafting, EngineOptions(depth=1))
     engine.scheduler.depth.choose = lambda seqs, brisk=False: DRAFTS  # type: ignore[method-assign]
-    events = [heard(e) for e in play(engine, requests, rng, Foresight(engine, solo, rng))]
-    assert events == solo
+    compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact=True)
     stats = engine.stats()
     offered, kept = stats["drafts_by_position"], stats["accepted_by_position"]
     assert isinstance(offered, list) and isinstance(kept, list)
