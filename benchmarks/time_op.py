@@ -52,11 +52,12 @@ Pairs = list[tuple[Tactic, Plan]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Equal nodes: `label` names where the first of `count` is."""
+    """Equal nodes: `label` names where the first of `count` is; `tokens` of its bucket."""
 
     label: str
     work: Work
     count: int = 1
+    tokens: int = 0
 
 
 def sizes_of(text: str) -> dict[str, tuple[int, ...]]:
@@ -102,7 +103,7 @@ def shapes(
                     first, _, count = found.get(work.key, (label_of(node.name), work, 0))
                     found[work.key] = first, work, count + 1
             for name, work, count in found.values():
-                yield Shape(f"{model} {size.family}:{number} {name}", work, count)
+                yield Shape(f"{model} {size.family}:{number} {name}", work, count, number)
 
 
 def of_case(op: Op, case: Case) -> Shape:
@@ -220,7 +221,9 @@ def main(words: Sequence[str] | None = None) -> None:
                 times = time_at(shape.work, plans, target, args.rounds, folder)
             print(line(shape, times, target), flush=True)
             floor_us = round(floor_of(shape.work, target)[0] * 1e6, 2)
+            at = plans[0][0].size(shape.work.attrs, shape.work.ins, target) or (0, shape.tokens)
             known = {"op": shape.work.name, "shape": shape.label, "count": shape.count}
+            known |= {"size": at[0], "tokens": at[1]}
             rows.append(known | {"floor_us": floor_us, "us": times})
             if args.out:
                 write(args.out, {**head, "date": str(date.today()), "rows": rows})

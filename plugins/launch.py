@@ -199,7 +199,7 @@ class Candidate:
     reduction: Callable[[Node], str | None] | None = None
     why: str = ""
     form: str = ""
-    recorded: Callable[[Node], tuple[int, int] | None] | None = None
+    recorded: Callable[[Node], tuple[int, int] | None] = lambda node: None
 
 
 def _same(attrs: Attrs) -> Attrs:
@@ -251,12 +251,9 @@ def serve(
 
 def _seconds(candidate: Candidate, node: Node) -> float:
     """Recorded, where the candidate says at which size and tokens, else its `cost`."""
-    at = candidate.recorded(node) if candidate.recorded else None
-    architecture = node.target.architecture
-    found = at and recorded.seconds(
-        architecture.rehearses or architecture.name, node.op, candidate.name, *at
-    )
-    return found or candidate.cost(node)
+    at, architecture = candidate.recorded(node), node.target.architecture
+    name = architecture.rehearses or architecture.name
+    return (at and recorded.seconds(name, node.op, candidate.name, *at)) or candidate.cost(node)
 
 
 def _bound(candidate: Candidate, view: Callable[[Attrs, Specs, Target], Node]) -> Tactic:
@@ -270,6 +267,7 @@ def _bound(candidate: Candidate, view: Callable[[Attrs, Specs, Target], Node]) -
         (lambda attrs, specs, target: reduction(view(attrs, specs, target))) if reduction else None,
         candidate.why,
         candidate.form or candidate.name,
+        lambda attrs, specs, target: candidate.recorded(view(attrs, specs, target)),
     )
 
 

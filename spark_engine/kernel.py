@@ -336,6 +336,7 @@ class Tactic:
             order for any number of rows.
         why: what it is for, where no published bucket chose it by a recorded time.
         form: equal for tactics that differ in sizes alone.
+        size: (attrs, bound input specs, target) -> (size, tokens) of recorded times, or None.
     """
 
     name: str
@@ -346,6 +347,7 @@ class Tactic:
     reduction: Callable[[Attrs, Specs, Target], str | None] | None = None
     why: str = ""
     form: str = ""
+    size: Callable[[Attrs, Specs, Target], tuple[int, int] | None] = lambda *node: None
 
     def reduction_key(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
         """`reduction` with its default."""
