@@ -28,6 +28,7 @@ from spark_engine.plugins.common.sequence_tiles import (
 from spark_engine.plugins.state import replay_ring_nodes, round_ring_nodes
 from spark_engine.plugins.state.replay_ring import (
     Ring,
+    Update,
     Wide,
     heads_of,
     ring_of,
@@ -78,8 +79,8 @@ def check(node: Named) -> str | None:
 
 # ---- Reference: float64 --------------------------------------------------------------------------
 
-# (token of the launch, S before it, which becomes S after it) -> (o [Hv,Dv], its update)
-Rule = Callable[[int, Wide], tuple[Wide, tuple[Wide, Wide, Wide]]]
+# (token of the launch, S before it, which becomes S after it) -> (o [Hv,Dv], the update)
+Rule = Callable[[int, Wide], tuple[Wide, Update]]
 
 
 def evaluate(

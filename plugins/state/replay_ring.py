@@ -25,6 +25,7 @@ FOLD_ROWS = 16  # value rows that fold together
 ALIGNMENT = 16  # floats: a record starts on 64 bytes
 LEAST, MOST = 2, 16  # records
 Wide = NDArray[np.float64]
+Update = tuple[Wide, Wide, Wide]  # a token's δ [Hv,Dv], k [Hk,Dk], g [Hv]
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,8 @@ class Stored:
             factor = np.where(live, decay[:, None], factor)
         return factor[..., None] * self.state.astype(np.float64) + added
 
-    def append(self, position: int, update: tuple[Wide, Wide, Wide]) -> None:
-        """Records a token's (δ, k, g), and folds what is due after it."""
+    def append(self, position: int, update: Update) -> None:
+        """Records a token's update, and folds what is due after it."""
         record = np.concatenate([x.reshape(-1) for x in update])
         self.records[position % self.ring.records, : self.ring.used] = record
         if position == 0 and not self.ring.drafts:

@@ -35,16 +35,16 @@ from spark_engine.plugins.ops.delta_rule.gated_delta_chunk import chunk
 from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rates
 from spark_engine.plugins.state import recurrence
 from spark_engine.plugins.state.recurrence import Step
-from spark_engine.plugins.state.replay_ring import Heads, Wide, heads_of
+from spark_engine.plugins.state.replay_ring import Heads, Update, Wide, heads_of
 from spark_engine.plugins.state.round_ring_nodes import advanced
 from spark_engine.tensors import Array, TensorSpec
 
 
 def advance(
     h: Heads, s: Wide, c: Array, ba: Array, a_log: Array, dt_bias: Array
-) -> tuple[Wide, tuple[Wide, Wide, Wide]]:
-    """One token, a row of c and one of ba: (o [Hv,Dv], (δ [Hv,Dv], k [Hk,Dk], g [Hv])). `s`
-    [Hv,Dv,Dk] becomes the state after it."""
+) -> tuple[Wide, Update]:
+    """One token, a row of c and one of ba: (o [Hv,Dv], the update); `s` [Hv,Dv,Dk] becomes the
+    state after it."""
     c, b, a = (x.astype(np.float64) for x in (c, *np.split(ba, 2)))
     size = h.keys * h.key_dim
     q, k = c[: 2 * size].reshape(2, h.keys, h.key_dim)
