@@ -1,7 +1,7 @@
 """The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan, which
 with a replay ring begins from a state caught up.
 
-Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
+Knows the two kernels' shapes and what is between them. A state's output is its input's memory.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _plan(node: Node, ds: int, shared: int, packed: bool) -> Plan:
 
 
 def _cost(node: Node, share: float) -> float:
-    """The products at a share of a third of the tensor cores' rate, what lies between once out and
+    """The products at a share of a third of the tensor cores' rate, what is between once out and
     in."""
     h, target = heads_of(node.attrs), node.target
     tile_heads = node.dim("rows") * h.values

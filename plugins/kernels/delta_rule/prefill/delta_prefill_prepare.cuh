@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   wait_for_previous();
   launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
-#if RING  // the scan will write where this stands
+#if RING  // the scan will overwrite this
   if (head == 0 && threadIdx.x < TOLD && begins(slots, row) && slots[row] >= 0 && starts[row])
     bases[row * TOLD + threadIdx.x] = ring[told_at(sources[row], threadIdx.x, 0)];
 #endif
