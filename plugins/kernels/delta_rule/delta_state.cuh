@@ -1,11 +1,11 @@
-// How a decode step's state is stored: f32 or bf16, [slot][Hv][Dv][Dk], Dk contiguous, alone or with
-// RING behind a replay ring (replay_ring.cuh). How a block reads and writes it.
+// How a decode step's state is stored: f32 or bf16, [slot][Hv][Dv][Dk], Dk contiguous, alone or
+// with RING behind a replay ring (replay_ring.cuh). How a block reads and writes it.
 //
 // LANES lanes hold one value row, 16 bytes each; ACCESSES of a warp are a chunk of CHUNK_ROWS rows
 // (4 KB at 8 accesses). A warp has every WARPS-th chunk of its block's G heads.
-// Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G, WARPS,
-// STAGES (chunks that a warp has in flight to shared memory; 0: through registers), STATE_BYTES (of
-// a state element), RING, DRAFTS.
+// Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G,
+// WARPS, STAGES (chunks that a warp has in flight to shared memory; 0: through registers),
+// STATE_BYTES (of a state element), RING, DRAFTS.
 #pragma once
 #include "delta_rule/replay_ring.cuh"
 

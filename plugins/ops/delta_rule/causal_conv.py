@@ -224,7 +224,7 @@ def _inputs(
                 read = np.arange(max(0, start - taps + 1), start) % kept
                 state[slot, np.setdiff1d(np.arange(kept), read)] = np.nan
         steps: list[Array] = [np.asarray(s, np.int32) for s in (slots, starts, counts)]
-        steps += tiles.told if tiles is not None else []
+        steps += tiles.operands if tiles is not None else []
         flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
         return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
 

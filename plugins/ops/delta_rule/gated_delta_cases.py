@@ -70,7 +70,7 @@ class Launch:
         dt_bias = rng.uniform(-5, 0, self.values)
         rows = (self.slots, self.starts, self.counts)
         steps: list[Array] = [np.asarray(s, np.int32) for s in rows]
-        steps += self.tiles.told if self.tile == PREFILL_TILE else []
+        steps += self.tiles.operands if self.tile == PREFILL_TILE else []
         floats = (a_log.astype(np.float32), dt_bias.astype(np.float32))
         rings = [self.records(rng)] if self.ring else []
         return (c, ba, *floats, state.astype(self.state.numpy), *rings, *steps)

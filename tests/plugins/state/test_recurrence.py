@@ -1,4 +1,4 @@
-"""Another rule than the gated delta rule, S ← e^g S + v kᵀ, behind every kind of storage: the ops are
+"""Another rule than the gated delta rule, S ← e^g S + v kᵀ, behind every kind of storage: an op is
 made of a rule for one state, whichever it is."""
 
 from __future__ import annotations
