@@ -185,7 +185,7 @@ def _round(
     rows: Rows,
     outs: Sequence[str],
 ) -> None:
-    """Token after token of every row, each a step of one; see `replay_ring.Stored`."""
+    """Token after token of every row, each a step of one; see `replay_ring.StoredState`."""
     n, h, dtype = node.dim("rows"), ring.heads, node["gdn_state"].dtype
     held = round_ring_nodes.opened(f, ring, rows, dtype)
     made, certain = [], ""

@@ -168,7 +168,7 @@ def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int
     return 4 * floats
 
 
-class Stored:
+class StoredState:
     """One slot while a launch steps over it.
 
     With drafts a row folds after the same tokens as without, but the slot gets only the folds of
@@ -223,14 +223,14 @@ class Stored:
             self.records[-1, values : 2 * values] = 1
 
 
-def slot_of(ring: Ring | None, heads: Heads, arrays: list[Array], slot: int, start: int) -> Stored:
+def slot_of(ring: Ring | None, h: Heads, arrays: list[Array], slot: int, start: int) -> StoredState:
     """A slot of `gdn_state` and, behind a ring, of `gdn_ring`, before position `start`."""
     state, *rings = (array[slot] for array in arrays)
-    ring = ring or Ring(1, heads)
-    return Stored(ring, state, rings[0] if rings else np.zeros((1, ring.width)), start)
+    ring = ring or Ring(1, h)
+    return StoredState(ring, state, rings[0] if rings else np.zeros((1, ring.width)), start)
 
 
 def whole_state(state: Array, records: Array, end: int, drafts: int = 0) -> Array:
     """The state [Hv,Dv,Dk] of a slot after `end` > 0 tokens, by its records [rows, width]."""
     ring = ring_behind(state.shape, records.shape, drafts)
-    return Stored(ring, state.astype(np.float64), records, end).before(end)
+    return StoredState(ring, state.astype(np.float64), records, end).before(end)

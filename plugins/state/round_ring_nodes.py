@@ -1,5 +1,5 @@
 """Nodes of a replay ring with drafts in a body: a slot while a launch steps over it, token after
-token (`replay_ring.Stored`).
+token (`replay_ring.StoredState`).
 
 Every token's nodes have the shapes that they have in a round of one token, so that its bits are the
 same. What is not live is zero before it is used. Knows no op.
