@@ -26,13 +26,7 @@ from spark_engine.plugins.ops.drafts import (
     round_rows,
     shift_ids,
 )
-from spark_engine.plugins.ops.linear import (
-    fp8_block_linear,
-    fp8_linear,
-    linear,
-    nvfp4_linear,
-    nvfp4_linear_a4,
-)
+from spark_engine.plugins.ops.linear import linear
 from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant, moe_router, shared_gate
 from spark_engine.plugins.ops.norm import norm_quant, rms_norm
 from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
@@ -56,11 +50,7 @@ OPS: tuple[Op, ...] = (
     fp8_block_quant.OP,
     nvfp4_quant.OP,
     norm_quant.OP,
-    linear.OP,
-    fp8_linear.OP,
-    fp8_block_linear.OP,
-    nvfp4_linear.OP,
-    nvfp4_linear_a4.OP,
+    *linear.OPS,
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,

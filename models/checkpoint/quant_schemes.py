@@ -20,6 +20,11 @@ class Scheme(enum.StrEnum):
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
 
+    @property
+    def weights(self) -> str:
+        """The weight format (plugins/formats) that ops have such a projection in."""
+        return "dense" if self is Scheme.PLAIN else self.value
+
 
 class Dialect(enum.StrEnum):
     """The names and conventions of the scale tensors."""

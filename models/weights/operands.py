@@ -19,6 +19,7 @@ from spark_engine.models.weights import recipes
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.formats.registry import FORMATS
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,6 @@ _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
     Scheme.NVFP4: _nvfp4,
     Scheme.NVFP4_A4: _nvfp4_a4,
 }
-MOE_FORMATS: Mapping[Scheme, str] = {s: s.value for s in Scheme} | {Scheme.PLAIN: "dense"}
 
 
 def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
@@ -160,14 +160,14 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
         whole = model.whole(stacked.name)
         p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
         p = _share(model, stacked.name, p)
-        out |= {name: p.weight, **_named(name, p)}
+        out |= _named(name, p)
     return out
 
 
 def _named(weight: str, p: Projection) -> dict[str, Recipe]:
-    """The scales of `weight` as `grouped_moe` calls them."""
-    suffixes = zip(p.scales.values(), ("scale", "scale2"), strict=False)
-    return {f"{weight}_{suffix}": scale for scale, suffix in suffixes}
+    """The weight and its scales as `grouped_moe` calls them."""
+    names = FORMATS[p.scheme.weights].names_of(weight)
+    return dict(zip(names, (p.weight, *p.scales.values()), strict=True))
 
 
 def _expert(
@@ -177,12 +177,10 @@ def _expert(
     # The op needs the weight's global scale apart from the input's, so W4A4 is read as W4A16.
     stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
-    out = {"w13": recipes.concat0([gate.weight, up.weight])}
-    for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
-        out[f"w13_{suffix}"] = recipes.concat0([gate.scales[name], up.scales[name]])
-    out["w2"] = down.weight
+    parts = zip(_named("w13", gate).items(), _named("w13", up).values(), strict=True)
+    out = {name: recipes.concat0([first, second]) for (name, first), second in parts}
     out |= _named("w2", down)
-    if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
+    if FORMATS[scheme.weights].static:
         of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
         # The input is quantised once for both; calibration gives both the same scale.
         out["x_scale"] = recipes.maximum(of_gate, of_up)

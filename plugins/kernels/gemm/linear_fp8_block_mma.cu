@@ -3,7 +3,7 @@
 // is m16_gemm.cuh.
 //
 // A k-slab is a block of 128 k: four e4m3 mma for 16 weight rows and 8 tokens add up in registers
-// of their own, then the two scales bring them into the sum. k is permuted within a k-slab so that
+// for the slab, then the two scales bring them into the sum. k is permuted within a k-slab so that
 // a lane's activations are 32 neighbouring bytes. 16384 x 5120, H200, two m16 tiles a block: 21.2
 // us at 1 row, 36.0 at 32 (floor 20; variants: benchmarks/log/gemm/linear_fp8_block_mma.md).
 #include "gemm/m16_gemm.cuh"

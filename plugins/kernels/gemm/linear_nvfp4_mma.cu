@@ -44,7 +44,7 @@ DEVICE u32 masked_or(u32 word, u32 keep, u32 add) {
 }
 
 // Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
-// mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
+// mantissa such that the exponent of w_scale · 2^119 is 224 more; two are in place, two are a
 // byte off.
 DEVICE void decode_scales(u32 word, u32 (&s)[4]) {
   const u32 first = masked_or(word, 0x0FF00FF0, 0x70007000);

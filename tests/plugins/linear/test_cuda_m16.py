@@ -14,11 +14,11 @@ from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.formats import numeric
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
-from spark_engine.plugins.ops.linear import fp8_block_linear, nvfp4_linear_a4
+from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
 from tests.plugins.packed_node import linear_node
 
-OPS = {"fp8_block_linear": fp8_block_linear.OP, "nvfp4_linear_a4": nvfp4_linear_a4.OP}
+OPS = {name: REGISTRY[name] for name in ("fp8_block_linear", "nvfp4_linear_a4")}
 BUCKETS = (1, 8, 16, 32, 64, 128)
 
 

@@ -18,7 +18,7 @@ constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms whose machine code was looked at
+constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {
@@ -72,7 +72,7 @@ struct Producer {
     if (HINTED) copy_async_hinted(to, from, policy);
     else copy_async(to, from);
   }
-  // Asks for a k-slab of the piece; after the last goes on to the next piece.
+  // Asks for a k-slab of the piece; after the last moves to the next piece.
   DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int slab) {
 #pragma unroll
     for (int m16 = 0; m16 < 4; ++m16)
@@ -122,7 +122,7 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART
   }
 }
 
-// The scales of a product beside its weights.
+// The scales of a product with its weights.
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
   const float* given;  // of an expert's input, where it was quantised by one

@@ -12,7 +12,6 @@ from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_R
 from spark_engine.plugins.kernels.moe.experts import experts_tiles_kernels as by_tiles
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     THREADS,
     Problem,
     combine,
@@ -34,7 +33,7 @@ def _slabs(p: Problem) -> tuple[int, int]:
 def _stage(p: Problem) -> int:
     """Bytes."""
     span = 1 if any(n % 2 for n in _slabs(p)) else 2
-    return span * (BLOCK_M * ROW_BYTES + 16 * M16_BYTES[p.weights]) + BLOCK_M * 4
+    return span * (BLOCK_M * ROW_BYTES + 16 * p.m16_bytes) + BLOCK_M * 4
 
 
 def _depth(p: Problem, target: Target) -> int:

@@ -214,7 +214,7 @@ struct Codes {
       for (int s = 0; s < SPAN; ++s)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          u32 scales = x[i / 2].scales[s];  // behind the row's end stands what was there before
+          u32 scales = x[i / 2].scales[s];  // behind the row's end is what was there before
           if (S::K % 64 && run * SPAN + s == S::SLABS - 1) scales &= PART;
           multiply_codes(sums[i % 2][2 * p + i / 2], weights[s].a[i % 2], x[i / 2].words[2 * s],
                          x[i / 2].words[2 * s + 1], weights[s].scale[i % 2], scales);

@@ -13,7 +13,6 @@ from functools import partial
 from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     THREADS,
     WARPS,
     Problem,
@@ -34,7 +33,7 @@ SORT_BLOCKS = 32
 COUNT = Kernel("moe_count", "ids ranks tokens")
 PLACE = Kernel("moe_sort", "ids ranks order tiles tokens")
 SORT = {"SORT_BLOCKS": SORT_BLOCKS}  # a macro
-# Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
+# Of a library's rate: what mma.sync reaches, on Hopper next to wgmma and elsewhere.
 HOPPER_RATE, OTHER_RATE = 0.45, 0.75
 
 
@@ -51,11 +50,11 @@ class Stage:
     own: int
 
     def slack(self, target: Target) -> int:
-        """Slots of rows beside those of stages: 1 where three stages fit beside it."""
+        """Slots of rows in addition to those of stages: 1 where three stages fit with it."""
         return int(self._stages(target, self.rows + BARRIER) > 2)
 
     def depth(self, target: Target) -> int:
-        """How many; fewer than 2 serve no one."""
+        """How many; fewer than 2 serve no node."""
         return self._stages(target, self.slack(target) * (self.rows + BARRIER))
 
     def nbytes(self, target: Target) -> int:
@@ -69,7 +68,7 @@ class Stage:
 
 
 def _stage(p: Problem, tiling: wide.Tiling) -> Stage:
-    return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
+    return Stage(tiling.block_m * (128 + 4), 16 * p.m16_bytes)
 
 
 def refuse_tiles(node: Node, tiling: wide.Tiling) -> str | None:

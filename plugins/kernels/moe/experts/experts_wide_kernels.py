@@ -15,7 +15,6 @@ from typing import TypeAlias
 from spark_engine.kernel import Launch, Plan
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     Problem,
     by_parts,
     combine,
@@ -27,7 +26,7 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 SORT = Kernel("moe_sort", "x ids x_slabs ranks order tiles tokens")
 SORT_CLUSTER = 8  # blocks that sort
-STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
+STATIC = 5120  # bytes of shared memory that the kernels take in addition to their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
 Key: TypeAlias = Callable[[Node], str | None]
 
@@ -39,7 +38,7 @@ class Tiling:
     Attributes:
         block_m: tokens of a tile.
         part_bytes: of a column of an expert's output.
-        tuning: macros beside those of every tactic.
+        tuning: macros in addition to those of every tactic.
     """
 
     block_m: int
@@ -83,7 +82,7 @@ def plan_wide(node: Node, tiling: Tiling) -> Plan:
     wide, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
     uneven = wide // sizes["UP_WK"] % 2 or inner // sizes["DOWN_WK"] % 2
     span = 1 if uneven else 2  # k-slabs of a stage
-    stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
+    stage = span * (tiling.block_m * 128 + 16 * p.m16_bytes)
     depth = min(12, (target.shared_bytes - STATIC) // stage)
     sizes["DEPTH"], most = depth, most_tiles(p, tiling.block_m)
     node = node.with_scratch(

@@ -126,7 +126,7 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
           announce<LAG>(r, behind.slot);
           behind.next();
         }
-      } else if (thread == 0) {  // `h` lies as it is read: a k-slab is one piece
+      } else if (thread == 0) {  // `h` is stored as it is read: a k-slab is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)slab * piece;
         barrier_expect(r.full + here.slot, SPAN * piece);

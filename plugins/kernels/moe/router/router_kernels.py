@@ -14,7 +14,7 @@ from spark_engine.tensors import DType
 
 ROWS, TOKENS = 16, 8  # of a block
 HELD = 4  # k-slabs of 64 k that a warp holds
-ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
+ONE_WAVE = 64  # tokens; their clusters of 8 tokens are all resident on an H200
 WIDE_EXPERTS = 320  # of a block, the gate among them
 WIDE_TOKENS, WIDE_STAGES = 96, 4  # of a block
 WGMMA_TOKENS, WGMMA_STAGES = 128, 4  # of a cluster; of its blocks

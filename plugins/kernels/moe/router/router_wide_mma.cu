@@ -3,7 +3,7 @@
 // Logits are one matrix product: tokens are the m16 tiles (A of mma.sync), experts with the shared
 // gate behind them the n8 tiles (B). Eight warps, 2 of tokens times 4 of experts; slabs of 64 k
 // come by cp.async into a ring of STAGES, 128 bytes a row, 16-byte columns swizzled by the row. A
-// token's sums run over k in order, whatever stands beside it. Then logits replace the ring in
+// token's sums run over k in order, whatever is next to it. Then logits replace the ring in
 // shared memory, of all tokens or of half of them after the other, and a warp chooses for a token
 // at a time (router_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe/router.md).
