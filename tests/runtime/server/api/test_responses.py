@@ -323,29 +323,6 @@ def test_failures_are_said_and_kept() -> None:
     assert kept["error"]["message"] == "nan"
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"input": None}, "input is empty"),
-        ({"input": []}, "input is empty"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name is None"),
-        ({"input": [{"type": "message"}]}, "input[0].role is None"),
-        ({"tool_choice": {"type": 3}}, "tool_choice.type is 3"),
-        ({"text": {"verbosity": "x"}}, "text.verbosity is 'x'"),
-        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
-        ({"reasoning": {"effort": "x"}}, "reasoning.effort is 'x'"),
-        ({"truncation": "x"}, "truncation is 'x'"),
-        ({"conversation": "c"}, "say previous_response_id"),
-        ({"prompt": {"id": "p"}}, "send the prompt's text"),
-        ({"background": True, "store": False}, "background needs store"),
-        ({"temperature": 3}, "temperature is 3"),
-    ],
-)
-def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
-    answer = ApiClient("x").post(PATH, {**BODY, **fields})
-    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-
-
 def test_a_bug_in_the_background_is_logged_and_not_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,6 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,48 +91,6 @@ def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:
     assert len(drawn) == 20 and None not in drawn
     assert _params(Body(seed=5)).seed == 5
     assert [fold_seed(s) for s in (2**63, 2**64 + 3, -1)] == [-(2**63), 3, -1]
-
-
-def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
-    data = json.dumps(
-        {
-            "prompt": "x",
-            "presence_penalty": 1,
-            "frequency_penalty": -1,
-            "repetition_penalty": 1.5,
-            "logit_bias": {"5": -100, "6": 1.5},
-            "stop": "end",
-            "stop_token_ids": [9],
-            "logprobs": 3,
-            "ignore_eos": True,
-        }
-    )
-    got = _params(decode(data.encode(), CompletionBody))
-    assert (got.presence, got.frequency, got.repetition) == (1, -1, 1.5)
-    assert dict(got.logit_bias) == {5: -100, 6: 1.5}
-    assert (got.stop, got.stop_token_ids, got.logprobs) == (("end",), (9,), 3)
-    assert got.ignore_eos
-    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    assert _params(msgspec.convert(chat, ChatRequest)).logprobs == 0
-    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatRequest)).logprobs == 4
-
-
-def test_drafts_reach_the_engine() -> None:
-    for words, wanted in (("", None), (', "drafts": null', None), (', "drafts": 0', 0)):
-        body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
-        assert _params(body).drafts == wanted
-    chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
-    assert _params(msgspec.convert(chat, ChatRequest)).drafts == 7
-    with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
-        _params(Body(drafts=8))
-    assert caught.value.param == "drafts"
-
-
-def test_the_four_forms_of_a_prompt() -> None:
-    assert prompts("ab") == ["ab"]
-    assert prompts(["ab", "c"]) == ["ab", "c"]
-    assert prompts([1, 2]) == [[1, 2]]
-    assert prompts([[1], [2, 3]]) == [[1], [2, 3]]
 
 
 def test_a_type_error_names_field_and_value() -> None:
