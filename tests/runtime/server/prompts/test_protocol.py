@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
@@ -23,7 +21,7 @@ from spark_engine.runtime.server.api.common import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.api.completions import CompletionBody, prompts
+from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields
 from spark_engine.runtime.server.engine_client.ipc import (
@@ -135,43 +133,6 @@ def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
         decode(data, CompletionBody)
     assert half in str(caught.value)
     assert ("one half of a character" in str(caught.value)) == (half != "truncated")
-
-
-FIELDS = sorted(set(ChatRequest.__struct_fields__) | set(CompletionBody.__struct_fields__))
-JSON = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(2**66), 2**66),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.sampled_from(["", "a", "text", "auto", "user", "5"]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["role", "content", "type", "5", "x"]), inner, max_size=3),
-    ),
-    max_leaves=6,
-)
-
-
-@given(
-    body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
-    value=st.sampled_from(["a", [{"role": "user", "content": "x"}]]),
-)
-@settings(max_examples=1500, deadline=None)
-def test_whatever_comes_a_request_is_taken_or_refused_with_words(
-    body: dict[str, Any], value: Any
-) -> None:
-    kind: type[Body] = CompletionBody if value == "a" else ChatRequest
-    body.setdefault("prompt" if value == "a" else "messages", value)
-    try:
-        got = decode(json.dumps(body).encode(), kind)
-        check(got)
-        if isinstance(got, CompletionBody):
-            prompts(got.prompt)
-        Request((3,), _params(got)).check(INFO.limits, INFO.eos_token_ids)
-    except RequestError as error:
-        assert str(error)
 
 
 def test_messages_between_the_processes_survive_transport() -> None:
