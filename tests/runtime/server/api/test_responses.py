@@ -278,6 +278,29 @@ def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
     stuck.run(cancel)
 
 
+def test_a_client_that_leaves_ends_its_response() -> None:
+    server, stored = ApiClient(""), list[str]()
+    server.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
+    put = server.service.responses.put
+
+    def noted(response: Any, *others: Any) -> Any:
+        stored.append(response["id"])
+        return put(response, *others)
+
+    server.service.responses.put = noted  # type: ignore[method-assign]
+
+    async def leave(http: httpx.AsyncClient) -> Any:
+        asking = asyncio.ensure_future(http.post(PATH, json=BODY))
+        async with asyncio.timeout(60):
+            while not stored:
+                await asyncio.sleep(0.005)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return (await http.get(f"{PATH}/{stored[0]}")).json()
+
+    assert server.run(leave)["status"] == "cancelled" and server.client.cancelled == [0]
+
+
 def test_what_is_stored_is_listed_in_pages() -> None:
     server = ApiClient("Hello")
     items = [{"role": "user", "content": str(i), "junk": "j" * 1000} for i in range(30)]

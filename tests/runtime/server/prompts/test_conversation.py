@@ -20,7 +20,6 @@ TOOL = {
 }
 CALL = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 FOUR = "hm\n</think>\n\nFour."
-OFF = "<think>\n\n</think>\n\n"
 SAID = [*USER, {"role": "assistant", "content": "It is "}]
 CONTINUED = {"messages": SAID, "continue_final_message": True}
 
@@ -45,24 +44,6 @@ def _whole(text: str, **fields: Any) -> tuple[Any, list[int]]:
 def _stream(text: str, **fields: Any) -> list[Any]:
     chunks = [d for _, d in events(_post(ApiClient(text), stream=True, **fields)) if d != "[DONE]"]
     return [choice for chunk in chunks for choice in chunk["choices"]]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"enable_thinking": False},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"reasoning_effort": "none"},
-        {"reasoning": {"effort": "none"}},
-        {"thinking": {"type": "disabled"}},
-        {"thinking": False},
-        {"thinking_budget": 0},
-    ],
-)
-def test_every_switch_turns_thinking_off(fields: dict[str, Any]) -> None:
-    prompt, bound = _asked(**fields)
-    assert prompt.endswith(OFF) and bound is None
-    assert _asked()[0].endswith("<think>\n")
 
 
 def test_a_budget_travels_with_the_request() -> None:
