@@ -20,11 +20,6 @@ TEXTS = st.one_of(st.text(max_size=60), st.sampled_from(small_tokenizer.TEXT))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
-
-
-@pytest.fixture(scope="module")
 def backend() -> Backend:
     return Backend.from_str(small_tokenizer.train())
 
