@@ -7,7 +7,7 @@ the requests; the engine uses these numbers.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -174,23 +174,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 Command = Submit | Cancel | Ping
 Report = Ready | StepReport | Refused | Failed
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
-_COMMANDS = msgspec.msgpack.Decoder(Command)
-_REPORTS = msgspec.msgpack.Decoder(Report)
-
-
-def encode(message: Command | Report) -> bytes:
-    """Bytes of one message."""
-    return _ENCODER.encode(message)
-
-
-def decode_command(data: bytes) -> Command:
-    """The inverse of `encode` in the engine process."""
-    command: Command = _COMMANDS.decode(data)
-    return command
-
-
-def decode_report(data: bytes) -> Report:
-    """The inverse of `encode` in the HTTP process."""
-    report: Report = _REPORTS.decode(data)
-    return report
+# read-only mappings are sent as dicts
+encode: Callable[[Command | Report], bytes] = msgspec.msgpack.Encoder(enc_hook=dict).encode
+decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode

@@ -203,25 +203,11 @@ Result = Prepared | Done | Missing | BodyRefused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
-_JOBS, _RESULTS = msgspec.msgpack.Decoder(PromptJob), msgspec.msgpack.Decoder(Result)
-
-
-def encode(message: PromptJob | Result | FormAsked) -> bytes:
-    """The bytes of a header, or of a FORM's blob."""
-    return _ENCODER.encode(message)
-
-
-def decode_job(data: bytes) -> PromptJob:
-    """The inverse of `encode` in a worker."""
-    job: PromptJob = _JOBS.decode(data)
-    return job
-
-
-def decode_result(data: bytes) -> Result:
-    """The inverse of `encode` in the HTTP process."""
-    result: Result = _RESULTS.decode(data)
-    return result
+# the bytes of a header, or of a FORM's blob; read-only mappings are sent as dicts
+encode: Callable[[PromptJob | Result | FormAsked], bytes]
+encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
+decode_job: Callable[[bytes], PromptJob] = msgspec.msgpack.Decoder(PromptJob).decode
+decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
 
 
 class TextPool(Protocol):
