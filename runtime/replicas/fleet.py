@@ -142,36 +142,33 @@ class Fleet:
         try:
             status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
         except ConnectRefused as error:  # it drains, or its process ended, and with it its streams
-            self._down(replica, str(error))
+            self.down(replica, str(error))
             return
         except Lost as error:
             self.miss(replica, str(error))
             return
         replica.misses = 0
         if status != 200:
-            self._down(replica, body.decode("utf-8", "replace")[:200])
+            self.down(replica, body.decode("utf-8", "replace")[:200])
         elif not replica.up and replica.listed:
             replica.up, replica.dead, replica.why = True, False, ""
             self.router.add(replica.name)
             log.info("replica %s takes requests at %s", replica.name, replica.address.url)
-
-    def suspect(self, replica: Replica, why: str) -> None:
-        """Marks a replica that broke a request; it gets no other until its next health check."""
-        self._down(replica, why)
 
     def miss(self, replica: Replica, why: str) -> None:
         """Records a failed check: no new requests; after MISSES its running requests
         are aborted.
         """
         replica.misses += 1
-        self._down(replica, why)
+        self.down(replica, why)
         if replica.misses >= MISSES and not replica.dead:
             replica.dead = True
             log.error("replica %s is removed: %s", replica.name, why)
             for task in list(replica.flights):
                 task.cancel()
 
-    def _down(self, replica: Replica, why: str) -> None:
+    def down(self, replica: Replica, why: str) -> None:
+        """Marks a replica; it gets no request until its next health check."""
         if replica.up:
             log.warning("replica %s takes no requests: %s", replica.name, why)
         replica.up, replica.why = False, why

@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
 from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
-from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream, UpstreamAnswer
+from spark_engine.runtime.replicas.upstream import Events, Headers, Lost, Upstream, UpstreamAnswer
 from spark_engine.runtime.server.api.answers import anthropic_error, error
 from spark_engine.runtime.server.http.bodies import ReceivedBody
 
@@ -119,7 +118,7 @@ class Forwarder:
             if choice is None or choice.name != replica.name:
                 choice = RouteChoice(replica.name)
             if again:
-                self._metrics.again(again)
+                self._metrics.again.labels(again).inc()
             last = not left or owner or all(r.name in asked.tried for r in self._fleet.up)
             self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
             try:
@@ -199,12 +198,12 @@ class Forwarder:
     async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
         """Handles a replica that broke; returns whether the request has ended."""
         if not isinstance(problem, EngineFailed):
-            self._fleet.suspect(replica, str(problem))
+            self._fleet.down(replica, str(problem))
         if not asked.started:
             return False
         if asked.ended:  # the rest was in transit to a slow client
             return True
-        self._metrics.broken()
+        self._metrics.broken.inc()
         words = f"replica {replica.name} ended during its answer: {problem}; send the request again"
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
@@ -222,7 +221,7 @@ class Forwarder:
         await self._refuse(asked, words)
 
     async def _refuse(self, asked: ClientRequest, words: str) -> None:
-        self._metrics.failed()
+        self._metrics.failed.inc()
         status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
         await self._send(asked, status, headers, body, more=False)
 

@@ -22,8 +22,7 @@ from spark_engine.runtime.replicas.forward import (
     encoded,
     problem_of,
 )
-from spark_engine.runtime.replicas.front_metrics import FrontMetrics
-from spark_engine.runtime.replicas.merged_metrics import merge
+from spark_engine.runtime.replicas.front_metrics import FrontMetrics, merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy

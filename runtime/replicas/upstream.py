@@ -15,6 +15,8 @@ from yarl import URL
 Headers = Sequence[tuple[str, str]]
 CONNECT_S = 5.0
 READ = 1 << 16  # bytes at a time
+END = b"\n\n"
+MOST_EVENT = 256 << 20  # bytes of an event: an answer of 256K tokens with all options
 BROKEN = (aiohttp.ClientError, OSError, TimeoutError, EOFError)
 
 
@@ -57,6 +59,33 @@ class UpstreamAnswer:
                 yield part
         except BROKEN as error:
             raise Lost(_words(error)) from None
+
+
+class Events:
+    """The events of one stream. Each byte is searched once, also in a large event."""
+
+    def __init__(self) -> None:
+        self._left = bytearray()
+
+    def take(self, part: bytes) -> bytes:
+        """All complete events that were not returned yet. Raises Lost for an event that is too
+        long.
+        """
+        seen = max(0, len(self._left) - len(END) + 1)
+        self._left += part
+        at = self._left.rfind(END, seen)
+        if at < 0:
+            if len(self._left) > MOST_EVENT:
+                raise Lost(f"an event has more than {MOST_EVENT >> 20} MiB")
+            return b""
+        whole = bytes(self._left[: at + len(END)])
+        del self._left[: at + len(END)]
+        return whole
+
+    @property
+    def left(self) -> bytes:
+        """Bytes after the last complete event."""
+        return bytes(self._left)
 
 
 class Upstream:

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 from pydantic_core import from_json
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of, thought_of, to_json
+from spark_engine.runtime.text.parts import THOUGHTS, kind_of, short, text_of, thought_of, to_json
 
 Message: TypeAlias = dict[str, Any]
 ROLES = {"developer": "system", "function": "tool"}
@@ -39,7 +39,6 @@ UNREADABLE = "arguments"  # the name of arguments that are not JSON
 UNNAMED = "unknown"  # the name of a call that was cut off before its name
 _RESULT = ("<tool_response>", "</tool_response>")  # around tool results in a client's own text
 _REMINDER = ("<system-reminder>", "</system-reminder>")  # around agents' automatic text
-_SHOWN = 80  # characters of a value in an error
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -129,14 +128,14 @@ def _is_within(text: str, marks: tuple[str, str]) -> bool:
 def _message(where: str, given: Mapping[str, Any]) -> Message:
     role = given.get("role")
     if not isinstance(role, str):
-        raise _error(f"{where}.role is {_short(role)}; it must be a string")
+        raise _error(f"{where}.role is {short(role)}; it must be a string")
     role = ROLES.get(role, role)
     if role not in KNOWN:
         role = "user"
     content = given.get("content")
     if not isinstance(content, str | list | Mapping | None) and role != "tool":
         raise _error(
-            f"{where}.content is {_short(content)}; it must be a string or a list of parts"
+            f"{where}.content is {short(content)}; it must be a string or a list of parts"
         )
     if role != "assistant":
         return {**given, "role": role, "content": text_of(content)}
@@ -212,8 +211,3 @@ def _read_json(text: str) -> Any:
 
 def _error(words: str) -> RequestError:
     return RequestError(words, "messages")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

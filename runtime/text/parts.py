@@ -61,6 +61,12 @@ def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def short(value: Any) -> str:
+    """A value for an error."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
     texts, on_line = list[str](), True  # at the start of a line
     for part in parts:

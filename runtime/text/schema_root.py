@@ -76,11 +76,11 @@ class Root:
             self._words -= 1
             if id(here) not in seen:
                 seen.add(id(here))
-                values = [here.get("const"), *_list(here.get("enum"))]
+                values = [here.get("const"), *as_list(here.get("enum"))]
                 found |= {value for value in values if isinstance(value, str)}
                 for name in ALTERNATIVES:
-                    values += _list(here.get(name))
-                    left += _list(here.get(name))
+                    values += as_list(here.get(name))
+                    left += as_list(here.get(name))
                 self._words -= len(values)
         return frozenset(found) if self._words > 0 else frozenset()
 
@@ -95,12 +95,12 @@ class Root:
                 left += [part for name in ALTERNATIVES for part in self._parts(here, name)]
 
     def _parts(self, schema: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-        return [self.resolve(part) for part in _list(schema.get(name))]
+        return [self.resolve(part) for part in as_list(schema.get(name))]
 
     def _types_of(self, schema: Mapping[str, Any]) -> frozenset[str]:
         kind = schema.get("type")
-        names = [kind] if isinstance(kind, str) else _list(kind)
-        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        names = [kind] if isinstance(kind, str) else as_list(kind)
+        values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
         said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
         for name in ALTERNATIVES:
             parts = [self._types[id(part)] for part in self._parts(schema, name)]
@@ -149,5 +149,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _NOTHING
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -1,6 +1,6 @@
 """Converts the engine's events of one choice to text: detokenising, end ids, stop strings.
 
-Stop strings count in the answer and not in the thought before it; a `Thought` separates the two.
+Stop strings count in the answer and not in the thought before it; a `ReplyParser` separates the two.
 Knows no HTTP and no chat format.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.stops import StopMatcher
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 
@@ -29,25 +29,6 @@ class Piece:
     def is_cut(self) -> bool:
         """Whether a limit, a stop string or the server ended the answer, and not the model."""
         return self.stop is not None or self.finish is not FinishReason.STOP
-
-
-class Thought(Protocol):
-    """Reads streamed text up to the end of the thought: a `ReplyParser`."""
-
-    answer_at: int | None
-
-    @property
-    def thought_until(self) -> int:
-        """Position in the text up to which all is certainly thought."""
-        ...
-
-    def push(self, text: str, marks: Iterable[int] = ()) -> object:
-        """Adds text."""
-        ...
-
-    def flush(self) -> object:
-        """Ends the text."""
-        ...
 
 
 class TextStream:
@@ -73,7 +54,7 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
-        self._thought: Thought | None = None
+        self._thought: ReplyParser | None = None
         self._behind = ""  # held back: it may belong to the answer or the thought
         self._passed = 0  # characters before it
         self._keep_stop = keep_stop
@@ -85,7 +66,7 @@ class TextStream:
         self.cached = 0  # cached tokens of the prompt
         self.finish: FinishReason | None = None
 
-    def stop_behind(self, thought: Callable[[], Thought]) -> None:
+    def stop_behind(self, thought: Callable[[], ReplyParser]) -> None:
         """Makes stop strings count from the reported start of the answer. Call it before the first
         push.
         """

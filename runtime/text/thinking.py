@@ -26,6 +26,7 @@ import msgspec
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.text.parts import short
 from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -58,7 +59,6 @@ FIELDS = (
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending
 _TYPES = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
-_SHOWN = 80  # characters of a value in an error
 T = TypeVar("T")
 
 
@@ -225,7 +225,7 @@ class _Said:
         kind = value.get("type", "enabled")
         if not isinstance(kind, str) or kind not in _TYPES:
             known = "'enabled', 'disabled' or 'adaptive'"
-            raise _error(place, f"{place}.type is {_short(kind)}; it must be {known}")
+            raise _error(place, f"{place}.type is {short(kind)}; it must be {known}")
         self._switch(f"{place}.type", _TYPES[kind])
         self._budget(f"{place}.budget_tokens", value.get("budget_tokens"))
         self.shown = value.get("display") != "omitted" and self.shown
@@ -245,7 +245,7 @@ class _Said:
     def _effort(self, place: str, value: Any) -> None:
         if not isinstance(value, str) or value not in EFFORTS:
             known = ", ".join(EFFORTS)
-            raise _error(place, f"{place} is {_short(value)}; it must be one of {known}")
+            raise _error(place, f"{place} is {short(value)}; it must be one of {known}")
         self._efforts.append((place, value))
         self._switch(place, False if value == "none" else None)
 
@@ -257,7 +257,7 @@ class _Said:
         whole = number and (isinstance(value, int) or value.is_integer())
         if not whole or value < UNLIMITED:
             words = "tokens of thought at most, 0 for none, or -1 for no limit"
-            raise _error(place, f"{place} is {_short(value)}; it must be a number of {words}")
+            raise _error(place, f"{place} is {short(value)}; it must be a number of {words}")
         self._budgets.append((place, UNLIMITED if value > MOST_BUDGET else int(value)))
         self._switch(place, False if value == 0 else None)
 
@@ -278,14 +278,9 @@ def _agreed(said: Sequence[tuple[str, T]]) -> T | None:
 
 def _flag(place: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _error(place, f"{place} is {_short(value)}; it must be true or false")
+        raise _error(place, f"{place} is {short(value)}; it must be true or false")
     return value
 
 
 def _error(place: str, words: str) -> RequestError:
     return RequestError(words, place.partition(".")[0])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -93,6 +93,13 @@ class Tokenizer:
         return found
 
 
+def need(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Raises RequestError where the engine has none."""
+    if tokenizer is None:
+        raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+    return tokenizer
+
+
 class Detokenizer:
     """Converts the ids of one stream to text deltas that never split a character.
 

@@ -10,12 +10,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
 from spark_engine.errors import UserError
 from spark_engine.runtime.cli.terminal import commands as terminal_commands
 from spark_engine.runtime.cli.terminal.commands import MARK, Next
 from spark_engine.runtime.cli.terminal.conversation import ChatHistory
+from spark_engine.runtime.cli.terminal.input import LineReader
 from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.request import FinishReason
@@ -29,18 +29,11 @@ class SecondInterrupt(KeyboardInterrupt):
     """A second Ctrl-C while the first stops an answer: ends the program."""
 
 
-class Keyboard(Protocol):
-    """Reads typed lines."""
-
-    def read(self) -> str | None:
-        """A line; None at the end. Raises KeyboardInterrupt for a line that was dropped."""
-
-
 class TerminalChat:
     """One chat over an open session."""
 
     def __init__(
-        self, session: Session, conversation: ChatHistory, keyboard: Keyboard, screen: Screen
+        self, session: Session, conversation: ChatHistory, keyboard: LineReader, screen: Screen
     ) -> None:
         self._session, self._conversation = session, conversation
         self._keyboard, self._screen = keyboard, screen

@@ -1,8 +1,10 @@
-"""/v1/completions: its body, with prompts of text or token ids."""
+"""The bodies of /v1/completions, with prompts of text or token ids, /tokenize and /detokenize."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from spark_engine.runtime.server.api.common import Body, limit_of
 from spark_engine.runtime.server.api.fields import BadField, is_id, short
@@ -38,6 +40,23 @@ class CompletionBody(Body, kw_only=True):
         """Refuses known fields that are not supported. Raises BadField."""
         if self.suffix:
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """/tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """/detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
 
 
 def prompts(value: Any) -> list[str | list[int]]:

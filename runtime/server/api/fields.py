@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.text.parts import short as short
 
 _SHOWN = 1000  # bytes of a field's JSON above which an error shows it undecoded
 # escapes one after the other: a whole pair of surrogates, a half of one (which is kept), any other
@@ -155,9 +156,3 @@ def _field(data: bytes, name: str) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "unreadable"
     return short(whole) if len(raw) <= _SHOWN else f"{raw[:77].decode(errors='replace')}..."
-
-
-def short(value: Any) -> str:
-    """A value for an error, in at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_request import ChatRequest, ThinkingFields
 from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
-from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
 
 MOST_REPEATED = 256 << 10  # bytes of one field of a request that its response repeats

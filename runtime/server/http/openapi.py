@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.common import RANGES, Body
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED
+from spark_engine.runtime.server.http.endpoints import Route
 
 _SCHEMAS = "#/components/schemas/{name}"
 _ERROR = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
@@ -30,22 +31,7 @@ _ERRORS = {
 _MOST = 2**53  # above it, JSON parsers disagree about integers
 
 
-class Described(Protocol):
-    """The parts of a route that the document has."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def words(self) -> str: ...
-    @property
-    def body(self) -> type[msgspec.Struct] | None: ...
-    @property
-    def open(self) -> bool: ...
-
-
-def document(routes: Sequence[Described]) -> Json:
+def document(routes: Sequence[Route]) -> Json:
     """OpenAPI 3.1."""
     bodies = [route.body for route in routes if route.body is not None]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
@@ -69,7 +55,7 @@ def document(routes: Sequence[Described]) -> Json:
     }
 
 
-def _operation(route: Described, path: str) -> Json:
+def _operation(route: Route, path: str) -> Json:
     """One method of one path."""
     name = re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_")
     error = {"application/json": {"schema": {"$ref": _SCHEMAS.format(name="Error")}}}

@@ -17,6 +17,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import Metric
@@ -51,6 +52,7 @@ class Metrics:
     def __init__(
         self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
     ) -> None:
+        disable_created_metrics()  # unused times of the process, a fifth of the text
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
         self._twice = CollectorRegistry()
         self._model = model
@@ -152,8 +154,8 @@ class Metrics:
 
     def render(self, by_key: bool = False) -> bytes:
         """Prometheus' text format. `by_key`: with the series that name keys."""
-        series = generate_latest(_Shown(self.registry))
-        return series + generate_latest(_Shown(self._of_keys)) if by_key else series
+        series = generate_latest(self.registry)
+        return series + generate_latest(self._of_keys) if by_key else series
 
     def counted(self) -> Mapping[str, Mapping[str, float]]:
         """Values of each family of the HTTP process, by its name without a prefix: a counter's
@@ -247,18 +249,3 @@ class _Twice(Collector):
                 old = len(family.name)
                 twin.samples = [s._replace(name=name + s.name[old:]) for s in family.samples]
                 yield twin
-
-
-class _Shown(Collector):
-    """A registry without the creation times of its series, which are unused and a fifth of its
-    text."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
-        for family in self._registry.collect():
-            made = family.name + "_created"
-            family.samples = [sample for sample in family.samples if sample.name != made]
-            yield family

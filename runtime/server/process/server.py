@@ -20,7 +20,8 @@ from typing import Any, cast
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.config import LifespanType
 
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
@@ -48,7 +49,7 @@ from spark_engine.runtime.server.http.connections import (
 )
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of, is_loopback
-from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
@@ -76,7 +77,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     info = read_info(folder)
     check_drafts(options.engine.drafts, info.limits)
     check_cache(options.engine.cache_bytes, folder)
-    check_tls(options.tls_cert, options.tls_key)
+    ServerTls.of(options.tls_cert, options.tls_key)
     lifecycle.shorten(info, options.max_model_len)
     if options.traces is not None:
         check_endpoint(options.traces)
@@ -147,7 +148,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             hosts, origins = options.allowed_hosts, options.cors_origins
             guard = guard_of(hosts, options.host, listener, keys.locked, origins)
             app = create_app(endpoints, keys, callbacks, origins, options.page, guard)
-            config = _config(app, connections, options)
+            # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it
+            # would try, and log, once for each place. `_Server.startup` sets the real one.
+            config = config_of(app, connections, options, backlog=1)
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
             server = _Server(config, endpoints, client, options, name)
@@ -182,14 +185,20 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
-    # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it would
-    # otherwise try, and log, once for each place of the backlog. `_Server.startup` resets it.
+def config_of(
+    app: ASGIApp,
+    connections: Connections,
+    options: ServerOptions,
+    backlog: int = BACKLOG,
+    lifespan: LifespanType = "auto",
+) -> uvicorn.Config:
+    """uvicorn's configuration of a server with our connections."""
     return uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, connections)),
         ws="none",
-        backlog=1,
+        lifespan=lifespan,
+        backlog=backlog,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -208,25 +208,3 @@ encode: Callable[[PromptJob | Result | FormAsked], bytes]
 encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
 decode_job: Callable[[bytes], PromptJob] = msgspec.msgpack.Decoder(PromptJob).decode
 decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
-
-
-class TextPool(Protocol):
-    """Does jobs. All methods run in one event loop."""
-
-    async def run(
-        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
-    ) -> tuple[Result, list[bytes]]:
-        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
-        turn.
-
-        Raises Busy, and TooCostly where the job went over a limit."""
-        ...
-
-    def refuse_one(self, owner: str) -> bool:
-        """Refuses a waiting job of the owner with the most waiting jobs, if these are more than
-        those of `owner`. Returns whether it did."""
-        ...
-
-    def unhealthy_reason(self) -> str | None:
-        """Why no job can be done now, or None."""
-        ...

@@ -22,7 +22,7 @@ from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 
 _TAIL = 8  # tokens that include the mark of a thought and white space after it
 
@@ -98,9 +98,7 @@ class ChatReader:
 
     def read(self, chat: ChatRequest) -> Reading:
         """Raises RequestError for messages and switches that are malformed or contradictory."""
-        template, tokenizer = self.template, self._tokenizer
-        if tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        template, tokenizer = self.template, need(self._tokenizer)
         given = {name: getattr(chat, name) for name in FIELDS}
         thinking = self.thinking(given, chat.chat_template_kwargs)
         ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)

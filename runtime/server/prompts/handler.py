@@ -1,7 +1,6 @@
 """Does one job: reads a body or compiles a form, and turns an error into a message.
 
-Knows grammars; knows no process. The same code runs in a worker process and, in tests, in the
-caller's.
+Knows grammars; knows no process.
 """
 
 from __future__ import annotations
@@ -95,34 +94,3 @@ def _refused(error: RequestError | CapacityError) -> contract.BodyRefused:
     if len(words) > MOST_WORDS:
         words = f"{words[:MOST_WORDS]}…"
     return contract.BodyRefused(kind, words.encode(errors="replace").decode(), param, code)
-
-
-class Inline:
-    """A pool without processes and limits, for tests: jobs are done in the calling thread."""
-
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.jobs: list[contract.JobKind] = []
-
-    async def run(
-        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
-    ) -> tuple[contract.Result, list[bytes]]:
-        """As `TextPool.run`."""
-        return self.do(kind, blobs)
-
-    def do(
-        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs]
-    ) -> tuple[contract.Result, list[bytes]]:
-        """The same, for any thread."""
-        self.jobs.append(kind)
-        whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(contract.encode(contract.PromptJob(kind, 0.0)), whole)
-        return contract.decode_result(header), found
-
-    def refuse_one(self, owner: str) -> bool:
-        """Nothing waits."""
-        return False
-
-    def unhealthy_reason(self) -> str | None:
-        """Never one."""
-        return None

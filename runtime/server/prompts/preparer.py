@@ -6,7 +6,6 @@ limits its time and memory.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -55,7 +54,7 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 from spark_engine.runtime.text.tool_schema import Types, parameter_types
 from spark_engine.runtime.text.turns import Turns
 
@@ -230,9 +229,7 @@ class Preparer:
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""
-        if self.tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        return self.tokenizer
+        return need(self.tokenizer)
 
     def _prompt(
         self, body: Body, ids: Sequence[int], form: ConstraintSpec | None, bind: Bind
@@ -304,11 +301,6 @@ def _types(chat: ChatRequest) -> Types | None:
         words = f"the names and types of the tools' parameters are {size} bytes"
         raise BadField(f"{words}; at most {MOST_TYPES} are supported", "tools")
     return found
-
-
-def packed(ids: Sequence[int]) -> bytes:
-    """Token ids as i32."""
-    return array("i", ids).tobytes()
 
 
 def json_of(value: object) -> list[bytes]:

@@ -67,13 +67,13 @@ class ChoicesReply:
 
     def close(self) -> None:
         """Cancels what has not finished. May be called twice."""
-        self.running.close()
+        self.running.generation.close()
 
     async def whole(self) -> Json:
         """The whole answer. Raises what `Generation.pieces` raises."""
         tokens: list[list[int]] = [[] for _ in self._forms]
         ends: dict[int, Piece] = {}
-        async for index, piece in self.running.pieces():
+        async for index, piece in self.running.generation.pieces():
             self._first(index, piece)
             self._forms[index].push(piece)
             tokens[index] += _token_ids(piece)
@@ -90,7 +90,7 @@ class ChoicesReply:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of the answer. Raises what `Generation.pieces` raises."""
-        async for index, piece in self.running.pieces():
+        async for index, piece in self.running.generation.pieces():
             if (first := self._first(index, piece)) is not None:
                 yield self._chunk([first], self._counted)
             choice = self._piece(index, piece)

@@ -17,6 +17,7 @@ from spark_engine.runtime.server.replies.blocks import BlockChange, Blocks, Repl
 from spark_engine.runtime.server.service.service import PreparedChoices, Running, Service
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
+from spark_engine.runtime.text.tokenizer import need
 
 
 async def start(service: Service, data: Blobs) -> Reply:
@@ -40,11 +41,11 @@ class MessagesReply:
         ident: str,
         managed: bool = False,
     ) -> None:
-        tokenizer = service.need_tokenizer()
+        tokenizer = need(service.tokenizer)
         self.stream = bool(running.body.stream)
         self._running = running
-        self._blocks = Blocks(found.parsers[0], found.thinking, tokenizer.marks)
-        self._shown = found.shown
+        self._blocks = Blocks(found.parsers[0], found.asked.thinking, tokenizer.marks)
+        self._shown = found.asked.shown
         self._header: Json = {"id": ident, "type": "message", "role": "assistant"}
         self._header |= {"model": service.names[0]}
         self._edits: Json = {"context_management": {"applied_edits": []}} if managed else {}
@@ -52,12 +53,12 @@ class MessagesReply:
 
     def close(self) -> None:
         """Cancels what has not finished. May be called twice."""
-        self._running.close()
+        self._running.generation.close()
 
     async def whole(self) -> Json:
         """The whole message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
-        async for _, last in self._running.pieces():
+        async for _, last in self._running.generation.pieces():
             self._blocks.push(last)
         content = [_content(b) for b in self._blocks.all if self._is_shown(b)]
         end = {**self._end(last), "usage": self._usage(), **self._edits}
@@ -66,7 +67,7 @@ class MessagesReply:
     async def events(self) -> AsyncIterator[bytes]:
         """The events of a message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
-        async for _, piece in self._running.pieces():
+        async for _, piece in self._running.generation.pieces():
             if last is None:
                 yield self._begin()
             last = piece

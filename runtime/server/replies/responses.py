@@ -44,7 +44,7 @@ async def start(service: Service, data: Blobs) -> Reply:
         if asked.store:
             reply.keep(service.responses, items, owner)
     except BaseException:
-        running.close()
+        running.generation.close()
         raise
     if asked.background:
         reply.run_by_itself()

@@ -191,7 +191,7 @@ class Generation:
     async def _next(self) -> Answer:
         deadline = self._deadline
         if deadline.queue_s is not None and not self._has_started:
-            async with deadline.enforced_in_queue():
+            async with deadline.enforced(queued=True):
                 answer = await self._box.get()
             self._has_started = True
             return answer

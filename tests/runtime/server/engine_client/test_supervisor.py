@@ -15,7 +15,6 @@ import zmq.asyncio
 
 from spark_engine.errors import EngineError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import client as engine_client
 from spark_engine.runtime.server.engine_client import engine_process, supervisor
 from spark_engine.runtime.server.engine_client.client import (
@@ -38,7 +37,6 @@ from spark_engine.runtime.server.engine_client.supervisor import (
     Backoff,
     EngineDied,
     Supervision,
-    Supervisor,
     Watchdog,
 )
 

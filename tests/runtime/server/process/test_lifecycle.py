@@ -24,12 +24,11 @@ from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.process import server as module
 from spark_engine.runtime.server.process.lifecycle import shorten
-from spark_engine.runtime.server.prompts.handler import Inline
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests import patient
 from tests.runtime import native_folder, small_tokenizer
-from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.fake_client import FakeClient, Inline, service
 from tests.runtime.server.process.test_server import Running, _server, _wait
 
 OLD, NEW = '[[key]]\nname = "ann"\nkey = "old"\n', '[[key]]\nname = "ann"\nkey = "new"\n'
