@@ -56,7 +56,8 @@ class FrontMetrics:
 
 
 def merge(texts: Mapping[str, str]) -> str:
-    """The servers' metrics: each sample gets the label `replica`. The format requires that a family's samples are consecutive."""
+    """The servers' metrics: each sample gets the label `replica`. The format requires that a
+    family's samples are consecutive."""
     about: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for name, text in texts.items():

@@ -134,9 +134,7 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
         role = "user"
     content = given.get("content")
     if not isinstance(content, str | list | Mapping | None) and role != "tool":
-        raise _error(
-            f"{where}.content is {short(content)}; it must be a string or a list of parts"
-        )
+        raise _error(f"{where}.content is {short(content)}; it must be a string or a list of parts")
     if role != "assistant":
         return {**given, "role": role, "content": text_of(content)}
     return _answer(given, content)

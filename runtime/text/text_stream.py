@@ -1,7 +1,7 @@
 """Converts the engine's events of one choice to text: detokenising, end ids, stop strings.
 
-Stop strings count in the answer and not in the thought before it; a `ReplyParser` separates the two.
-Knows no HTTP and no chat format.
+Stop strings count in the answer and not in the thought before it; a `ReplyParser` separates the
+two. Knows no HTTP and no chat format.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class ChatRequest(Body, kw_only=True):
 
 
 class ThinkingFields(msgspec.Struct, kw_only=True):
-    """The fields of thinking in the bodies of the APIs that are translated, as in a `ChatRequest`."""
+    """Fields of thinking of the APIs that are translated, the same as in a `ChatRequest`."""
 
     enable_thinking: bool | None = None
     enableThinking: bool | None = None  # noqa: N815 (as its clients write it)

@@ -15,7 +15,12 @@ from spark_engine.runtime.server.api import messages, responses
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.common import check
-from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody, TokenizeBody, prompts
+from spark_engine.runtime.server.api.completions import (
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    prompts,
+)
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody

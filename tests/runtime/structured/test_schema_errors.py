@@ -8,6 +8,7 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured import schema_errors
+from spark_engine.runtime.structured.schema_errors import Search, Trials
 from tests.runtime.structured.grammar_walks import spec
 
 BAD = {"type": "string", "pattern": r"(a)\1"}
