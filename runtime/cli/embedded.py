@@ -50,7 +50,6 @@ def find_checkpoint() -> Path:
 
 
 def engine_folder(checkpoint: Path, cache: Path) -> Path:
-    """The folder of its engine."""
     root = checkpoint.parents[2]
     ours = root / "engines"
     if (root / "pyproject.toml").exists() and ours.is_dir():

@@ -263,7 +263,6 @@ def _server_options(values: dict[str, Any]) -> ServerOptions:
 
 
 def _front() -> ModuleType:
-    """The module with Ray Serve, an extra."""
     try:
         from spark_engine.runtime.replicas import front_process as serving
     except ModuleNotFoundError as error:

@@ -69,13 +69,11 @@ class _Run(Grouped):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """`doctor`, if it is named."""
         if args[:1] == [doctor.name]:
             return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the context's command."""
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
@@ -134,7 +132,6 @@ def _check_device(folder: Path, number: int | None) -> None:
 
 
 def _given(context: click.Context, name: str) -> bool:
-    """Whether the option was given, on the command line or in the file."""
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

@@ -47,7 +47,6 @@ class Host:
 
 
 def host(meminfo: Path = MEMINFO) -> Host:
-    """This machine."""
     table = _meminfo(meminfo)
     swap, unused = table.get("SwapTotal"), table.get("SwapFree")
     used = None if swap is None or unused is None else swap - unused

@@ -37,7 +37,6 @@ class DoctorReport:
 
     @property
     def served(self) -> bool:
-        """Whether one of the engines can be served."""
         return any(not engine.why for engine in self.engines)
 
     @property
@@ -64,7 +63,6 @@ class DoctorReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
         host = self.host
         yield f"machine     {host.system}, {host.arch}, {host.cores} cores"
         yield f"software    spark-engine {host.package}, Python {host.python}"

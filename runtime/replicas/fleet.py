@@ -58,7 +58,6 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """The replica's name."""
         return self.address.name
 
     @contextlib.contextmanager
@@ -90,7 +89,6 @@ class Fleet:
 
     @property
     def up(self) -> list[Replica]:
-        """The replicas that accept requests."""
         return [replica for replica in self.replicas.values() if replica.up]
 
     async def watch(self) -> None:

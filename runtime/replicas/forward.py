@@ -90,15 +90,12 @@ class EngineFailed(Lost):
 
 
 class Forwarder:
-    """Forwards requests to the replicas of one fleet."""
-
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
         self._fleet, self._upstream, self._metrics = fleet, upstream, metrics
         self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
         self._asking = asyncio.Semaphore(ASKING)
 
     async def forward(self, asked: ClientRequest) -> None:
-        """Answers the request by one of the replicas."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
         try:
             owner = await self._owner(asked)

@@ -56,7 +56,6 @@ class Front:
         self.app: ASGIApp = RequestIds(self if guard is None else Guarded(self, guard))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
         if scope["type"] != "http":
             return
         started = False

@@ -16,8 +16,6 @@ LABEL = "replica"
 
 
 class FrontMetrics:
-    """The counters of one front."""
-
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
         self._routed = Counter("spark_front_requests", "Requests sent to a replica", registry=own)

@@ -70,7 +70,6 @@ class EngineReplica:
             raise RuntimeError(f"{self._child.url} does not answer")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Running and waiting requests."""
         status, body = self._child.get("/load")
         return {"requests": float(msgspec.json.decode(body)["server_load"]) if status == 200 else 0}
 
@@ -87,7 +86,6 @@ class EngineReplica:
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
     async def __call__(self) -> str:
-        """The server's address."""
         return self._child.url
 
 
@@ -288,7 +286,6 @@ def named() -> tuple[Rows, bool]:
 
 
 def address_here() -> str:
-    """This machine's address within the cluster."""
     return str(ray.util.get_node_ip_address())
 
 

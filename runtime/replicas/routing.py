@@ -21,8 +21,6 @@ HOLDERS = 8  # replicas that are stored per position
 
 
 class Policy(enum.StrEnum):
-    """The policies."""
-
     PREFIX = "prefix"
     LEAST = "least"
     TURN = "turn"
@@ -115,7 +113,6 @@ class Router:
         ticket.ahead = 0
 
     def end(self, ticket: Ticket) -> None:
-        """Records the end of the request."""
         self.started(ticket)
         self.open[ticket.name] -= 1
         if ticket.name not in self._order:

@@ -108,7 +108,6 @@ def _leave_with_the_parent() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process's entry point."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerOptions)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()

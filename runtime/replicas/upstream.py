@@ -158,7 +158,6 @@ class Upstream:
             raise Lost(_words(error)) from None
 
     async def close(self) -> None:
-        """Closes all connections."""
         await self._session.close()
 
 

@@ -72,7 +72,6 @@ def _answer(
     writer: CallWriter | None,
     parallel: bool,
 ) -> str | None:
-    """The grammar expression of the answer after its thought; None if it is free."""
     if choice.mode == NONE or writer is None:
         if choice.mode not in (NONE, AUTO):
             words = "this model's replies have no form of tool calls (--tools none)"

@@ -49,7 +49,6 @@ class OutputForm:
 
     @property
     def field(self) -> str:
-        """The field of the body."""
         return self.place.partition(".")[0]
 
     def write(self, lark: Lark) -> str:

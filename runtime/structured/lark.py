@@ -38,7 +38,6 @@ class Style:
     lenient: bool = False
 
     def options(self) -> dict[str, Any]:
-        """The options for llguidance."""
         how: dict[str, Any] = {"whitespace_pattern": self.blank} if self.blank else {}
         how["whitespace_flexible"] = bool(self.blank)
         return {**how, "lenient": self.lenient, "coerce_one_of": self.lenient}
@@ -64,12 +63,10 @@ class GrammarPiece:
 
     @cached_property
     def schema(self) -> Any:
-        """The result of `make`."""
         return self.make()
 
     @property
     def param(self) -> str:
-        """The field of the body."""
         return param_of(self.place)
 
     def real(self, place: str) -> str:
@@ -107,7 +104,6 @@ class Lark:
         self._size = self._states = 0  # characters of the text; states of all `multipleOf`
 
     def rule(self, expression: str) -> str:
-        """Adds a rule and returns its name."""
         return self._add("r", expression)
 
     def terminal(self, expression: str) -> str:
@@ -190,7 +186,6 @@ def param_of(place: str) -> str:
 
 
 def json_of(schema: Any, style: Style) -> str:
-    """The expression of a JSON schema."""
     plain = {} if schema is True else schema
     if isinstance(plain, Mapping):
         own = {key: value for key, value in plain.items() if key != _OPTIONS}
@@ -208,7 +203,6 @@ def quoted(text: str) -> str:
 
 
 def one_of(expressions: Iterable[str]) -> str:
-    """The expression of any one of them."""
     return f"({' | '.join(expressions)})"
 
 
@@ -227,7 +221,6 @@ def ebnf(text: str) -> str:
 
 
 def token(number: int) -> str:
-    """The expression of one token id."""
     return f"<[{number}]>"
 
 

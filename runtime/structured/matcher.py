@@ -86,7 +86,6 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """The grammar's error, or ""."""
         return _plain(self._matcher.get_error())
 
 
@@ -118,7 +117,6 @@ class Grammars:
 
     @classmethod
     def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
-        """The grammars of a tokenizer folder."""
         return cls(lambda: Tokenizer.load(folder), vocab, eos)
 
     def __call__(self, grammar: str) -> Matcher:
@@ -170,7 +168,6 @@ class Grammars:
             raise RequestError("no answer satisfies it")
 
     def forget(self) -> None:
-        """Empties the cache of compiled grammars."""
         with self._lock:
             self._known.clear()
 

@@ -52,7 +52,6 @@ class Trials:
 
     @property
     def left(self) -> bool:
-        """Whether another trial is allowed."""
         return self.count < TRIALS and time.monotonic() < self._until
 
 

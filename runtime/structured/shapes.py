@@ -37,7 +37,6 @@ class ParameterShape:
     open: bool
 
     def both(self, other: ParameterShape) -> ParameterShape:
-        """The intersection of two shapes."""
         rows = {**self.rows, **other.rows}
         for key in self.rows.keys() & other.rows.keys():
             (one, place), (two, _) = self.rows[key], other.rows[key]

@@ -30,8 +30,6 @@ _HERE = "\u2063answer-goes-on-here\u2063"  # marks the end of a continued messag
 
 
 class Ending(enum.Enum):
-    """The end of a prompt."""
-
     ANSWER = enum.auto()  # the beginning of the assistant's turn
     NOTHING = enum.auto()  # the end of the last message (`add_generation_prompt` false)
     CONTINUE = enum.auto()  # the last message, left open (`continue_final_message`)

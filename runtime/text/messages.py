@@ -141,7 +141,6 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
 
 
 def _answer(given: Mapping[str, Any], content: Any) -> Message:
-    """An assistant's message."""
     parts = content if isinstance(content, list) else []
     thoughts = [thought_of(part) for part in parts if kind_of(part) in THOUGHTS]
     said = [part for part in parts if kind_of(part) not in THOUGHTS] if parts else content

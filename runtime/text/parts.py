@@ -51,7 +51,6 @@ def kind_of(part: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """A value of a request's body as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 

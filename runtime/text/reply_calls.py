@@ -35,8 +35,6 @@ _ANY = Parameter()
 
 
 class CallState(enum.Enum):
-    """Position within a call."""
-
     OPENED = enum.auto()
     BODY = enum.auto()
     VALUE = enum.auto()
@@ -98,7 +96,6 @@ class CallReader:
             self._opened(lexeme)
 
     def take(self, lexeme: Lexeme) -> None:
-        """Reads the next lexeme of the queue."""
         self._step[self._state](lexeme)
 
     def end(self, cut: bool) -> bool:
@@ -130,7 +127,6 @@ class CallReader:
         self._state, self._space = CallState.BEHIND, []
 
     def _say(self, text: str) -> None:
-        """Adds to the arguments."""
         if text:
             self._emit(Delta(Kind.CALL, text))
 

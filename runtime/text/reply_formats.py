@@ -61,12 +61,10 @@ class Formats:
 
     @property
     def thoughts(self) -> ReasoningFormat | None:
-        """The marks of thoughts."""
         return REASONING[self.reasoning]
 
     @property
     def calls(self) -> CallFormat | None:
-        """The marks of calls."""
         return TOOLS[self.tools]
 
     @classmethod

@@ -29,8 +29,6 @@ _OPENING = 64  # characters of white space before the mark of a thought
 
 
 class ParserState(enum.Enum):
-    """State of the parser."""
-
     THOUGHT = enum.auto()
     CONTENT = enum.auto()
     CALLS = enum.auto()

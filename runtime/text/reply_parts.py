@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """The kind of a delta."""
-
     REASONING = "reasoning_content"
     CONTENT = "content"
     CALL = "tool_calls"
@@ -32,7 +30,6 @@ class Deltas:
         self._rows: list[tuple[Kind, str, list[str]]] = []  # kind, name, pieces
 
     def add(self, delta: Delta) -> None:
-        """Adds a piece."""
         if self._rows and not delta.name and self._rows[-1][0] is delta.kind:
             self._rows[-1][2].append(delta.text)
         else:

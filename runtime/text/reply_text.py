@@ -32,8 +32,6 @@ _LONGEST = 300  # characters; every mark is shorter
 
 
 class Mark(enum.Enum):
-    """The kind of a lexeme."""
-
     TEXT = enum.auto()
     THINK = enum.auto()
     END_THINK = enum.auto()

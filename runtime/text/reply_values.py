@@ -38,8 +38,6 @@ _ENDS = {Mark.END_PARAMETER, Mark.END_FUNCTION, Mark.END_CALL}
 
 
 class _Verdict(enum.Enum):
-    """The decision on the first undecided mark."""
-
     WAIT = "for what follows"
     TEXT = "it is text"
     END = "of the value"
@@ -148,7 +146,6 @@ class OpenValue:
         return verdict if verdict is _Verdict.WAIT else _Verdict.TEXT
 
     def _judge_end(self, after: Mark | None, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Decides on `</parameter>`."""
         if after in (None, Mark.PARAMETER, Mark.FUNCTION, Mark.END_CALL):
             return _Verdict.END
         if after is Mark.CALL:

@@ -141,7 +141,6 @@ class Root:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value."""
     return next((name for kind, name in _NAMES if isinstance(value, kind)), "null")
 
 

@@ -88,7 +88,6 @@ class Tokenizer:
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
     def id_of(self, token: str) -> int | None:
-        """The id of one token, or None."""
         found: int | None = self._backend.token_to_id(token)
         return found
 

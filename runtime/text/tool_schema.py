@@ -65,7 +65,6 @@ class Parameter:
         return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:
-        """The value of a parameter's text."""
         if text in self.words or self.is_text(text):
             return text
         if "string" in self.types:

@@ -105,7 +105,6 @@ class Option:
 
     @property
     def where(self) -> frozenset[Mode]:
-        """The modes that use it."""
         return self.group.modes if self.modes is None else self.modes
 
     @property
@@ -126,7 +125,6 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """The default: its field's."""
         if self.kind is bool:
             return False
         found = None if self.fills is None else defaults(self.fills[0])[self.fills[1]]
@@ -135,7 +133,6 @@ class Option:
         return found.value if isinstance(found, enum.Enum) else found
 
     def parameter(self) -> click.Option:
-        """The same for click."""
         many, default = self.many, self.default
         return click.Option(
             [self.flag, self.name],

@@ -235,7 +235,6 @@ def server_options(values: Mapping[str, Any]) -> ServerOptions:
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """How to read conversations."""
     return fill(ChatOptions, OPTIONS, values)
 
 
@@ -247,7 +246,6 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 
 def body(values: Mapping[str, Any]) -> Body:
-    """One answer's options as fields of a request to the server."""
     return Body(**settings(values))
 
 

@@ -53,7 +53,6 @@ class TerminalChat:
                 continue
 
     def _take(self, line: str) -> Next:
-        """Runs one line; returns what follows."""
         if not line.strip():
             return Next.ASK
         try:
@@ -79,7 +78,6 @@ class TerminalChat:
             raise
 
     def _answer(self) -> None:
-        """Answers the last message."""
         told = self._conversation
         with _interrupts() as stopped:
             prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))

@@ -35,7 +35,6 @@ class Totals:
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Counts one answer that has ended."""
         self.answers += 1
         self.tokens += len(answer.events)
         self.prompt_tokens += len(answer.prompt)

@@ -79,7 +79,6 @@ class Commands(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """For a line that starts with `/`."""
         text = document.text_before_cursor
         name, gap, rest = text.partition(" ")
         if not text.startswith(MARK):

@@ -8,5 +8,4 @@ _PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 
 
 def printable(text: str) -> str:
-    """The text without control sequences."""
     return text.translate(_PICTURES)

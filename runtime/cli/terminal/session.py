@@ -143,7 +143,6 @@ class Session:
         return self._template.render(messages, options=options)
 
     def parser(self, answer: Answer) -> ReplyParser:
-        """The parser of an answer to a chat."""
         return self._reader.parser(answer.thinking)
 
     def open(self, shown: Progress | None = None) -> float:
@@ -203,11 +202,9 @@ class Session:
                 yield self._take(answer, events)
 
     def stats(self) -> Stats:
-        """The engine's counters since it was opened."""
         return summarise(self._opened().stats())
 
     def close(self) -> None:
-        """Frees the engine."""
         if self._engine is not None:
             self._engine.close()
         self._trace.save()

@@ -56,11 +56,9 @@ class ChatRequest(Body, kw_only=True):
         return limit_of(either(self.max_completion_tokens, self.max_tokens))
 
     def wanted_logprobs(self) -> int | None:
-        """From two fields."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check_own(self) -> None:
-        """Checks messages, tools and combinations of fields. Raises BadField."""
         for name in TRANSLATED:
             check_type(self, name)
         if not self.messages:

@@ -220,7 +220,6 @@ def fold_seed(seed: int) -> int:
 
 
 def either(first: Any, second: Any) -> Any:
-    """The first, unless it is None."""
     return second if first is None else first
 
 

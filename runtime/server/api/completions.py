@@ -27,7 +27,6 @@ class CompletionBody(Body, kw_only=True):
         return max(COMPLETION_TOKENS, self.min_tokens or 0)
 
     def wanted_logprobs(self) -> int | None:
-        """From one field."""
         return self.logprobs
 
     def scores_prompt(self) -> bool:
@@ -37,7 +36,6 @@ class CompletionBody(Body, kw_only=True):
         return super().scores_prompt() or echo
 
     def check_own(self) -> None:
-        """Refuses known fields that are not supported. Raises BadField."""
         if self.suffix:
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
 

@@ -152,7 +152,6 @@ def _result(block: Mapping[str, Any]) -> Json:
 
 
 def _answer(blocks: list[Any]) -> Json:
-    """An assistant's message."""
     message: Json = {"role": "assistant", "content": []}
     for block in blocks:
         if kind_of(block) == "tool_use":
@@ -209,7 +208,6 @@ def _choose(chat: ChatRequest, body: CountBody) -> None:
 
 
 def _think(chat: ChatRequest, body: CountBody) -> None:
-    """Sets the fields of thinking and of the answer's format."""
     config = body.output_config or {}
     asks = body.copy_to(chat)
     effort = config.get("effort")

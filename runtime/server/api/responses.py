@@ -119,13 +119,11 @@ def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
 
 
 def _refers(item: Json, known: set[str]) -> bool:
-    """Whether it refers to an item in `known`."""
     ident = item.get("id")
     return item.get("type") == "item_reference" and isinstance(ident, str) and ident in known
 
 
 def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
-    """Sets the fields of the answer's format and of thinking."""
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")

@@ -50,7 +50,6 @@ class ToolNames:
         return name
 
     def of(self, function: str) -> ToolName:
-        """The tool of this function."""
         return self._tools.get(function) or ToolName(function)
 
     def special(self) -> dict[str, ToolName]:
@@ -77,12 +76,10 @@ class ToolNames:
         return self.function(name, namespace)
 
     def within(self, namespace: Any) -> set[str]:
-        """The functions of a namespace."""
         return {f for f, tool in self._tools.items() if tool.namespace == namespace}
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name of the function that represents a tool."""
     return name if namespace is None else f"{namespace}__{name}"
 
 

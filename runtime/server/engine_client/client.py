@@ -114,7 +114,6 @@ class EngineClient(Supervisor):
 
     @property
     def sent(self) -> int:
-        """Those of them that an engine process has."""
         return len(self._open) - self._held
 
     @property
@@ -164,7 +163,6 @@ class EngineClient(Supervisor):
             self.send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
-        """Cancels everything in flight."""
         for number in list(self._open):
             self.cancel(number)
 
@@ -187,7 +185,6 @@ class EngineClient(Supervisor):
                 self._hold(number, one)
 
     def on_step(self, report: StepReport) -> None:
-        """Each request's events of a step, together."""
         for number, at in report.started:
             if (one := self._open.get(number)) is not None:
                 one.box.put_nowait(Started(number, at))

@@ -62,7 +62,6 @@ class BlackBox:
         self._write_state()
 
     def _write_state(self) -> None:
-        """The result of `describe` as JSON."""
         with self._lock, contextlib.suppress(OSError):
             part = self._folder / f"{STATE}.part"
             part.write_bytes(self._state())

@@ -72,7 +72,6 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
@@ -147,7 +146,6 @@ class EngineProcess:
         return path.exists() and not path.stat().st_size
 
     async def _writes(self, names: Sequence[str], seconds: float) -> bool:
-        """Whether it writes these within the time."""
         paths = [self._folder / name for name in names]
         end = time.monotonic() + seconds
         while not all(path.exists() and path.stat().st_size for path in paths):

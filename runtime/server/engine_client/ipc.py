@@ -39,7 +39,6 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
     @property
     def request(self) -> Request:
-        """What was sent."""
         prompt = array("i", self.prompt)
         more = self.constraint, self.owner, self.salt
         return Request(prompt, self.params, self.priority, self.marks, *more)
@@ -102,7 +101,6 @@ CACHE = (  # counters of the prefix cache, which the engine and `Stats` name ali
 
 
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
-    """`Engine.stats()` as a message."""
     return Stats(
         running=row["running"],
         waiting=row["waiting"] + row["swapped"],

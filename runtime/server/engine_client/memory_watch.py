@@ -27,7 +27,6 @@ class MemoryWatch:
         self._ended = threading.Event()
 
     def look(self) -> None:
-        """Reads once."""
         found = self._available()
         if found is not None:
             self.short = found < (HIGH if self.short else LOW)
@@ -37,7 +36,6 @@ class MemoryWatch:
         threading.Thread(target=self._run, name="memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Stops reading."""
         self._ended.set()
 
     def _run(self) -> None:

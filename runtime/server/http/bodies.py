@@ -56,7 +56,6 @@ class ReceivedBody:
 
     @property
     def large(self) -> bool:
-        """Does it count?"""
         return self._large > 0
 
     @property
@@ -126,7 +125,6 @@ class _Plain:
     """A body without compression."""
 
     def parts(self, sent: bytes) -> Iterator[bytes]:
-        """The body's next bytes, in parts."""
         yield sent
 
 

@@ -87,13 +87,11 @@ class Endpoints:
         return self.health()
 
     def load(self) -> Response:
-        """How many requests run or wait."""
         stats = self.service.client.stats
         counts = {"running": stats.running, "waiting": stats.waiting}
         return json_response({"server_load": self.service.open, **counts})
 
     def metrics(self) -> Response:
-        """Prometheus' text format."""
         text = self.service.metrics.render(self.metrics_by_key)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -185,7 +183,6 @@ class _Stream(StreamingResponse):
         self._reply = reply
 
     def close(self) -> None:
-        """Closes a reply that is not sent."""
         self._reply.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,13 +193,11 @@ class _Stream(StreamingResponse):
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def json_response(value: Json, status: int = 200) -> Response:
-    """One JSON object."""
     data = msgspec.json.encode(value)
     if len(data) > SLICE:
         return SlicedJson([data], status)

@@ -87,7 +87,6 @@ class Guarded:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         words, code = self._guard.refusal(scope) if scope["type"] == "http" else ("", "")
         if not words:
             await self._app(scope, receive, send)

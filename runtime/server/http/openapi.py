@@ -32,7 +32,6 @@ _MOST = 2**53  # above it, JSON parsers disagree about integers
 
 
 def document(routes: Sequence[Route]) -> Json:
-    """OpenAPI 3.1."""
     bodies = [route.body for route in routes if route.body is not None]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
     for body in bodies:
@@ -56,7 +55,6 @@ def document(routes: Sequence[Route]) -> Json:
 
 
 def _operation(route: Route, path: str) -> Json:
-    """One method of one path."""
     name = re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_")
     error = {"application/json": {"schema": {"$ref": _SCHEMAS.format(name="Error")}}}
     answers: Json = {"200": {"description": "the answer"}}

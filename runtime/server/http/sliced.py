@@ -26,7 +26,6 @@ class SlicedJson(Response):
         self.background: BackgroundTask | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         for part in self._parts:

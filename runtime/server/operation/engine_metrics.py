@@ -38,7 +38,6 @@ class EngineCollector(Collector):
         self._release = {"commit": "", **release(), "python": platform.python_version()}
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
         stats, age = self._read()
         for prefix in PREFIXES:
             yield self._gauge(prefix + "num_requests_running", stats.running)

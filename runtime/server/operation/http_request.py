@@ -95,7 +95,6 @@ class HttpRequest:
             self.after(self)
 
     def charge(self, tokens: int) -> None:
-        """Counts tokens that were read or generated for it."""
         if self.account is not None and self.held:
             self.account.charge(tokens)
 
@@ -122,14 +121,12 @@ def owner() -> str:
 
 
 def note_route(path: str) -> None:
-    """Records the route of the current request."""
     request = _CURRENT.get()
     if request is not None:
         request.handler = path
 
 
 def note_problem(error: Mapping[str, Any]) -> None:
-    """Records the `error` of the current request's answer."""
     request = _CURRENT.get()
     if request is not None:
         request.problem = str(error.get("code") or error.get("type") or "error")
@@ -148,7 +145,6 @@ class RequestMiddleware:
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -192,7 +188,6 @@ class RequestMiddleware:
 
 
 def begin(scope: Scope) -> HttpRequest:
-    """The request with this head."""
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     client = scope.get("client")
     return HttpRequest(

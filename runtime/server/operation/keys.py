@@ -153,7 +153,6 @@ class Account:
             raise LimitReached(f"{words} in {math.ceil(wait)} s", kind, wait)
 
     def leave(self) -> None:
-        """A request has ended."""
         self.open -= 1
 
     def charge(self, tokens: int) -> None:

@@ -97,7 +97,6 @@ class Metrics:
         (self._first if first else self._between).observe(seconds)
 
     def ended(self, watch: Stopwatch) -> None:
-        """A choice ended."""
         self._ended[watch.reason].inc()
         self._whole.observe(watch.whole)
         self._prompts.observe(watch.prompt)
@@ -138,7 +137,6 @@ class Metrics:
         self._http.labels("none", "none", str(status)).inc()
 
     def limited(self, key: str, kind: str) -> None:
-        """A key reached one of its limits."""
         self._limited.labels(key, kind).inc()
 
     def add_key(self, key: str, kinds: Iterable[str]) -> None:
@@ -149,7 +147,6 @@ class Metrics:
             self._key_tokens.labels(key, kind)
 
     def charged(self, key: str, prompt: int, completion: int) -> None:
-        """Tokens of a request under a key."""
         self._key_tokens.labels(key, "prompt").inc(prompt)
         self._key_tokens.labels(key, "completion").inc(completion)
 
@@ -239,7 +236,6 @@ class _Twice(Collector):
         self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
         for family in self._counted.collect():
             prefixes = PREFIXES[:1] if family.name in OWN else PREFIXES
             if family.type == "histogram":

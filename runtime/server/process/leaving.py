@@ -38,7 +38,6 @@ async def _run(work: Coroutine[Any, Any, int]) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends the process at once."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

@@ -46,7 +46,6 @@ def keep_loaded() -> None:
 
 
 def show_keys(keys: Keyring, metrics: Metrics) -> None:
-    """Shows the counters of every key at 0."""
     for name in keys.accounts:
         metrics.add_key(name, LIMITS)
 

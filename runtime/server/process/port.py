@@ -22,7 +22,6 @@ class Listener(socket.socket):
     claim: socket.socket | None = None
 
     def close(self) -> None:
-        """Closes the socket and releases the port."""
         if self.claim is not None:
             self.claim.close()
         super().close()

@@ -89,7 +89,6 @@ def run(folder: Path, options: ServerOptions) -> int:
 
 
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
-    """The command of the engine process."""
     # -P: `python -m` would search the current folder first, and a clone's root has a
     # `spark_engine` without the other packages
     return (

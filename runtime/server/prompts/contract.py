@@ -187,7 +187,6 @@ class BodyRefused(msgspec.Struct, tag=True, frozen=True):
     code: str | None = None
 
     def exception(self) -> Exception:
-        """The exception for the caller of the job."""
         if self.error == CapacityError.__name__:
             return CapacityError(self.message)
         return ERRORS.get(self.error, BadField)(self.message, self.param, self.code)

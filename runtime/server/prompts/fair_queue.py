@@ -55,9 +55,7 @@ class FairQueue(Generic[T]):
             del self._rows[owner]
 
     def counts(self) -> dict[str, int]:
-        """How many items each owner has."""
         return {owner: len(row) for owner, row in self._rows.items()}
 
     def last_of(self, owner: str) -> T:
-        """The last item of an owner."""
         return self._rows[owner][-1]

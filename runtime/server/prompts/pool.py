@@ -76,7 +76,6 @@ class Lane:
         return base + more * self.cpu_of(task)
 
     def put(self, task: Task, first: bool = False) -> None:
-        """Adds a task."""
         if not self.queue and not self.walls:
             self.since = time.monotonic()
         self.queue.put(task.owner, task, first)
@@ -204,7 +203,6 @@ class WorkerPool:
             await self._forker.close()
 
     async def _keep(self) -> None:
-        """Keeps a forking process running."""
         pause = FIRST_PAUSE_S
         while True:
             if self._forker is not None:

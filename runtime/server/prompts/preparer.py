@@ -120,7 +120,6 @@ class Preparer:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
     def converse(
@@ -190,7 +189,6 @@ class Preparer:
         self.reader.take()
 
     def asked(self, body: Body, asked: Asked) -> Asked:
-        """Adds the fields of every API."""
         asked.n, asked.stream = body.n or 1, bool(body.stream)
         asked.stream_options = body.stream_options
         asked.return_token_ids = bool(body.return_token_ids)
@@ -304,5 +302,4 @@ def _types(chat: ChatRequest) -> Types | None:
 
 
 def json_of(value: object) -> list[bytes]:
-    """A whole answer as blobs."""
     return [msgspec.json.encode(value)]

@@ -39,7 +39,6 @@ Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
 
 
 def read_chat(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     body = decode(blobs[0], ChatBody, halves=True)
     chat, custom = body.modern()
     asked = Asked(legacy=body.functions is not None, custom=custom)
@@ -47,7 +46,6 @@ def read_chat(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, lis
 
 
 def read_completion(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     body = decode(blobs[0], CompletionBody)
     given = prompts(body.prompt)
     preparer.check(body, len(given))
@@ -104,7 +102,6 @@ def read_response(
 
 
 def read_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], MessagesBody, halves=True)
         asked = Asked(managed=body.context_management is not None)
@@ -112,7 +109,6 @@ def read_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, 
 
 
 def count_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
-    """Counts the tokens of one body's prompt. Raises RequestError."""
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], CountBody, halves=True)
         chat = messages.to_chat_request(body)

@@ -39,7 +39,6 @@ OUT_OF_MEMORY_FIRST = 500  # of oom_score_adj: a worker is killed before the eng
 
 
 def main(folder: Path, number: int) -> None:
-    """Loads the text files of `folder`, then forks workers until the parent ends."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = socket.socket(fileno=number)

@@ -75,7 +75,6 @@ class ChatFormat:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def push(self, piece: Piece) -> Json:
-        """`delta` with the new parts, and the tokens' `logprobs`."""
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush(piece.is_cut)
@@ -92,7 +91,6 @@ class ChatFormat:
         return body
 
     def whole(self) -> Json:
-        """`message` and `logprobs`."""
         message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
         if Kind.REASONING in self._texts:
             message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])

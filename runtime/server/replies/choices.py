@@ -66,11 +66,9 @@ class ChoicesReply:
         self._begun: set[int] = set()
 
     def close(self) -> None:
-        """Cancels what has not finished. May be called twice."""
         self.running.generation.close()
 
     async def whole(self) -> Json:
-        """The whole answer. Raises what `Generation.pieces` raises."""
         tokens: list[list[int]] = [[] for _ in self._forms]
         ends: dict[int, Piece] = {}
         async for index, piece in self.running.generation.pieces():
@@ -89,7 +87,6 @@ class ChoicesReply:
         return {**whole, "usage": self.running.usage, **self._more()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The chunks of the answer. Raises what `Generation.pieces` raises."""
         async for index, piece in self.running.generation.pieces():
             if (first := self._first(index, piece)) is not None:
                 yield self._chunk([first], self._counted)
@@ -101,7 +98,6 @@ class ChoicesReply:
         yield DONE
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error, and the mark of the end."""
         return _event(problem) + DONE
 
     def _chunk(self, choices: list[Json], counted: bool) -> bytes:

@@ -63,7 +63,6 @@ class CompletionFormat:
         return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
 
     def push(self, piece: Piece) -> answers.Json:
-        """`text` and the tokens' `logprobs`."""
         self._text += piece.text
         body: answers.Json = {"text": piece.text}
         if self._body.logprobs is not None and piece.tokens:
@@ -71,7 +70,6 @@ class CompletionFormat:
         return body
 
     def whole(self) -> answers.Json:
-        """`text`, `logprobs` and `prompt_logprobs`, where they were requested."""
         logprobs = None if self._body.logprobs is None else self._rows
         body: answers.Json = {"text": self._text, "logprobs": logprobs}
         if self._body.prompt_logprobs is not None:
@@ -82,7 +80,6 @@ class CompletionFormat:
         return body
 
     def finish(self, reason: FinishReason) -> str:
-        """The engine's reason."""
         return answers.FINISH[reason]
 
     def _chances(self, events: Iterable[Event]) -> answers.Json:

@@ -31,7 +31,6 @@ class CustomInput:
 
     @property
     def text(self) -> str:
-        """The input so far."""
         return "".join(self._texts)
 
     def push(self, more: str) -> str:

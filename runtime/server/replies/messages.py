@@ -52,11 +52,9 @@ class MessagesReply:
         self._indices: dict[int, int] = {}  # of blocks that are shown, by their own
 
     def close(self) -> None:
-        """Cancels what has not finished. May be called twice."""
         self._running.generation.close()
 
     async def whole(self) -> Json:
-        """The whole message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
         async for _, last in self._running.generation.pieces():
             self._blocks.push(last)
@@ -65,7 +63,6 @@ class MessagesReply:
         return {**self._header, "content": content, **end}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of a message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
         async for _, piece in self._running.generation.pieces():
             if last is None:
@@ -79,7 +76,6 @@ class MessagesReply:
         yield event("message_stop", {})
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error."""
         return event("error", anthropic_error(status, problem))
 
     def _is_shown(self, block: ReplyBlock) -> bool:

@@ -8,7 +8,6 @@ from spark_engine.runtime.server.service.service import Service
 
 
 def models(service: Service) -> Json:
-    """All of them."""
     return {"object": "list", "data": [_row(service, name) for name in service.names]}
 
 

@@ -90,7 +90,6 @@ class ResponsesReply:
         return self._response
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of a response. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
         async for _, piece in self._running.generation.pieces():
             if last is None:
@@ -105,7 +104,6 @@ class ResponsesReply:
         yield self._event("incomplete" if status == CANCELLED else status, response=self._response)
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error, and the failed response."""
         words = problem["error"]
         self._fail(words)
         plain = {"code": words["code"], "message": words["message"], "param": words["param"]}
@@ -212,7 +210,6 @@ class ResponsesReply:
         return {"type": "message", **named, "role": "assistant", "content": content}
 
     def _call(self, block: ReplyBlock, named: Json) -> Json:
-        """A call as the item of its tool."""
         tool = self._names.of(block.name)
         space = {} if tool.namespace is None else {"namespace": tool.namespace}
         named |= {"call_id": block.call, "name": tool.name, **space}

@@ -49,7 +49,6 @@ class CompletionChoice:
 
     @property
     def prompt_tokens(self) -> int:
-        """How many they are."""
         return len(self.request.prompt) + len(self.forced)
 
 

@@ -61,8 +61,6 @@ class PreparedChoices:
 
 @dataclass(frozen=True)
 class Running:
-    """One request in flight."""
-
     generation: Generation
     choices: tuple[CompletionChoice, ...]
     body: contract.Asked
