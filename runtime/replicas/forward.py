@@ -20,7 +20,7 @@ from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
 from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
 from spark_engine.runtime.replicas.upstream import Events, Headers, Lost, Upstream, UpstreamAnswer
-from spark_engine.runtime.server.api.answers import anthropic_error, error
+from spark_engine.runtime.server.api.answers import anthropic_error, error, event
 from spark_engine.runtime.server.http.bodies import ReceivedBody
 
 TRIES = 3  # replicas that may refuse a request before it fails
@@ -322,29 +322,23 @@ def problem_of(
     """(status, body, headers) of an error in the format of the API under `path`; `code`: of a
     refusal.
     """
-    kind = "service_unavailable" if status == REFUSED else "invalid_request_error"
-    code = code if status == REFUSED else ""
     headers = [("content-type", "application/json")]
     if status == REFUSED:
         headers.append(("retry-after", "1"))
-    return (
-        status,
-        msgspec.json.encode(_form(path, status, words, name, kind, code or None)),
-        headers,
-    )
+        body = _form(path, status, words, name, "service_unavailable", code)
+    else:
+        body = _form(path, status, words, name, "invalid_request_error", None)
+    return status, msgspec.json.encode(body), headers
 
 
 def last_words(path: str, words: str, name: str) -> bytes:
     """Final events of a started stream, in the format of its API."""
     body = _form(path, 500, words, name, "server_error", "replica_lost")
     if path.startswith(MESSAGES):
-        return _event("error", body)
+        return event("error", body)
     if path.startswith(RESPONSES):
-        row = body["error"]
-        return _event(
-            "error", {"type": "error", **{k: row[k] for k in ("code", "message", "param")}}
-        )
-    return _event("", body) + b"data: [DONE]\n\n"
+        return event("error", {k: body["error"][k] for k in ("code", "message", "param")})
+    return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 
 
 def _form(
@@ -353,11 +347,6 @@ def _form(
     body = error(words, kind, code=code)
     body |= {"request_id": name} if name else {}
     return anthropic_error(status, body) if path.startswith(MESSAGES) else body
-
-
-def _event(name: str, body: dict[str, Any]) -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:

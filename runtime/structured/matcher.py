@@ -292,17 +292,13 @@ class _Tokens(TokenizerWrapper):
 
 
 def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    made = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+    limits = LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
+    made = LLMatcher(tokens, grammar, log_level=0, limits=limits)
     if not made.is_error():
         made.compute_bitmask()  # copies share the tables that this builds
     if made.is_error():
         raise RequestError(_plain(made.get_error()))
     return made
-
-
-def _limits() -> LLParserLimits:
-    """Limits of one grammar's cost, in the library's units."""
-    return LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
 
 
 def _plain(error: str) -> str:

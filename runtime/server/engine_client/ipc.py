@@ -94,7 +94,8 @@ class Stats(msgspec.Struct, frozen=True):
         return 1 + sum(self.accepted_by_position) / rounds if rounds else None
 
 
-CACHE = (  # counters of the prefix cache, which the engine and `Stats` name alike
+SAME = (  # counters that the engine and `Stats` name alike
+    *("running", "swapped", "free_slots", "steps", "buckets", "padded_rows", "errors"),
     *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
     *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots"),
 )
@@ -102,21 +103,14 @@ CACHE = (  # counters of the prefix cache, which the engine and `Stats` name ali
 
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
     return Stats(
-        running=row["running"],
         waiting=row["waiting"] + row["swapped"],
-        swapped=row["swapped"],
         kv_usage=1 - row["free_pages"] / row["pages"],
-        free_slots=row["free_slots"],
         preemptions=row["preempted_swap"] + row["preempted_recompute"],
-        steps=row["steps"],
-        buckets=row["buckets"],
-        padded_rows=row["padded_rows"],
-        errors=row["errors"],
         drafts_by_position=list(row["drafts_by_position"]),
         accepted_by_position=list(row["accepted_by_position"]),
         rounds_by_k=dict(row["rounds_by_k"]),
         memory_short=memory_short,
-        **{name: row[name] for name in CACHE},
+        **{name: row[name] for name in SAME},
     )
 
 

@@ -106,7 +106,7 @@ class Bodies:
         size, body, turn = 0, ReceivedBody(self), TURN
         try:
             async for sent in request.stream():
-                for part in unpack.parts(sent):
+                for part in (sent,) if unpack is None else unpack.parts(sent):
                     size += len(part)
                     if size > self.most:
                         raise too_large
@@ -119,13 +119,6 @@ class Bodies:
             body.drop()
             raise
         return body
-
-
-class _Plain:
-    """A body without compression."""
-
-    def parts(self, sent: bytes) -> Iterator[bytes]:
-        yield sent
 
 
 class _Packed:
@@ -152,11 +145,11 @@ class _Packed:
             raise BadField(f"the body is not valid {self._name}: {error}") from None
 
 
-def _reader(encoding: str) -> _Plain | _Packed:
-    """The decompressor of a body. Raises UnknownEncoding."""
+def _reader(encoding: str) -> _Packed | None:
+    """The decompressor of a body; None for a plain one. Raises UnknownEncoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
-        return _Plain()
+        return None
     if name not in ENCODINGS:
         words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, by gzip or zstd"
         raise UnknownEncoding(words)

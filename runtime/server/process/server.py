@@ -38,7 +38,6 @@ from spark_engine.runtime.server.engine_client.engine_folder import (
     watchdog_for,
 )
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
@@ -130,7 +129,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
-        await pool.start(_setup(info, names, options))
+        most = info.limits.max_seqs + options.max_queue
+        await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
         times = options.timeout_s, options.queue_timeout_s
         service = Service(client, info, tokenizer, pool, names, formats, *times)
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
@@ -161,11 +161,6 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         await pool.close()
         await client.close()
         trace.save()
-
-
-def _setup(info: EngineInfo, names: tuple[str, ...], options: ServerOptions) -> Setup:
-    most = info.limits.max_seqs + options.max_queue
-    return Setup(info, names, options.chat, options.allow_priority, most)
 
 
 def _supervision(options: ServerOptions) -> Supervision:

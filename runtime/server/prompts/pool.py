@@ -215,25 +215,19 @@ class WorkerPool:
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause = FIRST_PAUSE_S
             try:
-                await self._start_again()
+                assert self._setup is not None
+                self._forker = await Forker.start(self._command)
+                await self._forker.load(self._setup)
                 self._note_up()
             except (OSError, SparkError) as error:
                 self._reason = str(error)
                 log.error("the process that forks prompt workers cannot be started: %s", error)
-                await self._drop()
+                if self._forker is not None:
+                    await self._forker.close()
+                    self._forker = None
             if self._forker is None:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-
-    async def _start_again(self) -> None:
-        assert self._setup is not None
-        self._forker = await Forker.start(self._command)
-        await self._forker.load(self._setup)
-
-    async def _drop(self) -> None:
-        if self._forker is not None:
-            await self._forker.close()
-            self._forker = None
 
     def _note_up(self) -> None:
         self._down_since = None
