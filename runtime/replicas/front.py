@@ -13,15 +13,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from spark_engine.runtime.replicas import forward
 from spark_engine.runtime.replicas.fleet import Fleet
-from spark_engine.runtime.replicas.forward import (
-    ClientRequest,
-    Forwarder,
-    credentials,
-    decoded,
-    encoded,
-    problem_of,
-)
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics, merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
 from spark_engine.runtime.server.api.fields import BadField
@@ -47,7 +40,7 @@ class Front:
     ) -> None:
         self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
-        self._forwarder = Forwarder(fleet, upstream, self.metrics)
+        self._forwarder = forward.Forwarder(fleet, upstream, self.metrics)
         self._answers = {
             ("GET", "/metrics"): self._metrics,
             ("GET", "/replicas"): self._list,
@@ -63,7 +56,7 @@ class Front:
         async def answer(status: int, headers: Headers, part: bytes, more: bool) -> None:
             nonlocal started
             if not started:
-                rows = encoded(headers)
+                rows = forward.encoded(headers)
                 if not more:
                     rows.append((b"content-length", str(len(part)).encode()))
                 await send({"type": "http.response.start", "status": status, "headers": rows})
@@ -86,11 +79,13 @@ class Front:
             return
         except (BadField, Busy) as error:
             status, _ = error_response(error)
-            status, body, headers = problem_of(path, status, str(error), current(), "busy")
+            status, body, headers = forward.problem_of(path, status, str(error), current(), "busy")
             await answer(status, headers, body, False)
             return
-        headers = decoded(_for_replicas(scope["headers"]))
-        asked = ClientRequest(scope["method"], path, target, headers, whole, current(), answer)
+        headers = forward.decoded(_for_replicas(scope["headers"]))
+        asked = forward.ClientRequest(
+            scope["method"], path, target, headers, whole, current(), answer
+        )
         work = self._answers.get((asked.method, path), self._carry)(asked)
         try:
             await _unless_gone(receive, asyncio.ensure_future(work))
@@ -112,7 +107,7 @@ class Front:
         why = "the front is draining" if self.draining else "no replica takes requests"
         return 503, {"status": "unhealthy", "reason": why, **counts}
 
-    async def _list(self, asked: ClientRequest) -> None:
+    async def _list(self, asked: forward.ClientRequest) -> None:
         """The replicas' names and addresses, for clients with a key that a replica accepts."""
         replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
         rows: list[dict[str, object]] = [
@@ -121,7 +116,7 @@ class Front:
         for replica in replicas[:ASKED]:
             try:
                 found = await self._upstream.get(
-                    f"{replica.address.url}/v1/models", METRICS_S, credentials(asked)
+                    f"{replica.address.url}/v1/models", METRICS_S, forward.credentials(asked)
                 )
             except Lost:
                 continue
@@ -134,24 +129,24 @@ class Front:
                 break
         await asked.send(200, JSON, msgspec.json.encode({"replicas": rows}), False)
 
-    async def _carry(self, asked: ClientRequest) -> None:
+    async def _carry(self, asked: forward.ClientRequest) -> None:
         if self.draining:
             words = "the server is draining; send the request elsewhere"
-            status, body, headers = problem_of(asked.path, 503, words, asked.name)
+            status, body, headers = forward.problem_of(asked.path, 503, words, asked.name)
             await asked.send(status, [*headers, ("connection", "close")], body, False)
             return
         try:
             await self._forwarder.forward(asked)
         except Unsendable as error:
             words = f"the request cannot be forwarded: {error}"
-            status, body, headers = problem_of(asked.path, 400, words, asked.name)
+            status, body, headers = forward.problem_of(asked.path, 400, words, asked.name)
             await asked.send(status, headers, body, False)
 
-    async def _metrics(self, asked: ClientRequest) -> None:
+    async def _metrics(self, asked: forward.ClientRequest) -> None:
         """Metrics of every replica and of the front, for clients that may read the replicas'."""
         names = [replica.name for replica in self._fleet.up]
         urls = [f"{replica.address.url}/metrics" for replica in self._fleet.up]
-        headers = credentials(asked)
+        headers = forward.credentials(asked)
         found = await asyncio.gather(
             *(self._upstream.get(url, METRICS_S, headers) for url in urls), return_exceptions=True
         )

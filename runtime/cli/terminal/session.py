@@ -18,12 +18,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.engine_client.engine_folder import (
-    check_cache,
-    check_drafts,
-    check_ranks,
-    read_info,
-)
+from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
 from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
@@ -106,11 +101,11 @@ class Session:
     ) -> None:
         """Raises EngineError or OptionError."""
         self._folder = folder
-        self.info = read_info(folder)
+        self.info = engine_folder.read_info(folder)
         self._options = options or EngineOptions()
-        check_ranks(folder, self._options)
-        check_drafts(self._options.drafts, self.info.limits)
-        check_cache(self._options.cache_bytes, folder)
+        engine_folder.check_ranks(folder, self._options)
+        engine_folder.check_drafts(self._options.drafts, self.info.limits)
+        engine_folder.check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
         grammars = grammars_of(self._tokenizer, self.info)
         self._options = replace(self._options, grammars=grammars)

@@ -26,17 +26,8 @@ from uvicorn.config import LifespanType
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
-from spark_engine.runtime.server.engine_client.engine_folder import (
-    check_cache,
-    check_drafts,
-    find_manifest,
-    read_info,
-    spell_cache,
-    spell_drafts,
-    unmet,
-    watchdog_for,
-)
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.http.app import create_app
@@ -73,9 +64,9 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
-    info = read_info(folder)
-    check_drafts(options.engine.drafts, info.limits)
-    check_cache(options.engine.cache_bytes, folder)
+    info = engine_folder.read_info(folder)
+    engine_folder.check_drafts(options.engine.drafts, info.limits)
+    engine_folder.check_cache(options.engine.cache_bytes, folder)
     ServerTls.of(options.tls_cert, options.tls_key)
     lifecycle.shorten(info, options.max_model_len)
     if options.traces is not None:
@@ -83,7 +74,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
-        options = replace(options, watchdog_s=watchdog_for(folder))
+        options = replace(options, watchdog_s=engine_folder.watchdog_for(folder))
     return leaving.run(serve(command, folder, options))
 
 
@@ -108,7 +99,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
-    begun = find_manifest(folder)
+    begun = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
@@ -134,14 +125,16 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         times = options.timeout_s, options.queue_timeout_s
         service = Service(client, info, tokenizer, pool, names, formats, *times)
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
-        manifest = find_manifest(folder)
+        manifest = engine_folder.find_manifest(folder)
         endpoints.report = make_report(info, manifest, options.chat)
-        for words in () if manifest is None else unmet(options.engine, info, manifest):
+        for words in (
+            () if manifest is None else engine_folder.unmet(options.engine, info, manifest)
+        ):
             log.warning(words)
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
-        name = names[0] + spell_drafts(*drafts) + spell_cache(info)
+        name = names[0] + engine_folder.spell_drafts(*drafts) + engine_folder.spell_cache(info)
         logged = options.access_log, options.access_log_all
         async with lifecycle.listeners(*logged, options.traces, names[0]) as callbacks:
             hosts, origins = options.allowed_hosts, options.cors_origins

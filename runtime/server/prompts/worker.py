@@ -22,15 +22,9 @@ from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
-from spark_engine.runtime.server.prompts import frames, orders
+from spark_engine.runtime.server.prompts import frames, limits, orders
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
-from spark_engine.runtime.server.prompts.limits import (
-    GROWN,
-    LOAD_CPU_S,
-    LOAD_MEMORY,
-    MOST_WORDS,
-)
 from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
 
@@ -48,9 +42,9 @@ def main(folder: Path, number: int) -> None:
         except Exception as error:
             words = str(error) or type(error).__name__
             if short := isinstance(error, MemoryError):
-                words = f"tokenizer and chat template take more than {LOAD_MEMORY >> 20} MiB"
+                words = f"tokenizer and chat template take more than {limits.LOAD_MEMORY >> 20} MiB"
             user = short or isinstance(error, UserError | OSError)
-            _tell(parent, orders.Unloadable(words[:MOST_WORDS], user))
+            _tell(parent, orders.Unloadable(words[: limits.MOST_WORDS], user))
             return
         _tell(parent, orders.ForkerReady())
         _fork_on_demand(parent, handler)
@@ -58,8 +52,8 @@ def main(folder: Path, number: int) -> None:
 
 def _load(folder: Path, parent: socket.socket) -> Handler:
     """Raises EngineError, and any error of the tokenizer's library."""
-    _limit_memory(LOAD_MEMORY)
-    signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
+    _limit_memory(limits.LOAD_MEMORY)
+    signal.setitimer(signal.ITIMER_PROF, limits.LOAD_CPU_S)
     found = find_manifest(folder)
     tokenizer, template = read_text(folder)
     grammars, known = None, None
@@ -134,7 +128,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
-        most = _pages() + GROWN // resource.getpagesize()
+        most = _pages() + limits.GROWN // resource.getpagesize()
         frames.send(sock, orders.encode(orders.WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
