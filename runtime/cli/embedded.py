@@ -4,8 +4,6 @@ Knows folders and the builder's command line. The runtime may not import the bui
 so the builder is started as a process and the checkpoint found by its path.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

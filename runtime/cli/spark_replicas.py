@@ -4,8 +4,6 @@ Knows the command line; `replicas/ray_serve.py`, which needs the extra `ray`, pl
 and `replicas/front_process.py` is the front.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

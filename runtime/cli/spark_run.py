@@ -4,8 +4,6 @@ Knows the command line and the environment; `command` sets the exit code. An opt
 nothing is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

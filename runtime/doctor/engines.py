@@ -4,8 +4,6 @@ Checks the manifest before anything is loaded; opens no executor, and reads no o
 `spark-check` and a start verify the other files.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Knows the driver through `device`, and nvidia-smi if it is installed. Reports a 
 `cuda`, driver or GPU. Imports no CUDA package before `diagnose`.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing

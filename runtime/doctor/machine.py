@@ -3,8 +3,6 @@
 Knows Linux's files and the package's metadata.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ Uses the driver through `Gpu`, and one PTX kernel that the driver compiles, so t
 an engine nor a compiler. Run on an H200, not on a GB10.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from dataclasses import dataclass

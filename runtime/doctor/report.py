@@ -3,8 +3,6 @@
 Knows no GPU and no file; the caller passes the findings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Every replica repeatedly reports its name and the newest plan that it knows, so 
 directory knows both within seconds. Knows names, addresses and times; knows no placement library.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -4,8 +4,6 @@ Knows addresses, health and times; of a request it knows only the task. All meth
 event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ Retries only failures before the client has received any byte. Knows HTTP header
 no socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import OrderedDict, deque

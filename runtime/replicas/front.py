@@ -4,8 +4,6 @@ It answers /health, /ready, /load, /metrics and /replicas for all replicas, and 
 paths. The replicas check keys; the front forwards their refusals.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

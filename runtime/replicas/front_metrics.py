@@ -3,8 +3,6 @@
 Knows Prometheus' text format.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

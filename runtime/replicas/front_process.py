@@ -3,8 +3,6 @@
 Knows uvicorn and signals; knows nothing about the start of replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

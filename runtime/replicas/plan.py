@@ -3,8 +3,6 @@
 Validates numbers; knows no placement library.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ The body's sender is not authenticated yet, so the cost is bounded for every bod
 scanned without building objects, and only some messages are decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple

@@ -5,8 +5,6 @@ own address, which a directory reports to the fronts (docs/decisions.md gives th
 restarts a directory that dies; meanwhile the fronts use the last known replicas.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

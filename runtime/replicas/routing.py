@@ -5,8 +5,6 @@ Knows replicas by name, their numbers of requests, and which prompts they receiv
 and no clock; the simulation (`benchmarks/replicas/simulated.py`) runs the same code.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import OrderedDict
 from collections.abc import Collection, Sequence

@@ -5,8 +5,6 @@ the first line of its standard input, since a key on the command line would be v
 users. It exits when its standard input closes, so that a server does not outlive its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

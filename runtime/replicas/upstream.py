@@ -3,8 +3,6 @@
 The only file that knows aiohttp in the runtime. A broken connection raises `Lost`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, cast

@@ -3,8 +3,6 @@
 Knows the fields of OpenAI and vLLM. Knows no API and no engine; the result is a `ConstraintSpec`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

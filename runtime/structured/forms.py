@@ -3,8 +3,6 @@
 Knows OpenAI's and vLLM's names. Knows no tools; compiles nothing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

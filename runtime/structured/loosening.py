@@ -5,8 +5,6 @@ enforced is an error with its place; a lenient piece is written again without it
 parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ Follows the reply parser's reading of a value (`tool_schema`), so that the parse
 the schema. Knows no function and no call.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ deepest invalid part, and in it the keyword that causes the error. Knows
 how schemas nest; knows no keyword's meaning.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

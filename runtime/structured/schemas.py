@@ -3,8 +3,6 @@
 Knows the kinds of keywords. Knows no grammar and no request.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -21,8 +21,6 @@ A client sends its whole history with each request, so only entries that are not
 refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -6,8 +6,6 @@ unreadable part becomes a short note at its position, and the model can report t
 it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -13,8 +13,6 @@ without the closing brace, so that no client runs it. Of a parameter that occurs
 value counts, as it may have been passed on already.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from collections import deque

@@ -12,8 +12,6 @@ divided. States:
 An answer that ends inside its thought is a thought alone; no content is added.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parts of a parsed answer."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ answer may quote it. Every character is examined once. How the stream is divided
 the text between two marks is divided. Knows no states and no calls.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -24,8 +24,6 @@ mark that is a token counts only where that token was generated. `structured/raw
 values that end by rule 1. Knows no types and no JSON.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Sequence

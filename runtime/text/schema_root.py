@@ -3,8 +3,6 @@
 Knows no tool and no grammar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cached_property, reduce
 from types import MappingProxyType

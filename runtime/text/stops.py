@@ -1,7 +1,5 @@
 """Stop strings in a stream of text. Knows no tokens and no engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -4,8 +4,6 @@ Stop strings count in the answer and not in the thought before it; a `ReplyParse
 two. Knows no HTTP and no chat format.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 

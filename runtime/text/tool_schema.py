@@ -13,8 +13,6 @@ schema decides:
   parse is a string: the tool's own validation then informs the model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Knows Qwen's mark of a turn. Knows no template and no cache: a prompt that a cli
 sends as text or ids has the same marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spark_engine.runtime.text.tokenizer import Tokenizer

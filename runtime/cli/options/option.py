@@ -3,8 +3,6 @@
 Knows click; knows no option. The options are the table of `runtime/cli/options/run_options.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence

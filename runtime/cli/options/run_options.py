@@ -4,8 +4,6 @@ configuration file, and the options of the engine and the server.
 A new option is a row here and the field that it fills, which has the option's default.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping, Sequence

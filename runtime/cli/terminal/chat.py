@@ -4,8 +4,6 @@ Knows this loop and Ctrl-C. `session` has the engine, `input` reads the keyboard
 answer.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Each changes the conversation or reports on it. Knows no terminal and no engine.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Knows messages and settings. Knows no terminal, no engine and no template.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Knows prompt_toolkit. Does not know the meaning of a line.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Knows rich. A model's text never reaches the terminal as control sequences.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Knows the engine and the text of its answers. Knows no command line.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

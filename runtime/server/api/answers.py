@@ -3,8 +3,6 @@
 Knows the formats; knows no HTTP and no engine.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """/v1/chat/completions: its body, including the older fields for functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ The other chat APIs are translated to it and back, so the meaning of a conversat
 Knows fields and their checks; knows no template and no engine.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

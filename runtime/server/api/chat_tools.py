@@ -4,8 +4,6 @@ Knows OpenAI's form, the flat one of /v1/responses, and Anthropic's choices. A c
 tool is offered as a function of one text, as in /v1/responses; tools of other types are omitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The bodies of /v1/completions, with prompts of text or token ids, /tokenize and /detokenize."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 Knows JSON, types and ranges. Knows no API: the bodies are in the files next to this one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -4,8 +4,6 @@ They are not offered to the model, since agents send them with every request. A 
 one is refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from spark_engine.runtime.server.api.fields import BadField, short

@@ -4,8 +4,6 @@ Knows its bodies and blocks. A model thinks here only when `thinking` requests i
 default of this API.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Knows its body and its items. Stored responses are in `runtime/server/service/stored_responses.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Knows OpenAI's types of items. A client sends everything that it stored, also fr
 newer versions, so no item is refused: one that cannot be read becomes a note.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Iterable, Mapping

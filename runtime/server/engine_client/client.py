@@ -4,8 +4,6 @@ Knows requests and their mailboxes, also while no engine process runs; knows no 
 no process (`supervisor.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ while no Python code runs; otherwise it may crash the process. The HTTP process 
 file. No dump contains text or tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler

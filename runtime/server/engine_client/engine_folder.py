@@ -3,8 +3,6 @@
 Opens no engine file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

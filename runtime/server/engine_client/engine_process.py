@@ -3,8 +3,6 @@
 Knows processes, sockets and signals; knows no request, and does not decide about restarts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ Such a machine does not fail an allocation when memory runs out: it stops answer
 kernel's MemAvailable and two limits; knows no engine. A thread reads, so that no step waits.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ exponential backoff, and gives up when it ends too often.
 Knows processes and times; what happens to requests meanwhile is decided in `client.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

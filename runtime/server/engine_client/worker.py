@@ -4,8 +4,6 @@ Knows the engine's loop; knows no HTTP and no text. It ends when its standard in
 means that its parent has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

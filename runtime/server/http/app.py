@@ -3,8 +3,6 @@
 Knows HTTP; `routes.py` has the routes, `endpoints.py` runs a request.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 

@@ -3,8 +3,6 @@
 Knows HTTP. Knows no API: `routes.py` passes the function that starts an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass

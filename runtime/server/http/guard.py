@@ -6,8 +6,6 @@ their Host. Or it sends a simple request, which needs no CORS preflight, with it
 other than browsers send no Origin. Knows headers; knows no endpoint.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Knows OpenAPI's format and the limits of fields. Answers have only a media type:
 from the APIs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The table of all paths that are served; a 404 lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from fastapi import Request, Response

@@ -1,7 +1,5 @@
 """JSON that may be long, sent in slices; the event loop does other work in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Knows names and labels: ours, and vLLM's for dashboards that use them.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator, Mapping
 

@@ -4,8 +4,6 @@ Knows their file, how they are compared, and what each has used. Knows no HTTP. 
 one event loop.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

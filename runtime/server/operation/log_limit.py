@@ -3,8 +3,6 @@
 Knows logging only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

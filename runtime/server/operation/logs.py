@@ -3,8 +3,6 @@
 Knows the formats of lines. The rate limit is in `log_limit.py`.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import logging

@@ -4,8 +4,6 @@ It is returned as a header and in errors; `current()` returns it for the log. Kn
 endpoints.
 """
 
-from __future__ import annotations
-
 import contextvars
 import re
 import secrets

@@ -4,8 +4,6 @@ Knows the files next to it and HTTP's headers. Knows nothing of what the page sh
 `files/` use the same endpoints as any client.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Knows the manifest and the open engine's description. A summary: modules are gro
 time of the chosen tactic is included.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Ends the server's process even if a thread or the event loop does not end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

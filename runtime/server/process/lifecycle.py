@@ -2,8 +2,6 @@
 traces, and a shorter context.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

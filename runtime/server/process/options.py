@@ -1,7 +1,5 @@
 """How a server is run. Imports no HTTP library: the command line reads it for every mode."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from spark_engine.runtime.engine.engine import EngineOptions

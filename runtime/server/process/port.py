@@ -6,8 +6,6 @@ engine is loaded, the port is also claimed as a name in the abstract namespace o
 which is private to a network namespace as ports are, and is released with the process.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 

@@ -3,8 +3,6 @@
 Knows processes, signals and deadlines; the endpoints are in `runtime/server/http/app.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ A message is a MessagePack header and blobs: bodies and lists of tokens are sent
 event loop never reads or copies as a whole. Knows no transport.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Knows the chat template, the formats of thoughts and calls, and the fields that 
 no engine and no API's answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """A queue in which owners take turns: an item waits for its owner's earlier items, and not for all
 items of others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar

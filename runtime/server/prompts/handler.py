@@ -3,8 +3,6 @@
 Knows grammars; knows no process.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Sequence
 

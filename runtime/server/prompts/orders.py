@@ -3,8 +3,6 @@
 Each message is one packet of MessagePack. Knows no transport.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

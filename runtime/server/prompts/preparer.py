@@ -4,8 +4,6 @@ Pure: no process, no engine, no HTTP. The functions for each API are in `read_bo
 limits its time and memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any

@@ -3,8 +3,6 @@
 Runs in a worker process. What the APIs share is in `preparer.py`.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial

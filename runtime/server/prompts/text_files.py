@@ -1,7 +1,5 @@
 """The text files of an engine folder: tokenizer and chat template, and what is made from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spark_engine.engine_file import TOKENIZER, has_text

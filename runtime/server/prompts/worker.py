@@ -5,8 +5,6 @@ socket's messages, forks, signals and limits; knows no API.
 `python -m spark_engine.runtime.server.prompts.worker FOLDER FD`: FD is the socket to the parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

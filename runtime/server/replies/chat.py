@@ -1,7 +1,5 @@
 """Answers of /v1/chat/completions: OpenAI's form of messages, thoughts and calls."""
 
-from __future__ import annotations
-
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import (
     FINISH,

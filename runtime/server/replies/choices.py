@@ -3,8 +3,6 @@
 Knows OpenAI's envelope (id, choices, usage, finish reasons). A `ChoiceFormat` makes the choices.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Answers of /v1/completions in OpenAI's form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from spark_engine.runtime.engine.request import Event, FinishReason

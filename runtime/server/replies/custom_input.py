@@ -1,7 +1,5 @@
 """The text of a custom tool's input, taken out of the JSON arguments of its function."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Exceptions as HTTP errors: the status, and the body in OpenAI's form."""
 
-from __future__ import annotations
-
 import logging
 
 from starlette.exceptions import HTTPException

@@ -1,7 +1,5 @@
 """Answers of /v1/messages, whole or as events."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Any

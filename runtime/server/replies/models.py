@@ -1,7 +1,5 @@
 """/v1/models: the names that the engine is served under."""
 
-from __future__ import annotations
-
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import UnknownModel
 from spark_engine.runtime.server.service.service import Service

@@ -1,7 +1,5 @@
 """/v1/responses: starts an answer, and finds, lists, deletes or cancels stored ones."""
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Mapping, Sequence

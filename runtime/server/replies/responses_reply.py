@@ -4,8 +4,6 @@ Knows OpenAI's items: a thought is a `reasoning` item, text a `message`, a call 
 or a `custom_tool_call` where its tool takes a text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import logging

@@ -1,7 +1,5 @@
 """Deadlines of a request: from its body to its last token, and in the queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -4,8 +4,6 @@ Knows the engine client and text streams. Knows no HTTP and no JSON. However the
 error, a disconnect, a deadline), nothing of it stays in the engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass

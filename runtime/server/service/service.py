@@ -3,8 +3,6 @@
 Knows no HTTP and no API's answers (`replies/`). Bodies are read in other processes (`prompts/`).
 """
 
-from __future__ import annotations
-
 import re
 import time
 from array import array
