@@ -81,9 +81,7 @@ def main() -> None:
     ],
 )
 @config_file.option(
-    NAME,
-    OF_FILE,
-    "Read options of the server from this TOML file, as spark-run has them.",
+    NAME, OF_FILE, "Read options of the server from this TOML file, as spark-run has them."
 )
 @click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
 @_TARGET

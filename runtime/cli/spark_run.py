@@ -84,9 +84,7 @@ class _Run(Grouped):
     ],
 )
 @config_file.option(
-    NAME,
-    OF_FILE,
-    "Read options from this TOML file; those on the command line go before it.",
+    NAME, OF_FILE, "Read options from this TOML file; those on the command line go before it."
 )
 @click.option("--print-config", is_flag=True, help="Print all options as such a file, and exit.")
 @click.option(

@@ -39,10 +39,7 @@ class Front:
         self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
         self._forwarder = forward.Forwarder(fleet, upstream, self.metrics)
-        self._answers = {
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/replicas"): self._list,
-        }
+        self._answers = {("GET", "/metrics"): self._metrics, ("GET", "/replicas"): self._list}
         self.draining = False
         self.app: ASGIApp = RequestIds(self if guard is None else Guarded(self, guard))
 

@@ -51,11 +51,7 @@ BUDGETS = (
 SWITCHES = ("enable_thinking", "enableThinking", "think")
 MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
 # Fields of a request's body that `of` reads.
-FIELDS = (
-    *SWITCHES,
-    *("thinking", "reasoning", "reasoning_effort", "include_reasoning"),
-    *BUDGETS,
-)
+FIELDS = (*SWITCHES, *("thinking", "reasoning", "reasoning_effort", "include_reasoning"), *BUDGETS)
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending
 _TYPES = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}

@@ -92,10 +92,7 @@ class Session:
     """An engine folder. The engine is opened at its first use, and stays open."""
 
     def __init__(
-        self,
-        folder: Path,
-        options: EngineOptions | None = None,
-        chat: ChatOptions | None = None,
+        self, folder: Path, options: EngineOptions | None = None, chat: ChatOptions | None = None
     ) -> None:
         """Raises EngineError or OptionError."""
         self._folder = folder

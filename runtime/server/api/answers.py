@@ -14,11 +14,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Part = bytes | memoryview  # of JSON that is sent in parts
-FINISH = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CANCELLED: "abort",
-}
+FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
 # Anthropic's error type by status
 ANTHROPIC_ERRORS = {
     400: "invalid_request_error",

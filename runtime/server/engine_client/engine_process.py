@@ -50,10 +50,7 @@ class EngineProcess:
     its messages. All methods run in one event loop."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        context: zmq.asyncio.Context,
-        heard: Callable[[bytes], None],
+        self, command: Sequence[str], context: zmq.asyncio.Context, heard: Callable[[bytes], None]
     ) -> None:
         """Raises OSError or ZMQError where its socket cannot be made."""
         self._command = tuple(command)

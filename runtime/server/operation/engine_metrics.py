@@ -6,12 +6,7 @@ Knows names and labels: ours, and vLLM's for dashboards that use them.
 import platform
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spark_engine.interface import Limits

@@ -218,12 +218,7 @@ class ResponsesReply:
 
     def _part(self, block: ReplyBlock) -> Json:
         chances = self._chances.get(block.index, [])
-        return {
-            "type": "output_text",
-            "text": block.text,
-            "annotations": [],
-            "logprobs": chances,
-        }
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": chances}
 
     def _step(self, step: BlockChange) -> list[bytes]:
         block, text = step.block, step.text
