@@ -67,8 +67,7 @@ class InstalledCard:
 class Diagnosis:
     """A card or the reason why there is none, and remedies for its problems. `absent`: text in
     place of a card; `why`: the reason why no engine for a GPU opens; `state`: all of it in one
-    word, for programs.
-    """
+    word, for programs."""
 
     card: InstalledCard | None
     advice: tuple[str, ...] = ()
@@ -87,8 +86,7 @@ class GpuProblem:
 
 def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None) -> Diagnosis:
     """Examines CUDA's first GPU, which is `device` for nvidia-smi; `load` runs it for a second.
-    `host_bytes` as for `GpuMemory`.
-    """
+    `host_bytes` as for `GpuMemory`."""
     if lacks := cuda_missing():
         return _without_extra(lacks)
     from spark_engine.device.gpu import name_and_driver, present
@@ -149,8 +147,7 @@ def _examined(
     name: str, cuda: int, target: Target | None, load: bool, device: str, host_bytes: int | None
 ) -> tuple[InstalledCard, bool]:
     """(the open GPU, whether NVIDIA MPS shares it); with `load`, and enough free memory, it is
-    measured. Raises SparkError or RuntimeError.
-    """
+    measured. Raises SparkError or RuntimeError."""
     from spark_engine.device.gpu import Gpu
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 

@@ -76,8 +76,7 @@ LEAVE:
 @dataclass(frozen=True)
 class Probe:
     """The multiprocessors' MHz at the end of the load, and the bytes a second that copies within
-    the device's memory read and wrote together.
-    """
+    the device's memory read and wrote together."""
 
     sm_mhz: float
     bandwidth: float
@@ -85,8 +84,7 @@ class Probe:
 
 def probe(gpu: Gpu, seconds: float = SECONDS) -> Probe:
     """Runs a load for this many seconds. Raises ExecutorError, and CapacityError if memory is
-    short.
-    """
+    short."""
     with closing(DeviceResources(gpu)) as held:
         mhz = _clock(gpu, held, seconds)
         return Probe(mhz, _bandwidth(gpu, held))

@@ -23,8 +23,7 @@ SWAPPED = GIB  # bytes in swap above which a GPU that shares the memory is slow
 @dataclass(frozen=True)
 class DoctorReport:
     """All findings. `extras`: the missing packages of each; `disk`: free bytes by folder;
-    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk.
-    """
+    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk."""
 
     host: Host
     gpu: Diagnosis
@@ -45,8 +44,7 @@ class DoctorReport:
     def to_json(self) -> dict[str, Any]:
         """The report for programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the
         values of `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU
-        opens.
-        """
+        opens."""
         return {
             "served": self.served,
             "host": asdict(self.host),

@@ -65,8 +65,7 @@ class Members:
     async def __call__(self) -> Sequence[Address]:
         """The live replicas. While a new directory may lack some, those that the previous one
         listed stay. A late answer is the result of the next call. Raises the exceptions of `ask`,
-        and TimeoutError.
-        """
+        and TimeoutError."""
         if self._asked is None:
             self._asked = asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
             self._asked.add_done_callback(_seen)

@@ -153,8 +153,7 @@ class Fleet:
 
     def miss(self, replica: Replica, why: str) -> None:
         """Records a failed check: no new requests; after MISSES its running requests
-        are aborted.
-        """
+        are aborted."""
         replica.misses += 1
         self.down(replica, why)
         if replica.misses >= MISSES and not replica.dead:
@@ -173,8 +172,7 @@ class Fleet:
 
 def listed(urls: Sequence[str]) -> Members:
     """The members of `urls`: http://HOST:PORT, or dns://NAME:PORT for every address of a name, such
-    as a Kubernetes service without a cluster IP. Raises OptionError.
-    """
+    as a Kubernetes service without a cluster IP. Raises OptionError."""
     fixed, names = [], []
     for url in urls:
         parts = urlsplit(url)

@@ -233,8 +233,7 @@ class Forwarder:
 
     async def _owner(self, asked: ClientRequest) -> str | None:
         """The replica that stores the answer in the request's path; None if any replica will do.
-        Raises Unsure.
-        """
+        Raises Unsure."""
         ident = ""
         if asked.path == RESPONSES:
             ident = await _previous(asked.body)
@@ -254,8 +253,7 @@ class Forwarder:
 
     async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
         """The first replica found that stores it; asks ASKING replicas at a time within ASK_S
-        seconds. Raises Unsure if none is found and some did not reply.
-        """
+        seconds. Raises Unsure if none is found and some did not reply."""
         left, silent = deque(self._fleet.up), 0
 
         async def ask() -> Replica | None:
@@ -298,8 +296,7 @@ class Forwarder:
 
 async def _previous(body: ReceivedBody) -> str:
     """The body's `previous_response_id`; empty without one. A large body is searched in parts,
-    between which the event loop runs other tasks.
-    """
+    between which the event loop runs other tasks."""
     for at in range(0, len(body.data), LOOK):
         if at:
             await asyncio.sleep(0)
@@ -318,8 +315,7 @@ def problem_of(
     path: str, status: int, words: str, name: str, code: str = "no_replica"
 ) -> tuple[int, bytes, Headers]:
     """(status, body, headers) of an error in the format of the API under `path`; `code`: of a
-    refusal.
-    """
+    refusal."""
     headers = [("content-type", "application/json")]
     if status == REFUSED:
         headers.append(("retry-after", "1"))
@@ -360,8 +356,7 @@ def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """ASGI headers as text: decoded as UTF-8, in which they are sent, or in an encoding of any
-    bytes.
-    """
+    bytes."""
     return [(k.decode("latin-1"), _text(v)) for k, v in headers]
 
 

@@ -30,8 +30,7 @@ TEXT = [("content-type", "text/plain; version=0.0.4; charset=utf-8")]
 
 class Front:
     """The application. `max_body` in bytes; all bodies together have the same limit as in a server.
-    `guard`: host names and origins that may call it; None: any.
-    """
+    `guard`: host names and origins that may call it; None: any."""
 
     def __init__(
         self, fleet: Fleet, upstream: Upstream, max_body: int, guard: Guard | None = None
@@ -89,8 +88,7 @@ class Front:
 
     def _own(self, method: str, path: str) -> tuple[int, object] | None:
         """(status, body) of a path that needs no key: it contains no name or address of
-        a replica.
-        """
+        a replica."""
         if method != "GET" or path not in ("/health", "/ping", "/ready", "/load"):
             return None
         up, opened = self._fleet.up, self._fleet.router.open
@@ -166,8 +164,7 @@ class Front:
 
 def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers for a replica: same-origin for a page of this front, which the replica cannot
-    know.
-    """
+    know."""
     hosts = [value for name, value in headers if name == b"host"]
     return [
         (name, value)

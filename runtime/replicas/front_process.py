@@ -76,8 +76,7 @@ async def serve(
 
 class _Server(uvicorn.Server):
     """uvicorn; on a stop it reports unhealthy, and serves for `drain_s` seconds or until its last
-    request has ended.
-    """
+    request has ended."""
 
     def __init__(
         self, config: uvicorn.Config, front: Front, listener: socket.socket, drain_s: float

@@ -52,8 +52,7 @@ class ReplicaPlan:
     @property
     def version(self) -> str:
         """Equal for two plans that may share replicas: numbers and resources are not a
-        part of it.
-        """
+        part of it."""
         server = msgspec.json.encode(self.server)
         found = hashlib.sha256(msgspec.json.encode([self.folder, self.stamp, server]))
         return found.hexdigest()[:32]
@@ -100,8 +99,7 @@ def wanted(requests: float, plan: ReplicaPlan) -> int:
 
 def check_resources(plan: ReplicaPlan, there: Mapping[str, float]) -> None:
     """Raises CapacityError if the machines' resources `there` cannot hold the least number of
-    replicas.
-    """
+    replicas."""
     for word, each in (("GPU", plan.gpus), ("CPU", plan.cpus)):
         need, have = each * plan.least, there.get(word, 0.0)
         if need > have:

@@ -32,8 +32,7 @@ class Place(NamedTuple):
 
 class _Body(msgspec.Struct):
     """The parts of a body that form the prompt, in order, as JSON. `cache_salt` changes all
-    digests.
-    """
+    digests."""
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()

@@ -60,8 +60,7 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Raises if the server has ended or is unresponsive. The server restarts its
-        engine itself.
-        """
+        engine itself."""
         if words := self._child.ended:
             raise RuntimeError(words)
         if not self._child.health():
@@ -151,8 +150,7 @@ def place(plan: ReplicaPlan) -> None:
 
 def _check_capacity(plan: ReplicaPlan) -> None:
     """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
-    a machine.
-    """
+    a machine."""
     try:
         check_resources(plan, ray.cluster_resources())
     except CapacityError as error:
@@ -208,8 +206,7 @@ def _put(plan: ReplicaPlan) -> None:
 def change(edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
     """Places the result of `edit` on the current plan; if that fails, places the old plan again.
     The directory records the plan first: Ray continues if this process ends. Raises OptionError,
-    CapacityError.
-    """
+    CapacityError."""
     old = placed()
     new = edit(old)
     _check_capacity(new)

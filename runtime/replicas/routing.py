@@ -35,8 +35,7 @@ class RouteChoice:
 @dataclass(slots=True)
 class _Known:
     """A position: the replicas that received a prompt up to it, the next position, and how often
-    another one followed. If many prompts diverge here, all replicas will soon have its prefix.
-    """
+    another one followed. If many prompts diverge here, all replicas will soon have its prefix."""
 
     names: tuple[str, ...] = ()
     next: bytes = b""
@@ -70,8 +69,7 @@ class Router:
 
     def remove(self, name: str) -> None:
         """Removes a replica; its running requests stay counted. Its positions are removed when they
-        are read.
-        """
+        are read."""
         self._order.pop(name, None)
         self._forget(name)
 
@@ -129,8 +127,7 @@ class Router:
         self, prompt: Sequence[Place], without: Collection[str]
     ) -> dict[str, tuple[int, float]]:
         """By replica: bytes of the prompt's prefix that it received before, and their value. A
-        prefix that many prompts share counts less, as one computation serves all of them.
-        """
+        prefix that many prompts share counts less, as one computation serves all of them."""
         met: list[tuple[Place, _Known]] = []
         for place in prompt:
             if (known := self._known.get(place.digest)) is None:

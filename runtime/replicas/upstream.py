@@ -67,8 +67,7 @@ class Events:
 
     def take(self, part: bytes) -> bytes:
         """All complete events that were not returned yet. Raises Lost for an event that is too
-        long.
-        """
+        long."""
         seen = max(0, len(self._left) - len(END) + 1)
         self._left += part
         at = self._left.rfind(END, seen)
@@ -111,8 +110,7 @@ class Upstream:
         sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[UpstreamAnswer]:
         """The answer; leaving the block early aborts the request. Raises Lost, Unsendable. `url` is
-        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called.
-        """
+        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called."""
         head, data = list(headers), cast(Any, body or None)
         if body and sent is not None:
             head.append(("Content-Length", str(len(body))))
@@ -137,8 +135,7 @@ class Upstream:
         self, url: str, limit_s: float, headers: Headers = ()
     ) -> tuple[int, bytes, Mapping[str, str]]:
         """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds, and
-        Refused.
-        """
+        Refused."""
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             asked = self._session.get(

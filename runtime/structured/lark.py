@@ -108,8 +108,7 @@ class Lark:
 
     def terminal(self, expression: str) -> str:
         """Adds a lexeme and returns its name: strings, regexes and other lexemes,
-        matched as one.
-        """
+        matched as one."""
         return self._add("T", expression)
 
     def piece(self, piece: GrammarPiece) -> str:
@@ -132,8 +131,7 @@ class Lark:
 
     def json(self, schema: Any, style: Style) -> str:
         """The expression of a JSON schema. Raises RequestError if its `multipleOf` are
-        too costly.
-        """
+        too costly."""
         self._states += states(schema)
         if self._states > MULTIPLES:
             words = f"its values of multipleOf are {self._states} together"

@@ -104,8 +104,7 @@ class Grammars:
         most_s: float | None = None,
     ) -> None:
         """`vocab`: the engine's; `eos`: the ids that end an answer; `most_s`: seconds of one
-        compilation, None: MOST_S.
-        """
+        compilation, None: MOST_S."""
         self._most_s = most_s
         self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -181,8 +180,7 @@ class Grammars:
 
     def begin(self) -> None:
         """Loads the tokenizer in a thread and prepares it for masks; otherwise the first grammar
-        does.
-        """
+        does."""
         with self._lock:
             if self._opened is None:
                 self._opened = _run(self._open, "grammars")
@@ -190,8 +188,7 @@ class Grammars:
     @property
     def _tokens(self) -> LLTokenizer:
         """Waits until the tokenizer is ready. Raises loading errors, and CapacityError after
-        LOADED_S.
-        """
+        LOADED_S."""
         self.begin()
         assert self._opened is not None
         try:
@@ -237,8 +234,7 @@ class Grammars:
 
 class _Tokens(TokenizerWrapper):
     """A tokenizer in llguidance's interface. Marks of thoughts and calls are not text: only their
-    own tokens produce them.
-    """
+    own tokens produce them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
         # the library's own class would tokenise a sample text
@@ -268,8 +264,7 @@ class _Tokens(TokenizerWrapper):
 
     def _spell(self, data: bytes) -> list[int]:
         """As the tokenizer, except for marks and special tokens, which a model must not produce
-        here.
-        """
+        here."""
         try:
             ids = self._tokenizer.encode(data.decode())
         except UnicodeDecodeError:

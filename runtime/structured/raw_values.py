@@ -57,8 +57,7 @@ FORMATS = {  # of raw strings; JSON strings use the compiler's
 @dataclass(frozen=True)
 class Ends:
     """Ends of a raw value for the reply parser: `marks`, and a parameter that begins after it, with
-    one of `names`.
-    """
+    one of `names`."""
 
     marks: tuple[str, ...]
     names: tuple[str, ...]
@@ -66,8 +65,7 @@ class Ends:
     @property
     def barred(self) -> tuple[str, ...]:
         """Marks that free text must not contain; `<parameter=` with any name, as names would be
-        long lexemes.
-        """
+        long lexemes."""
         return (*self.marks, PARAMETER)
 
     def fits(self, text: str) -> bool:

@@ -92,8 +92,7 @@ class ChatTemplate:
 
     def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
         """The values of an option that the template accepts together with the options `more`; all
-        values if it refuses a chat without the option.
-        """
+        values if it refuses a chat without the option."""
         given = tuple(values)
         if not self._takes({}):
             return frozenset(given)
@@ -134,8 +133,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None,
     ) -> Prompt:
         """Renders with a marker at the end of the last message and cuts there, which removes the
-        template's text after a message.
-        """
+        template's text after a message."""
         last = plain[-1] if plain else {}
         if last.get("role") != "assistant" or last.get("tool_calls"):
             words = "needs an assistant's message without tool calls at the end"

@@ -68,8 +68,7 @@ def _order(messages: list[Message]) -> list[Message]:
 
 def _without_reminders(messages: list[Message]) -> list[Message]:
     """Moves reminders into the tool's result before them; system messages also into a result after
-    them, if they are between a call and its result, and otherwise into user's turns.
-    """
+    them, if they are between a call and its result, and otherwise into user's turns."""
     made: list[Message] = []
     waiting: list[str] = []  # texts between a call and its result
     texts: list[str] = []  # texts of the last message, a tool's result
@@ -96,8 +95,7 @@ def _without_reminders(messages: list[Message]) -> list[Message]:
 
 def _end_result(made: list[Message], texts: list[str]) -> None:
     """Adds the texts to the tool's result at the end; joining all at once avoids
-    quadratic copies.
-    """
+    quadratic copies."""
     if texts:
         made[-1]["content"] = _paragraphs(texts)
         texts.clear()

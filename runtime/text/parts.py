@@ -24,8 +24,7 @@ _SHOWN = 80  # characters of a client's text in a note
 
 def text_of(content: Any, joint: str = "") -> str:
     """The text of a content: a string, a list of parts, or one part. `joint` separates parts of
-    text; a note starts on a new line.
-    """
+    text; a note starts on a new line."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -114,8 +113,7 @@ def _unknown(part: Mapping[str, Any]) -> str:
 
 def _inside(part: Mapping[str, Any], depth: int) -> str | None:
     """The text inside a part: a document, a search result, or a program's output. None if there is
-    none.
-    """
+    none."""
     source, inner = part.get("source"), part.get("content")
     if isinstance(source, Mapping):
         kind = source.get("type")

@@ -98,8 +98,7 @@ class CallReader:
 
     def end(self, cut: bool) -> bool:
         """Ends the answer; `cut`: it did not end by itself. True if the state changed; it may have
-        put lexemes into the queue.
-        """
+        put lexemes into the queue."""
         if self._state is CallState.OPENED:
             self._leave()
         elif self._state is CallState.VALUE:

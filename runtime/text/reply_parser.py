@@ -120,8 +120,7 @@ class ReplyParser:
 
     def flush(self, cut: bool = False) -> list[Delta]:
         """Text held back, at the end of the stream. `cut`: the answer did not end by itself, so a
-        call that it ends in is incomplete.
-        """
+        call that it ends in is incomplete."""
         self._read(last=True)
         while self._state is ParserState.CALLS and self._calls is not None and self._calls.end(cut):
             self._after_call()
@@ -231,8 +230,7 @@ class ReplyParser:
 
     def _note_call(self, at: int) -> None:
         """Records a recognised call: ends the previous part, except newlines that content continues
-        with.
-        """
+        with."""
         if self._outside is ParserState.CONTENT and not self._leading:
             self._gap = self._newlines
         self._outside, self._leading, self._newlines = ParserState.CONTENT, True, 0

@@ -13,8 +13,7 @@ class Kind(enum.Enum):
 @dataclass(frozen=True)
 class Delta:
     """A piece of the answer. A call starts with a `name`; the concatenated `text` of its deltas is
-    its JSON arguments.
-    """
+    its JSON arguments."""
 
     kind: Kind
     text: str

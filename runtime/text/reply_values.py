@@ -49,8 +49,7 @@ class _Verdict(enum.Enum):
 class OpenValue:
     """One value. `said`: the certain text, for the caller to remove. `leads`: a newline at its
     start belongs to the format; `may_follow`: whether a parameter of this name may follow; `tools`:
-    names of functions.
-    """
+    names of functions."""
 
     def __init__(
         self, leads: bool, may_follow: Callable[[str], bool], tools: Collection[str]
@@ -80,8 +79,7 @@ class OpenValue:
 
     def end(self, cut: bool) -> Sequence[Lexeme] | None:
         """The same at the end of the answer. A `cut` answer without the call's end, or that ends in
-        text after a candidate, still ends inside the value.
-        """
+        text after a candidate, still ends inside the value."""
         if (rest := self._decide(last=True)) is not None:
             return rest
         kinds = {lexeme.kind for lexeme in self._held if not lexeme.is_blank}

@@ -50,8 +50,7 @@ class Root:
 
     def types(self, schema: Any) -> frozenset[str]:
         """The JSON types that a schema allows by its type, values and alternatives; empty if it
-        does not restrict them. A recursive reference adds nothing.
-        """
+        does not restrict them. A recursive reference adds nothing."""
         first = self.resolve(schema)
         rows = [(first, False)]
         while rows:
@@ -66,8 +65,7 @@ class Root:
 
     def words(self, schema: Any) -> frozenset[str]:
         """The strings of the enums and consts of a schema and its alternatives; none after WORDS
-        steps over all calls.
-        """
+        steps over all calls."""
         found, seen, left = set[str](), set[int](), [schema]
         while left and self._words > 0:
             here = self.resolve(left.pop())

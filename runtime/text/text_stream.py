@@ -66,8 +66,7 @@ class TextStream:
 
     def stop_behind(self, thought: Callable[[], ReplyParser]) -> None:
         """Makes stop strings count from the reported start of the answer. Call it before the first
-        push.
-        """
+        push."""
         self._thought = thought() if self._stops.stops and self._detokenizer else None
 
     def push(self, events: Iterable[Event]) -> Piece:

@@ -142,8 +142,7 @@ class Thinking:
 
 def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
     """The accepted effort for the template; None for none. Of two equally near ones it is the
-    higher: a request for `high` wants more than `medium`.
-    """
+    higher: a request for `high` wants more than `medium`."""
     if effort is None or effort in accepted:
         return effort
     known = [level for level in _LEVELS if level in accepted]

@@ -124,8 +124,7 @@ class Detokenizer:
 
 def _byte_of_char() -> dict[str, int]:
     """The inverse of GPT-2's byte alphabet: printable Latin-1 maps to itself, every other byte to
-    the next unused code point from U+0100 on.
-    """
+    the next unused code point from U+0100 on."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [b for b in range(256) if b not in own]
     return {chr(b): b for b in own} | {chr(0x100 + i): b for i, b in enumerate(other)}

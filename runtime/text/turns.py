@@ -22,8 +22,7 @@ class Turns:
     def marks(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Ascending positions: the first turn after the system message and tools, which other chats
         share; and the last turn, up to which the next request of the same chat is equal. Empty if
-        no turn follows the start.
-        """
+        no turn follows the start."""
         if self._turn is None or self._turn not in ids:
             return ()
         last = len(ids) - 1 - ids[::-1].index(self._turn)

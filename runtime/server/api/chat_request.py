@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.server.api.common import Body, either, limit_of
-from spark_engine.runtime.server.api.fields import BadField, check_type
+from spark_engine.runtime.server.api.fields import BadField, check_type, short
 from spark_engine.runtime.text.thinking import FIELDS
 
 # fields that other APIs fill with what their clients sent
@@ -89,3 +89,17 @@ class ThinkingFields(msgspec.Struct, kw_only=True):
             setattr(chat, name, value)
         del given["include_reasoning"]
         return any(value is not None for value in given.values())
+
+
+def not_run(name: Any) -> BadField:
+    """The error of a choice that names a tool which a provider's own server runs (web search, code
+    execution, …). They are not offered to the model, since agents send them with every request."""
+    words = f"tool_choice names {short(name)}, a tool that this server cannot run"
+    return BadField(f"{words}: choose a function that your client runs, or 'auto'", "tool_choice")
+
+
+def check_any(choice: Any, given: bool, offered: bool) -> None:
+    """Raises BadField where `choice` asks for a call, and of the tools `given` none is offered."""
+    if choice == "required" and given and not offered:
+        words = "tool_choice asks for a call, but this server can run none of the tools"
+        raise BadField(f"{words}: offer a function that your client runs, or say 'auto'", "tools")

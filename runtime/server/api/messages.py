@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest, ThinkingFields
+from spark_engine.runtime.server.api.chat_request import (
+    ChatRequest,
+    ThinkingFields,
+    check_any,
+    not_run,
+)
 from spark_engine.runtime.server.api.fields import BadField, short
-from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 from spark_engine.runtime.text.messages import joined
 from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 

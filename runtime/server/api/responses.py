@@ -3,7 +3,7 @@
 Knows its body and its items. Stored responses are in `runtime/server/service/stored_responses.py`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,11 +27,10 @@ PLACES = {
     r"response_format(\.json_schema)?": "text.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
 }
-# unsupported fields: the values that are accepted, and the alternative
-ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "conversation": ((), "say previous_response_id"),
-    "prompt": ((), "send the prompt's text as instructions"),
-    "moderation": ((), "this server judges nothing"),
+UNSUPPORTED = {  # fields, and the alternative
+    "conversation": "say previous_response_id",
+    "prompt": "send the prompt's text as instructions",
+    "moderation": "this server judges nothing",
 }
 CARRIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts"),
@@ -83,9 +82,8 @@ class ResponsesBody(ThinkingFields, kw_only=True):
 def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatRequest, ToolNames]:
     """The conversation of a body with these items, and the names of its tools.
     Raises BadField."""
-    for name, (neutral, instead) in ONLY.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
+    for name, instead in UNSUPPORTED.items():
+        if (value := getattr(body, name)) is not None:
             raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)
     if body.background and (body.store is False or body.stream):
         raise BadField("background needs store: true and stream: false", "background")

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_request import ChatRequest, check_any, not_run
 from spark_engine.runtime.server.api.fields import BadField, short
-from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 
 INPUT = "input"  # the only parameter of a custom tool
 _KEYS = ("description", "parameters", "strict")

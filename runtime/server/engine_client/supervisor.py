@@ -319,7 +319,8 @@ class Supervisor(ABC):
         self.running, self.death = False, death
         self.died.set()
         if self._first is not None and not self._first.done():
-            self._first.set_exception(_error_of(death))
+            kind = CapacityError if death.passing else EngineError if death.user else EngineDied
+            self._first.set_exception(kind(death.reason))
         self.on_engine_lost(self.words, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
@@ -341,9 +342,3 @@ class Supervisor(ABC):
             "seconds_without_a_step": round(time.monotonic() - self.watchdog.progress, 3),
             "stats": self._stats,
         }
-
-
-def _error_of(death: Death) -> Exception:
-    """What a start that ends with this death raises."""
-    kind = CapacityError if death.passing else EngineError if death.user else EngineDied
-    return kind(death.reason)

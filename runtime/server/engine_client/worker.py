@@ -141,18 +141,14 @@ def serve(
                 traceback.print_exc()
             box.write_error(error)
         passing = isinstance(error, CapacityError | Replaced)
-        socket.send(ipc.encode(ipc.Failed(describe_error(error), user, passing)))
+        words = str(error) if user else f"{type(error).__name__}: {error}"
+        socket.send(ipc.encode(ipc.Failed(words, user, passing)))
         return USER if user else BUG
     finally:
         socket.close()
         context.term()
         save()
     return 0
-
-
-def describe_error(error: Exception) -> str:
-    """The message for clients: a user's error as it is, any other after its class."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import zstandard
@@ -25,11 +26,10 @@ PART = 64 << 10  # bytes; smaller parts of a body are joined
 LARGE_BODIES = 4 * MAX_BODY  # bytes above SMALL_BODY of all bodies; a largest one always fits
 
 
-def _inflate() -> Any:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's header or zlib's
+_inflate = partial(zlib.decompressobj, zlib.MAX_WBITS | 32)  # gzip's header or zlib's
 
 
-def _unzstd() -> Any:
+def _unzstd() -> Any:  # each stream has a decompressor: one has the state of one stream
     return zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
 
 

@@ -63,11 +63,6 @@ class Endpoints:
         self._bodies = Bodies(max_body)
         self.draining = False
 
-    @property
-    def open(self) -> int:
-        """Requests that have not ended."""
-        return self.service.open
-
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
         reason = "the server is draining" if self.draining else self.service.unhealthy_reason()

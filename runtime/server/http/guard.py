@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import error
+from spark_engine.runtime.server.http.endpoints import json_response
 from spark_engine.runtime.server.http.host_names import ALL, NAME, address
 from spark_engine.runtime.server.http.unknown_paths import in_api_form
 from spark_engine.runtime.server.operation.http_request import note_problem
@@ -91,13 +91,8 @@ class Guarded:
             return
         body = error(words, "permission_error", code=code)
         note_problem(body["error"])
-        name = current()
-        data = msgspec.json.encode(
-            in_api_form(scope["path"], 403, {**body, "request_id": name} if name else body)
-        )
-        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        await send({"type": "http.response.start", "status": 403, "headers": head})
-        await send({"type": "http.response.body", "body": data})
+        body |= {"request_id": name} if (name := current()) else {}
+        await json_response(in_api_form(scope["path"], 403, body), 403)(scope, receive, send)
 
 
 def guard_of(

@@ -210,15 +210,10 @@ class Keyring:
         return True
 
     def _replace(self, keys: list[Key]) -> None:
-        accounts = {}
+        known = self.accounts
+        self.accounts = {k.name: known.get(k.name) or Account(k, self.clock) for k in keys}
         for key in keys:
-            account = self.accounts.get(key.name)
-            if account is None:
-                account = Account(key, self.clock)
-            else:
-                account.change(key)
-            accounts[key.name] = account
-        self.accounts = accounts
+            self.accounts[key.name].change(key)
 
     def _read(self) -> list[Key]:
         keys = [] if self.path is None else read_keys(self.path)

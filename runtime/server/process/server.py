@@ -258,7 +258,7 @@ class _Server(uvicorn.Server):
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
             log.info(words, going, self._options.drain_timeout_s)
         limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
-        while self._endpoints.open and self._loop.time() < limit and self._signals < 2:
+        while self._endpoints.service.open and self._loop.time() < limit and self._signals < 2:
             await asyncio.sleep(0.05)
         if self._client.in_flight:
             log.warning("cancelling requests that run: %d", self._client.in_flight)

@@ -155,8 +155,7 @@ class PreparedPrompt(msgspec.Struct):
 class Prepared(msgspec.Struct, tag=True):
     """A body that was read. Blobs: the ids of each prompt; a FormAsked for each of `forms`, which
     are their names; for RESPONSES then the conversation's items, and a JSON object of the fields
-    that a response repeats.
-    """
+    that a response repeats."""
 
     prompts: list[PreparedPrompt]
     params: SamplingParams

@@ -22,7 +22,7 @@ from spark_engine.runtime.server.prompts.read_bodies import READS
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 
 
 class Handler:
@@ -69,7 +69,7 @@ class Handler:
         if job.kind is not contract.JobKind.FORM:
             return READS[job.kind](self.preparer, blobs)
         form = msgspec.msgpack.decode(blobs[0], type=contract.FormAsked)
-        tokenizer, grammars = self.preparer.need_tokenizer(), self.grammars
+        tokenizer, grammars = need(self.preparer.tokenizer), self.grammars
         assert grammars is not None
         asked = form.fields, form.tools, form.tool_choice
         known = self.preparer.reader.formats, tokenizer, grammars

@@ -136,7 +136,7 @@ class Preparer:
 
     def read(self, chat: ChatRequest) -> Reading:
         """The text of a conversation's prompt, and the constraint. Raises RequestError."""
-        self.need_tokenizer()
+        need(self.tokenizer)
         return self.reader.read(chat)
 
     def check(self, body: Body, count: int) -> None:
@@ -205,7 +205,7 @@ class Preparer:
         most = self.max_model_len
         if last is None:
             if isinstance(prompt, str):
-                return encode_within(self.need_tokenizer(), prompt, most)
+                return encode_within(need(self.tokenizer), prompt, most)
             room_after(prompt, self.info.limits)
             return prompt
         if last >= most:
@@ -213,7 +213,7 @@ class Preparer:
             raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
         wanted = last if last > 0 else most - 1
         if isinstance(prompt, str):
-            return encode_tail(self.need_tokenizer(), prompt[-MOST_CHARACTERS:], wanted)
+            return encode_tail(need(self.tokenizer), prompt[-MOST_CHARACTERS:], wanted)
         return prompt[-wanted:]
 
     def encode(self, text: str, field: str) -> list[int]:
@@ -221,11 +221,7 @@ class Preparer:
         if len(text) > MOST_CHARACTERS:
             words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
             raise BadField(words, field)
-        return self.need_tokenizer().encode(text)
-
-    def need_tokenizer(self) -> Tokenizer:
-        """Raises RequestError where the engine has none."""
-        return need(self.tokenizer)
+        return need(self.tokenizer).encode(text)
 
     def _prompt(
         self, body: Body, ids: Sequence[int], form: ConstraintSpec | None, bind: Bind
@@ -240,10 +236,10 @@ class Preparer:
         def bound(form: ConstraintSpec | None) -> ConstraintSpec | None:
             found = bind(form)
             if body.allowed_token_ids is not None:
-                known, most = len(self.need_tokenizer()), params.max_tokens or 0
+                known, most = len(need(self.tokenizer)), params.max_tokens or 0
                 found = only_these_ids(body.allowed_token_ids, known, eos, most, found)
             if body.bad_words:
-                found = bar(body.bad_words, self.need_tokenizer(), found)
+                found = bar(body.bad_words, need(self.tokenizer), found)
             return found
 
         name = "" if form is None else form.grammar

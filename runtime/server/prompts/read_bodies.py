@@ -32,6 +32,7 @@ from spark_engine.runtime.server.prompts.contract import (
     Result,
 )
 from spark_engine.runtime.server.prompts.preparer import Preparer, check_texts, json_of
+from spark_engine.runtime.text.tokenizer import need
 
 Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
 
@@ -49,7 +50,7 @@ def read_completion(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepare
     preparer.check(body, len(given))
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if texts:
-        preparer.need_tokenizer()
+        need(preparer.tokenizer)
     if body.truncate_prompt_tokens is None:
         check_texts(texts)
     ids = [preparer.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
@@ -67,7 +68,7 @@ def _echo(
 ) -> str:
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
-    return preparer.need_tokenizer().decode(ids)
+    return need(preparer.tokenizer).decode(ids)
 
 
 def read_response(
@@ -122,7 +123,7 @@ def read_tokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, lis
     body = decode(blobs[0], TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise BadField("give either prompt or messages", "prompt")
-    preparer.need_tokenizer()
+    need(preparer.tokenizer)
     if body.messages is None:
         ids = preparer.encode(body.prompt or "", "prompt")
     else:
@@ -138,7 +139,7 @@ def read_detokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, l
     """`prompt`, special tokens included. Raises RequestError."""
     vocab = preparer.info.limits.vocab
     body = decode(blobs[0], DetokenizeBody)
-    tokenizer = preparer.need_tokenizer()
+    tokenizer = need(preparer.tokenizer)
     for token in body.tokens:
         if not 0 <= token < vocab:
             raise BadField(f"tokens holds {short(token)}; ids go from 0 to {vocab - 1}", "tokens")

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
+from spark_engine.runtime.server.engine_client.heap import resident
 from spark_engine.runtime.server.prompts import frames, limits, orders
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
@@ -126,7 +127,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
-        most = _pages() + limits.GROWN // resource.getpagesize()
+        most = resident() + limits.GROWN
         frames.send(sock, orders.encode(orders.WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
@@ -138,7 +139,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
 
 
 def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
-    """One job; False where the process now has more than `most` pages, or running threads.
+    """One job; False where the process now has more than `most` bytes, or running threads.
 
     The timer counts the time of all threads, and its signal ends the process.
     """
@@ -146,7 +147,7 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     signal.setitimer(signal.ITIMER_PROF, decode_job(header).cpu_s)
     answer, found = handler.handle(header, blobs)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    goes_on = _pages() < most and threading.active_count() == 1
+    goes_on = resident() < most and threading.active_count() == 1
     frames.send(sock, answer + (orders.STAYS_MARK if goes_on else orders.GROWN_MARK), found)
     return goes_on
 
@@ -167,11 +168,6 @@ def _limit_memory(more: int) -> None:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _pages() -> int:
-    """Pages of memory in use."""
-    return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def _tell(parent: socket.socket, report: orders.Report) -> None:

@@ -1,5 +1,6 @@
 """/v1/models: the names that the engine is served under."""
 
+from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import UnknownModel
 from spark_engine.runtime.server.service.service import Service
@@ -24,5 +25,5 @@ def _row(service: Service, name: str) -> Json:
         "owned_by": "spark",
         "root": service.info.name,
         "parent": None,
-        "max_model_len": service.max_model_len,
+        "max_model_len": capacity(service.info.limits),
     }

@@ -18,7 +18,7 @@ import msgspec
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
@@ -100,7 +100,7 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = self.now()
+        self.created = int(time.time())
         self.responses = ResponseStore()
         self.metrics = Metrics(
             self.names[0], lambda: (client.stats, client.step_age), info.limits, lambda: client.pid
@@ -116,15 +116,6 @@ class Service:
     def open(self) -> int:
         """Requests that have not ended, including those with prompts that are still being read."""
         return self.client.in_flight + self._reading
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens, prompt and answer together, that one request can reach."""
-        return capacity(self.info.limits)
-
-    def now(self) -> int:
-        """Seconds since 1970, for the creation time of answers."""
-        return int(time.time())
 
     def unhealthy_reason(self) -> str | None:
         """Why a new request would not be answered now, or None."""
