@@ -34,31 +34,20 @@ class InstalledCard:
     """A GPU.
 
     Attributes:
-        name: the driver's name for it.
-        target: the target of its engines, or None without kernels for it.
-        card: its row of our table, or None.
-        cuda: the driver's version of CUDA, 13000 for 13.0.
-        driver: the driver's version; None if unknown.
-        memory: in bytes.
-        driver_free: bytes that CUDA reports as free.
-        sm_mhz: clock under load; None, like `bandwidth`, if not measured.
-        max_mhz: the driver's highest clock; None if unknown.
-        bandwidth: bytes a second, read and written.
-        wanted: expected bytes a second of such a card.
         watts, celsius: directly after the load.
     """
 
-    name: str
-    target: str | None
-    card: str | None
-    cuda: int
-    driver: str | None
-    memory: GpuMemory
-    driver_free: int
-    sm_mhz: float | None = None
-    max_mhz: float | None = None
-    bandwidth: float | None = None
-    wanted: float | None = None
+    name: str  # the driver's name for it
+    target: str | None  # the target of its engines, or None without kernels for it
+    card: str | None  # its row of our table, or None
+    cuda: int  # the driver's version of CUDA, 13000 for 13.0
+    driver: str | None  # the driver's version; None if unknown
+    memory: GpuMemory  # in bytes
+    driver_free: int  # bytes that CUDA reports as free
+    sm_mhz: float | None = None  # clock under load; None, like `bandwidth`, if not measured
+    max_mhz: float | None = None  # the driver's highest clock; None if unknown
+    bandwidth: float | None = None  # bytes a second, read and written
+    wanted: float | None = None  # expected bytes a second of such a card
     watts: float | None = None
     celsius: float | None = None
 

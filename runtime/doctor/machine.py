@@ -26,8 +26,6 @@ class Host:
     """Bytes, except `cores`; None if Linux does not report it.
 
     Attributes:
-        available: can be allocated without swapping.
-        free: unused, also by the page cache.
         nvidia_options: the files in /etc/modprobe.d that set options of NVIDIA's modules.
     """
 
@@ -37,10 +35,10 @@ class Host:
     package: str
     cores: int
     total: int | None
-    available: int | None
+    available: int | None  # can be allocated without swapping
     swap: int | None
     swap_used: int | None
-    free: int | None = None
+    free: int | None = None  # unused, also by the page cache
     nvidia_options: tuple[str, ...] = ()
 
 

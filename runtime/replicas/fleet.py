@@ -39,20 +39,16 @@ class Replica:
     """One replica.
 
     Attributes:
-        up: it accepts requests, as far as is known.
-        dead: it was removed; its running requests are aborted.
         listed: `members` lists it. A replica that is not listed is checked until its requests end.
-        why: the reason why it is not up.
-        flights: the tasks of its requests.
     """
 
     address: Address
-    up: bool = False
-    dead: bool = False
+    up: bool = False  # it accepts requests, as far as is known
+    dead: bool = False  # it was removed; its running requests are aborted
     listed: bool = True
-    why: str = "its health is not checked yet"
+    why: str = "its health is not checked yet"  # the reason why it is not up
     misses: int = 0
-    flights: set[asyncio.Task[object]] = field(default_factory=set)
+    flights: set[asyncio.Task[object]] = field(default_factory=set)  # the tasks of its requests
 
     @property
     def name(self) -> str:

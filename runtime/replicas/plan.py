@@ -23,26 +23,21 @@ class ReplicaPlan:
     """Replicas of one engine.
 
     Attributes:
-        folder: path of the engine folder, equal on every machine.
-        server: server options; an empty host is the address of the replica's machine.
         least, most: bounds of the number of replicas; requests decide within them.
         gpus, cpus: resources of one replica; fractions are counted, not enforced.
         follows: those of `gpus` and `target` without a user's value: the engine decides.
-        target: running and waiting requests per replica; above it the plan scales up.
-        stamp: digest of the engine's content, by `stamp_of`.
-        known: the number of machines is fixed.
     """
 
-    folder: str
-    server: ServerOptions
+    folder: str  # path of the engine folder, equal on every machine
+    server: ServerOptions  # server options; an empty host is the address of the replica's machine
     least: int
     most: int
     gpus: float
     cpus: float
-    target: float
+    target: float  # running and waiting requests per replica; above it the plan scales up
     follows: tuple[str, ...] = ()
-    stamp: str = ""
-    known: bool = False
+    stamp: str = ""  # digest of the engine's content, by `stamp_of`
+    known: bool = False  # the number of machines is fixed
 
     @property
     def scales(self) -> bool:

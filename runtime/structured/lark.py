@@ -27,15 +27,10 @@ _OPTIONS = "x-guidance"  # llguidance's own key in a schema
 
 @dataclass(frozen=True)
 class Style:
-    """Whitespace and strictness of a JSON value.
+    """Whitespace and strictness of a JSON value."""
 
-    Attributes:
-        blank: regex of the white space between parts; "" for none.
-        lenient: keywords that a grammar cannot express are removed, instead of refused.
-    """
-
-    blank: str = BLANK
-    lenient: bool = False
+    blank: str = BLANK  # regex of the white space between parts; "" for none
+    lenient: bool = False  # keywords that a grammar cannot express are removed, instead of refused
 
     def options(self) -> dict[str, Any]:
         how: dict[str, Any] = {"whitespace_pattern": self.blank} if self.blank else {}
@@ -48,17 +43,15 @@ class GrammarPiece:
     """A schema or another form in a grammar, and its place in the request.
 
     Attributes:
-        make: creates the schema on demand, as it may be long.
         write: its expression, from the schema or a replacement; raises RequestError if it has none.
-        anything: the least restrictive replacement of the schema.
         places: by name, the places of the definitions in the schema's `$defs`.
     """
 
     place: str
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # creates the schema on demand, as it may be long
     style: Style
     write: Callable[[Lark, Any], str]
-    anything: Any = True
+    anything: Any = True  # the least restrictive replacement of the schema
     places: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property

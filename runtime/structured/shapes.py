@@ -24,17 +24,11 @@ _REFUSED = {  # keywords that restrict an object and are not supported here
 
 @dataclass(frozen=True)
 class ParameterShape:
-    """One set of parameters.
+    """One set of parameters."""
 
-    Attributes:
-        rows: (schema, place) of each named parameter.
-        needed: required parameters.
-        open: other parameters are allowed.
-    """
-
-    rows: Mapping[str, tuple[Any, str]]
-    needed: tuple[str, ...]
-    open: bool
+    rows: Mapping[str, tuple[Any, str]]  # (schema, place) of each named parameter
+    needed: tuple[str, ...]  # required parameters
+    open: bool  # other parameters are allowed
 
     def both(self, other: ParameterShape) -> ParameterShape:
         rows = {**self.rows, **other.rows}

@@ -51,16 +51,11 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt.
-
-    Attributes:
-        thinking: it ends inside an open thought.
-        fresh: the answer starts a turn, so it may open a thought.
-    """
+    """A rendered prompt."""
 
     text: str
-    thinking: bool
-    fresh: bool = True
+    thinking: bool  # it ends inside an open thought
+    fresh: bool = True  # the answer starts a turn, so it may open a thought
 
 
 class ChatTemplate:

@@ -63,16 +63,13 @@ class Thinking:
     """One request's settings of thinking.
 
     Attributes:
-        enabled: None: the template decides.
-        budget: tokens of thought at most; None: no limit.
         options: of the template (`chat_template_kwargs`), including the switches' values.
-        shown: thoughts are part of the answer.
     """
 
-    enabled: bool | None = None
-    budget: int | None = None
+    enabled: bool | None = None  # None: the template decides
+    budget: int | None = None  # tokens of thought at most; None: no limit
     options: Mapping[str, Any] = field(default_factory=dict)
-    shown: bool = True
+    shown: bool = True  # thoughts are part of the answer
 
     @classmethod
     def of(

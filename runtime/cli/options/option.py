@@ -65,31 +65,24 @@ class Option:
     """An option of the command line and the configuration file.
 
     Attributes:
-        flag: as it is typed, `--max-queue`; the file's key is the same without the dashes.
-        kind: of its value; bool makes a flag that is off by default.
         fills: the class and the field that take the value, with the option's default; None where
             the command reads it by name.
-        turn: converts the option's value to the field's.
-        many: may be given several times; the value is a tuple.
-        modes: those that use it; None: those of its group.
         needs: another option's flag without which this has no effect, and a reason.
-        secret: its value is never printed.
-        of_file: whether the configuration file may have it.
     """
 
-    flag: str
+    flag: str  # as it is typed, `--max-queue`; the file's key is the same without the dashes
     group: Group
     help: str
-    kind: Kind = str
+    kind: Kind = str  # of its value; bool makes a flag that is off by default
     fills: tuple[type, str] | None = None
-    turn: Callable[[Any], object] | None = None
-    many: bool = False
+    turn: Callable[[Any], object] | None = None  # converts the option's value to the field's
+    many: bool = False  # may be given several times; the value is a tuple
     metavar: str | None = None
     envvar: str | None = None
-    modes: frozenset[Mode] | None = None
+    modes: frozenset[Mode] | None = None  # those that use it; None: those of its group
     needs: tuple[str, str] | None = None
-    secret: bool = False
-    of_file: bool = True
+    secret: bool = False  # its value is never printed
+    of_file: bool = True  # whether the configuration file may have it
 
     @property
     def key(self) -> str:

@@ -29,13 +29,9 @@ ANTHROPIC_ERRORS = {
 
 
 class Reply(Protocol):
-    """One answer, in the form of its API.
+    """One answer, in the form of its API."""
 
-    Attributes:
-        stream: whether the client wants events.
-    """
-
-    stream: bool
+    stream: bool  # whether the client wants events
 
     async def whole(self) -> Json:
         """The whole answer. Raises what `Generation.pieces` raises."""

@@ -66,19 +66,15 @@ class _Open:
     """A request that has not ended.
 
     Attributes:
-        unread: answers that its mailbox may hold.
-        sends: how often it went to an engine process.
-        heard: a token of it was received.
-        cancelled: it was cancelled.
         timer: runs while it waits for an engine process; None: an engine process has it.
     """
 
     request: Request
     box: Mailbox
-    unread: int
-    sends: int = 0
-    heard: bool = False
-    cancelled: bool = False
+    unread: int  # answers that its mailbox may hold
+    sends: int = 0  # how often it went to an engine process
+    heard: bool = False  # a token of it was received
+    cancelled: bool = False  # it was cancelled
     timer: asyncio.TimerHandle | None = None
 
 

@@ -51,16 +51,13 @@ class Supervision:
     Attributes:
         watchdog_s: the process is ended after this time without an answer, or with work and
             without a step; 0: never.
-        restarts: restarts within `window_s`, after which the server gives up.
-        wait_s: how long a request may wait for a restart.
-        dumps: the folder for dumps; None is the system's for temporary files.
     """
 
     watchdog_s: float = WATCHDOG_S
-    restarts: int = 5
+    restarts: int = 5  # restarts within `window_s`, after which the server gives up
     window_s: float = 600.0
-    wait_s: float = 60.0
-    dumps: Path | None = None
+    wait_s: float = 60.0  # how long a request may wait for a restart
+    dumps: Path | None = None  # the folder for dumps; None is the system's for temporary files
 
 
 class Backoff:

@@ -31,20 +31,15 @@ class EngineUse:
 
     Attributes:
         prompt, cached: tokens of the prompts, each counted once, and those not computed.
-        completion: tokens generated, of all choices.
-        ends: how the choices ended, in their order.
-        queued: until the engine started the first of them.
-        first: from the request's submission to the first token of any.
-        params: how the first choice was sampled.
     """
 
     prompt: int
     cached: int
-    completion: int
-    ends: tuple[str, ...]
-    queued: float | None
-    first: float | None
-    params: SamplingParams
+    completion: int  # tokens generated, of all choices
+    ends: tuple[str, ...]  # how the choices ended, in their order
+    queued: float | None  # until the engine started the first of them
+    first: float | None  # from the request's submission to the first token of any
+    params: SamplingParams  # how the first choice was sampled
 
 
 @dataclass(slots=True)
@@ -52,18 +47,13 @@ class HttpRequest:
     """One HTTP request.
 
     Attributes:
-        id: its x-request-id.
-        path: as it was sent, without the query; `handler` is its route's.
         account: its key's; None where no key is needed. `held`: it counts for that key's limits.
         start: `time.monotonic` at its head; `wall`: the same as `time.time_ns`.
-        problem: the code of the error in its answer, also within a stream.
-        pending: the engine still works for it, after the answer, in the background.
-        seconds: to the end of its answer, once that was sent.
     """
 
-    id: str
+    id: str  # its x-request-id
     method: str
-    path: str
+    path: str  # as it was sent, without the query; `handler` is its route's
     client: str
     headers: dict[str, str]
     start: float = field(default_factory=time.monotonic)
@@ -72,10 +62,10 @@ class HttpRequest:
     account: Account | None = None
     held: bool = False
     status: int = 0
-    problem: str = ""
+    problem: str = ""  # the code of the error in its answer, also within a stream
     use: EngineUse | None = None
-    pending: bool = False
-    seconds: float = 0.0
+    pending: bool = False  # the engine still works for it, after the answer, in the background
+    seconds: float = 0.0  # to the end of its answer, once that was sent
     after: Callable[[HttpRequest], None] | None = None  # called when it is no longer pending
 
     @property

@@ -63,19 +63,11 @@ class Asked(msgspec.Struct, kw_only=True):
     """The fields of a body that determine the form of its answer.
 
     Attributes:
-        conversation: the answer is parsed for thoughts and calls.
-        words: log-probabilities show tokens as text, not as ids.
-        shown: thoughts are part of the answer; `thinking`: the prompt ends inside one.
-        fresh: the answer starts a turn. `parallel`: it may make several calls.
         types: of the parameters of the tools that may be called; None without tools.
-        legacy: calls are written as `function_call`.
         custom, names: custom tools of chats; tools of /v1/responses, by function, that are not
             functions.
-        managed: the client requested edits of its context.
         detokenize, skip_special, keep_stop: how tokens become text.
         prompt_scored: the prompt's tokens after the first are generated too, to be scored.
-        token_chances: an answer of /v1/responses has log-probabilities.
-        background: the answer is generated in the background. `store`: it is stored.
         cache_salt: prompts are shared in the prefix cache with requests of the same one.
     """
 
@@ -85,23 +77,23 @@ class Asked(msgspec.Struct, kw_only=True):
     return_token_ids: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    words: bool = True
-    conversation: bool = False
-    shown: bool = True
+    words: bool = True  # log-probabilities show tokens as text, not as ids
+    conversation: bool = False  # the answer is parsed for thoughts and calls
+    shown: bool = True  # thoughts are part of the answer; `thinking`: the prompt ends inside one
     thinking: bool = False
-    fresh: bool = True
+    fresh: bool = True  # the answer starts a turn. `parallel`: it may make several calls
     parallel: bool = True
     types: Types | None = None
-    legacy: bool = False
+    legacy: bool = False  # calls are written as `function_call`
     custom: frozenset[str] = frozenset()
     names: dict[str, ToolName] = {}
-    managed: bool = False
+    managed: bool = False  # the client requested edits of its context
     detokenize: bool = True
     skip_special: bool = True
     keep_stop: bool = False
     prompt_scored: bool = False
-    token_chances: bool = False
-    background: bool = False
+    token_chances: bool = False  # an answer of /v1/responses has log-probabilities
+    background: bool = False  # the answer is generated in the background. `store`: it is stored
     store: bool = False
     cache_salt: str | None = None
 

@@ -27,21 +27,13 @@ _TAIL = 8  # tokens that include the mark of a thought and white space after it
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a server reads conversations.
+    """How a server reads conversations."""
 
-    Attributes:
-        reasoning: the format of thoughts, a row of `reply_formats` or "auto".
-        tools: the format of calls, likewise.
-        think_budget: the default maximum of thought tokens; None: no limit.
-        reasoning_effort: the default effort; None: the template's.
-        template_kwargs: the default options of the template.
-    """
-
-    reasoning: str = AUTO
-    tools: str = AUTO
-    think_budget: int | None = None
-    reasoning_effort: str | None = None
-    template_kwargs: Mapping[str, Any] | None = None
+    reasoning: str = AUTO  # the format of thoughts, a row of `reply_formats` or "auto"
+    tools: str = AUTO  # the format of calls, likewise
+    think_budget: int | None = None  # the default maximum of thought tokens; None: no limit
+    reasoning_effort: str | None = None  # the default effort; None: the template's
+    template_kwargs: Mapping[str, Any] | None = None  # the default options of the template
 
 
 @dataclass(frozen=True)

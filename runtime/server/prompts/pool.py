@@ -47,23 +47,19 @@ class Lane:
     """Workers for one class of jobs.
 
     Attributes:
-        nice: the workers' niceness.
         cpu_s: CPU seconds of a job, those for each MiB of it, and a maximum.
-        wall_s: seconds of wall time, and those for each second of CPU time.
-        slower: the lane for jobs that need more time.
-        since: when a job ended last, or started to wait while none did.
     """
 
     name: str
     workers: int
-    nice: int
+    nice: int  # the workers' niceness
     cpu_s: tuple[float, float, float]
-    wall_s: tuple[float, float]
+    wall_s: tuple[float, float]  # seconds of wall time, and those for each second of CPU time
     memory: int = limits.MORE_MEMORY
-    slower: Lane | None = None
+    slower: Lane | None = None  # the lane for jobs that need more time
     queue: FairQueue[Task] = field(default_factory=FairQueue)
     walls: list[float] = field(default_factory=list)  # the limits of those that run
-    since: float = 0.0
+    since: float = 0.0  # when a job ended last, or started to wait while none did
 
     def cpu_of(self, task: Task) -> float:
         """CPU seconds that it may take here."""
