@@ -35,7 +35,6 @@ class Directory:
         return self._plan
 
     def drop(self, name: str) -> None:
-        """Removes a replica that is shutting down."""
         self._heard.pop(name, None)
 
     def names(self) -> tuple[Rows, bool]:
@@ -50,7 +49,6 @@ class Directory:
         return self._plan[1]
 
     def note(self, plan: bytes) -> None:
-        """Sets the current plan; empty for none."""
         self._plan = (max(time.time_ns(), self._plan[0] + 1), plan)
 
 

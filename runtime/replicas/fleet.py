@@ -86,7 +86,6 @@ class Fleet:
         return [replica for replica in self.replicas.values() if replica.up]
 
     async def watch(self) -> None:
-        """Checks the replicas until it is cancelled."""
         while True:
             try:
                 await self.look()

@@ -233,7 +233,6 @@ def placed() -> ReplicaPlan:
 
 
 def states() -> dict[str, int]:
-    """Number of replicas by state, as reported by Ray."""
     application = serve.status().applications.get(APPLICATION)
     found = application.deployments.get(DEPLOYMENT) if application else None
     return (
@@ -285,7 +284,6 @@ def address_here() -> str:
 
 
 def _noted() -> ReplicaPlan | None:
-    """The directory's plan, if there is one."""
     try:
         data = ray.get(_found().plan.remote(), timeout=TELL_S)
     except (ValueError, TimeoutError, ray.exceptions.RayError):

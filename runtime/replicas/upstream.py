@@ -40,7 +40,6 @@ class UpstreamAnswer:
 
     @property
     def streams(self) -> bool:
-        """Whether it is an event stream."""
         return bool(self._response.content_type == "text/event-stream")
 
     async def whole(self) -> bytes:

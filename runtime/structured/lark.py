@@ -135,7 +135,6 @@ class Lark:
         return self.rule(text)
 
     def once(self, key: Hashable, write: Callable[[], str]) -> str:
-        """The result of `write` for this key, computed once."""
         if key not in self._written:
             self._written[key] = write()
         return self._written[key]

@@ -108,8 +108,6 @@ def _anything(piece: GrammarPiece) -> Any:
 
 
 class _Loosening(Search):
-    """Makes one piece's schema enforceable."""
-
     def __init__(self, piece: GrammarPiece, grammars: Grammars, trials: Trials) -> None:
         def error_of(schema: Any) -> str:
             lark = Lark()

@@ -206,7 +206,6 @@ class _Text:
             yield self._anything()
 
     def _place_of(self, schema: Any, place: str) -> str:
-        """The place of a reference's target."""
         where = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(where, str):
             return place

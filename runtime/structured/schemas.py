@@ -97,7 +97,6 @@ def rebuilt(schema: Any, keys: Keys) -> Any:
 
 
 def binding(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a schema that restrict an answer."""
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     types = {one for one in kinds if isinstance(one, str)}
@@ -131,7 +130,6 @@ def coarse(schema: Any) -> Any:
 
 
 def states(schema: Any) -> int:
-    """The states of all `multipleOf` in a schema: their digits as integers."""
     found, left = 0, [schema]
     while left:
         here = left.pop()

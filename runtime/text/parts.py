@@ -129,7 +129,6 @@ def _inside(part: Mapping[str, Any], depth: int) -> str | None:
 
 
 def _heading(part: Mapping[str, Any]) -> str:
-    """Title and address of a search result."""
     found = (part.get(key) for key in ("title", "source", "url"))
     return " ".join(value for value in found if isinstance(value, str) and value)
 

@@ -193,7 +193,6 @@ class ReplyParser:
         return True
 
     def _begin_content(self) -> None:
-        """Starts the content without a thought."""
         space, self._space = self._space, ""
         self._opening, self.answer_at = False, 0
         self._say(Kind.CONTENT, space)
@@ -210,7 +209,6 @@ class ReplyParser:
         self._after_call()
 
     def _after_call(self) -> None:
-        """Adopts the state of the call reader."""
         calls = self._calls
         assert calls is not None
         if calls.count > self._count:

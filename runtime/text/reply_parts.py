@@ -33,6 +33,5 @@ class Deltas:
             self._rows.append((delta.kind, delta.name, [delta.text]))
 
     def take(self) -> list[Delta]:
-        """Returns and removes all of them."""
         rows, self._rows = self._rows, []
         return [Delta(kind, "".join(texts), name) for kind, name, texts in rows]

@@ -43,7 +43,6 @@ class Root:
         return _NOTHING
 
     def target(self, where: str) -> Any:
-        """A reference's target; None if it does not exist."""
         if where not in self._targets:
             self._targets[where] = self._find(where)
         return self._targets[where]

@@ -150,8 +150,6 @@ def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
 
 
 class _Said:
-    """The combined switches of one request."""
-
     @classmethod
     def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Said:
         """Raises RequestError for a malformed field."""

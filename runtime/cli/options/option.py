@@ -202,7 +202,6 @@ class Grouped(click.Command):
             raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group, and one for the rest."""
         sections: dict[str, list[tuple[str, str]]] = {group.title: [] for group in Group}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -28,8 +28,6 @@ class SecondInterrupt(KeyboardInterrupt):
 
 
 class TerminalChat:
-    """One chat over an open session."""
-
     def __init__(
         self, session: Session, conversation: ChatHistory, keyboard: LineReader, screen: Screen
     ) -> None:
@@ -89,7 +87,6 @@ class TerminalChat:
             self._screen.note(f"the context of {told.context:,} tokens is full: /new begins again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
-        """Streams the answer; returns its parts so far."""
         parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
 
         def take(deltas: list[Delta]) -> None:
@@ -110,7 +107,6 @@ class TerminalChat:
 
 
 def figures(answer: Answer) -> str:
-    """One line on an answer that has ended."""
     count = len(answer.events)
     words = [f"{count} token{'' if count == 1 else 's'}"]
     if answer.finish is FinishReason.CANCELLED:

@@ -66,7 +66,6 @@ class ChatHistory:
     attached: list[str] = field(default_factory=list)  # texts of files for the next message
 
     def prompt(self) -> list[Message]:
-        """All messages, in the form of a chat template."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
@@ -82,7 +81,6 @@ class ChatHistory:
         self.attached.append(f"{name}:\n{fence}\n{text.rstrip()}\n{fence}")
 
     def reply(self, parts: Mapping[Kind, str]) -> None:
-        """Adds the model's turn, complete or not."""
         message = {"role": "assistant", "content": parts.get(Kind.CONTENT, "")}
         if thought := parts.get(Kind.REASONING):
             message["reasoning_content"] = thought

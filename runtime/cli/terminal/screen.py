@@ -81,8 +81,6 @@ class Stream:
 
 
 class Screen:
-    """The terminal of one chat."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._stream: Stream | None = None

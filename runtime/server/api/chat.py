@@ -136,7 +136,6 @@ def _allowed(choice: Any) -> set[str] | None:
 
 
 def _named(row: Mapping[str, Any], kind: str) -> Json:
-    """The choice of a function, from that of another kind of tool."""
     inner = row.get(kind)
     inner = inner if isinstance(inner, Mapping) else row
     return {"type": "function", "function": {"name": inner.get("name")}}

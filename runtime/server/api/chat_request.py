@@ -46,7 +46,6 @@ class ChatRequest(Body, kw_only=True):
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
-        """The tools that may be called."""
         return None if self.tool_choice == "none" else self.tools
 
     def most_tokens(self) -> int | None:

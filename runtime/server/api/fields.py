@@ -23,12 +23,7 @@ _PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
 
 
 class BadField(RequestError):
-    """A request is malformed. `param` names the field, `code` is OpenAI's error code."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+    """A request is malformed."""
 
 
 class UnknownModel(BadField):

@@ -76,7 +76,6 @@ def _add_message(where: str, messages: list[Json], item: Mapping[str, Any]) -> N
 
 
 def _add_call(messages: list[Json], kind: str, item: Mapping[str, Any], names: ToolNames) -> None:
-    """A call of a function, or of a tool named by its item's type."""
     name = item.get("name")
     if isinstance(name, str):
         name = names.function(name, item.get("namespace"))

@@ -104,7 +104,6 @@ class EngineProcess:
         return self.crash_dump()
 
     def crash_dump(self) -> dict[str, str]:
-        """The dump that it wrote by itself when it crashed, by name."""
         return read_black_box(self._folder)
 
     async def close(self, patience_s: float = EXIT_S) -> bool:

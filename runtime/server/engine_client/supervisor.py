@@ -197,7 +197,6 @@ class Supervisor(ABC):
         return await self._first
 
     def send(self, message: bytes) -> None:
-        """Sends to the process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 

@@ -46,8 +46,6 @@ class Replaced(EngineError):
 
 
 class Worker:
-    """The loop between one socket and one engine."""
-
     def __init__(
         self,
         socket: zmq.Socket[bytes],

@@ -68,7 +68,6 @@ class ReceivedBody:
         return whole
 
     def add(self, part: bytes) -> None:
-        """Adds a part; small parts are joined."""
         if self.parts and len(self.parts[-1]) < PART:
             self.parts[-1] += part
         else:

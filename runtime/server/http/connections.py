@@ -99,7 +99,6 @@ class Connections:
         self.waiting.pop(connection, None)
 
     def leave(self, connection: Connection) -> None:
-        """The connection is closed."""
         self.inside.discard(connection)
         self.waiting.pop(connection, None)
 

@@ -96,8 +96,6 @@ class Endpoints:
         return await self._run(request, partial(self._answer, start))
 
     async def compute(self, request: Request, kind: JobKind) -> Response:
-        """Runs one request that needs no engine."""
-
         async def work(body: ReceivedBody) -> Response:
             return SlicedJson([await self.service.compute(kind, body.parts)])
 

@@ -72,7 +72,6 @@ def _operation(route: Route, path: str) -> Json:
 
 
 def _limit(schema: Json, sampled: bool) -> None:
-    """Adds the limits of numbers, and removes refused fields."""
     fields: dict[str, Any] = schema["properties"]
     for name in UNSUPPORTED if sampled else ():
         fields.pop(name, None)

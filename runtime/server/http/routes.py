@@ -6,9 +6,11 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 
+from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.server.api.answers import Json, Part
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody, TokenizeBody
+from spark_engine.runtime.server.api.fields import UnknownModel
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.http.endpoints import Endpoints, Route, Run, Start, json_response
@@ -18,7 +20,7 @@ from spark_engine.runtime.server.operation.release import release
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.prompts.contract import JobKind
-from spark_engine.runtime.server.replies import chat, completions, messages, models, responses
+from spark_engine.runtime.server.replies import chat, completions, messages, responses
 from spark_engine.runtime.server.service.service import Service
 
 
@@ -59,7 +61,26 @@ def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
 async def _model(endpoints: Endpoints, request: Request) -> Response:
     if not (name := request.path_params["name"].rstrip("/")):
         return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
-    return json_response(models.model(endpoints.service, name))
+    if name not in endpoints.service.names:
+        raise UnknownModel(f"model {name!r} is not served here", "model", "model_not_found")
+    return json_response(_model_row(endpoints.service, name))
+
+
+def _models(endpoints: Endpoints) -> Json:
+    service = endpoints.service
+    return {"object": "list", "data": [_model_row(service, name) for name in service.names]}
+
+
+def _model_row(service: Service, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "spark",
+        "root": service.info.name,
+        "parent": None,
+        "max_model_len": capacity(service.info.limits),
+    }
 
 
 def _live(endpoints: Endpoints) -> Json:
@@ -91,7 +112,6 @@ _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(JobKind.TOKENIZE), _computes(JobKind.DETOKENIZE)
 METRICS, LIVE = "/metrics", "/page/live"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
-_MODELS = _tells(lambda endpoints: models.models(endpoints.service))
 _DOCUMENT = _tells(lambda _: document(ROUTES))
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
@@ -103,7 +123,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers", counts=True),
     Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
     Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
-    Route("GET", "/v1/models", _MODELS, "the models that are served"),
+    Route("GET", "/v1/models", _tells(_models), "the models that are served"),
     Route("GET", "/v1/models/{name:path}", _model, "one of them"),
     Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),

@@ -13,8 +13,6 @@ SLICE = 256 << 10  # bytes: sending one takes far less than a millisecond
 
 
 class SlicedJson(Response):
-    """JSON in parts."""
-
     media_type = "application/json"
 
     def __init__(self, parts: Sequence[Part], status_code: int = 200) -> None:

@@ -79,7 +79,6 @@ class HttpRequest:
         self.charge(prompt)
 
     def finish(self, use: EngineUse) -> None:
-        """The engine's work for it has ended."""
         self.use, self.pending = use, False
         if self.after is not None:
             self.after(self)

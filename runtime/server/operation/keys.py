@@ -94,7 +94,6 @@ class TokenBucket:
         return self._level
 
     def take(self, count: float) -> None:
-        """Takes `count`, also where that overdraws it."""
         self._level = self.level - count
 
     def wait(self, count: float) -> float:
@@ -182,7 +181,6 @@ class Keyring:
 
     @property
     def locked(self) -> bool:
-        """Whether requests need a key."""
         return self.path is not None or self.single is not None
 
     def find(self, secret: bytes) -> Account:

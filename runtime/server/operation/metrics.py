@@ -140,7 +140,6 @@ class Metrics:
         self._limited.labels(key, kind).inc()
 
     def add_key(self, key: str, kinds: Iterable[str]) -> None:
-        """Shows a key's counters at 0."""
         for kind in kinds:
             self._limited.labels(key, kind)
         for kind in ("prompt", "completion"):
@@ -216,7 +215,6 @@ class Stopwatch:
         return None if self.started is None else max(0.0, self.started - self.start)
 
     def tokens(self, count: int) -> None:
-        """`count` tokens of one round arrived."""
         now = time.monotonic()
         self._metrics.tokens(count, now - self.last, self.first is None)
         self.first = now if self.first is None else self.first

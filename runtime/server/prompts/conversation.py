@@ -131,7 +131,6 @@ class ChatReader:
         fresh: bool = True,
         parallel: bool = True,
     ) -> ReplyParser:
-        """The parser of one answer; the arguments are those of `ReplyParser`."""
         known = () if self._tokenizer is None else self._tokenizer.marks.values()
         return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
 

@@ -12,12 +12,10 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of an engine folder, None where it has none."""
     return Tokenizer.load(folder / TOKENIZER) if has_text(folder) else None
 
 
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """Tokenizer and chat template of an engine folder, None where it has none."""
     path = folder / TOKENIZER
     if not has_text(folder):
         return None, None

@@ -135,7 +135,6 @@ class ChatFormat:
         self._say(body, more)
 
     def _end_input(self, body: Json) -> None:
-        """Adds the rest of a custom tool's text."""
         if self._input is not None:
             self._say(body, self._input.end())
 

@@ -42,7 +42,6 @@ class CompletionChoice:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """All tokens of the prompt."""
         return tuple(self.request.prompt) + self.forced
 
     @property

@@ -124,7 +124,6 @@ class Service:
     # What an API does with one body, in this order.
 
     def deadline(self) -> Deadline:
-        """The deadline of a request that starts now."""
         return Deadline(self._timeout_s, self._queue_s)
 
     async def prepare(
