@@ -163,6 +163,7 @@ def test_what_the_user_names_does_not_follow_the_engine() -> None:
 
 
 def test_nothing_listens_before_the_replicas_are_there() -> None:
-    listener = module._extra("front_process", "aiohttp").listen(ServerOptions(host="127.0.0.1", port=0))
+    serving = module._extra("front_process", "aiohttp")
+    listener = serving.listen(ServerOptions(host="127.0.0.1", port=0))
     with contextlib.closing(listener), socket.socket() as client:
         assert client.connect_ex(listener.getsockname()) != 0
