@@ -4,8 +4,6 @@ Knows folders and the builder's command line. The runtime may not import the bui
 so the builder is started as a process and the checkpoint found by its path.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -50,7 +48,6 @@ def find_checkpoint() -> Path:
 
 
 def engine_folder(checkpoint: Path, cache: Path) -> Path:
-    """The folder of its engine."""
     root = checkpoint.parents[2]
     ours = root / "engines"
     if (root / "pyproject.toml").exists() and ours.is_dir():

@@ -6,8 +6,6 @@ Knows the engine's executors and rank 0's messages; knows no request. It ends wi
 that ends: its socket closes, and on one host the system ends it as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -58,7 +58,6 @@ class CallWriter:
         return None if formats.calls is None else cls(lark, formats.calls, tokenizer)
 
     def calls(self, tools: Sequence[Tool], several: bool) -> str:
-        """One call, or one or more."""
         one = self._call(tools, self._mark(self.form.start))
         if not several:
             return one

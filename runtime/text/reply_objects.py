@@ -5,8 +5,6 @@ is never closed, or a new call follows the mark, did the object end there. Knows
 knows no schema.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left

@@ -4,8 +4,6 @@ configuration file, and the options of the engine and the server.
 A new option is a row here and the field that it fills, which has the option's default.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -235,7 +233,6 @@ def server_options(values: Mapping[str, Any]) -> ServerOptions:
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """How to read conversations."""
     return fill(ChatOptions, OPTIONS, values)
 
 
@@ -247,7 +244,6 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 
 def body(values: Mapping[str, Any]) -> Body:
-    """One answer's options as fields of a request to the server."""
     return Body(**settings(values))
 
 

@@ -7,8 +7,6 @@ while no Python code runs; otherwise it may crash the process. The HTTP process 
 file. No dump contains text or tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler
@@ -62,7 +60,6 @@ class BlackBox:
         self._write_state()
 
     def _write_state(self) -> None:
-        """The result of `describe` as JSON."""
         with self._lock, contextlib.suppress(OSError):
             part = self._folder / f"{STATE}.part"
             part.write_bytes(self._state())

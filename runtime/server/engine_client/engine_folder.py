@@ -3,8 +3,6 @@
 Opens no engine file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +82,6 @@ def watchdog_for(folder: Path) -> float:
 
 
 def spell_cache(info: EngineInfo) -> str:
-    """The prefix cache of an open engine, for the log."""
     if not info.cache_bytes:
         return ", without a prefix cache"
     states = f" with memory for {info.snapshots} states" if info.snapshots else ""

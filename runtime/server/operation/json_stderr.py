@@ -5,8 +5,6 @@ process and its ranks, of crashes, and of the loading progress. All of them writ
 which is therefore a pipe that a thread reads. Knows descriptors and lines; knows no option.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

@@ -55,7 +55,6 @@ class Forker:
 
     @property
     def pid(self) -> int:
-        """The process."""
         return self._process.pid
 
     @classmethod
@@ -159,7 +158,6 @@ class Forker:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Reads its reports, until it ends."""
         loop = asyncio.get_running_loop()
         try:
             while data := await loop.sock_recv(self._socket, orders.MESSAGE):
@@ -184,14 +182,11 @@ class Forker:
 
 
 class WorkerProcess:
-    """One worker."""
-
     def __init__(self, forker: Forker, sock: socket.socket, pid: int) -> None:
         self._forker, self._socket, self.pid = forker, sock, pid
         self.has_grown = False  # it ends by itself
 
     def has_left(self) -> bool:
-        """Whether the process has ended."""
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -218,7 +213,6 @@ class WorkerProcess:
             raise Gone(await self._forker.status_of(self.pid)) from None
 
     def end(self) -> None:
-        """Ends it by SIGKILL."""
         self._socket.close()
         if not self._forker.has_ended(self.pid):
             with contextlib.suppress(ProcessLookupError):

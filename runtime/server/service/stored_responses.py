@@ -9,8 +9,6 @@ owner would exceed a fair share of MOST_RUNNING or MOST_RUNNING_BYTES (one share
 another owner), or all together would exceed them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict

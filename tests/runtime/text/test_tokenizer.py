@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from spark_engine.errors import EngineError, RequestError
-from spark_engine.runtime.text.stops import StopMatcher
+from spark_engine.runtime.text.text_stream import StopMatcher
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 from tests.runtime import small_tokenizer
 

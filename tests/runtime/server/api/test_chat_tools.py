@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.server.api.chat_tools import read_tools
+from spark_engine.runtime.server.api.chat import read_tools
 from tests.runtime.server.api.api_client import CALL, SCHEMA, THOUGHT, ApiClient, events
 
 PATH = "/v1/chat/completions"

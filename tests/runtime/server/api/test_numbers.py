@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from spark_engine.runtime.server.api.chat import ChatBody
-from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
-from spark_engine.runtime.server.api.tokenize import DetokenizeBody
 from spark_engine.runtime.server.engine_client.ipc import Submit
 from tests.runtime.server.api.api_client import ApiClient
 

@@ -16,7 +16,6 @@ from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind
-from spark_engine.runtime.server.prompts.handler import Inline
 from spark_engine.runtime.server.replies import chat, completions
 from spark_engine.runtime.server.service import service as module
 from spark_engine.runtime.server.service.deadline import TimedOut
@@ -24,7 +23,7 @@ from spark_engine.runtime.server.service.service import ReadingFailed
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
-from tests.runtime.fake_client import FakeClient, Served, inline, service
+from tests.runtime.fake_client import FakeClient, Inline, Served, inline, service
 
 HANGS_S = 60.0  # ends a test that hangs
 USER = [{"role": "user", "content": "hi"}]
