@@ -264,8 +264,7 @@ class Manifest:
 
     def to_json(self) -> Json:
         """The JSON object without its `digest`."""
-        row = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-        return {**row, "format": FORMAT}
+        return {**plain_fields(self), "format": FORMAT}
 
     def encode(self) -> bytes:
         """The bytes of `manifest.json`: canonical JSON that holds its own digest."""
@@ -328,6 +327,11 @@ def _digest(row: Mapping[str, Json]) -> str:
     return hashlib.sha256(canonical_json(row)).hexdigest()
 
 
+def plain_fields(value: Any) -> dict[str, Json]:
+    """A dataclass as a JSON object."""
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+
+
 def _plain(value: object) -> Json:
     """A field as JSON: objects that know their form say it, dataclasses become dicts."""
     if hasattr(value, "to_json"):
@@ -335,7 +339,7 @@ def _plain(value: object) -> Json:
     if isinstance(value, Precision):
         return {k: v.value for k, v in vars(value).items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {f: _plain(getattr(value, f)) for f in value.__dataclass_fields__}
+        return plain_fields(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):

@@ -23,8 +23,9 @@ from spark_engine.runtime.executors import device_memory, native  # noqa: E402
 from spark_engine.runtime.executors.memory import EngineMemory, allocate  # noqa: E402
 from spark_engine.runtime.executors.program import MemoryOperand  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 ROWS, SLOTS, VOCAB = 3, 4, 2048
 LIMITS = Limits(max_seqs=SLOTS, max_context=128, pages=3, vocab=VOCAB)
