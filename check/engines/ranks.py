@@ -81,22 +81,12 @@ class ThreadCommunicator:
     here = True
 
     def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
-        self._rendezvous, self._rank, self._ranks = rendezvous, rank, ranks
+        self._rendezvous, self.rank, self.ranks = rendezvous, rank, ranks
         self.limit_s = LIMIT_S
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self._ranks
 
     def parts(self, array: Array) -> list[Array]:
         """The arrays of all ranks, in order."""
-        return self._rendezvous.exchange(self._rank, array.copy())
+        return self._rendezvous.exchange(self.rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
         """The sum, in rank order."""
@@ -108,7 +98,7 @@ class ThreadCommunicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._rendezvous.exchange(self._rank, None)
+        self._rendezvous.exchange(self.rank, None)
 
     def abort(self, why: str) -> None:
         """Ends all waiting calls."""

@@ -34,12 +34,12 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
-from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
 from spark_engine.runtime.ranks.open_progress import OpenProgress

@@ -31,7 +31,6 @@ class Executor(Protocol):
     @property
     def specs(self) -> Specs:
         """The buffers `run` expects."""
-        ...
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`, which holds every input, state and output by name.
@@ -40,7 +39,6 @@ class Executor(Protocol):
         An executor with states on a device (`Loaded.device_states`) uses those if `buffers` holds
         none. Raises ExecutorError if a buffer is missing or misshapen.
         """
-        ...
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Starts `run`. Returns a function that blocks until the outputs are readable.
@@ -52,7 +50,6 @@ class Executor(Protocol):
         leave outputs of more than `device_buffers.WIDE` bytes a row unwritten; `run` writes them. A
         synchronous executor runs the step here and returns a function that does nothing.
         """
-        ...
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """As `launch`, but `allow` and `sampling_i` may be written later: the executor may start
@@ -61,11 +58,9 @@ class Executor(Protocol):
         No other launch may come between the two calls. An executor may run everything in the second
         call.
         """
-        ...
 
     def close(self) -> None:
         """Frees the executor's resources. May be called twice."""
-        ...
 
 
 class SynchronousExecutor:

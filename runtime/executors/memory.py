@@ -47,56 +47,46 @@ class States(Protocol):
     @property
     def arrays(self) -> Mapping[str, Array]:
         """The states by name; empty if the host cannot address them."""
-        ...
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot's rows over all states."""
-        ...
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all states."""
-        ...
 
     @property
     def snapshot_rows(self) -> int:
         """Rows of the states by sequence that belong to no slot; the first one follows the last
         slot's row.
         """
-        ...
 
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of one such row over all states; 0 if the model has no recurrent state, so that
         pages alone make a prefix.
         """
-        ...
 
     def copy_rows(self, pairs: Pairs) -> None:
         """Copies rows of the states by sequence, as (from, to), after all queued launches and
         before later ones. No two pairs write one row, and no pair reads a row that another pair
         writes.
         """
-        ...
 
     def copy_pages(self, pairs: Pairs) -> None:
         """Copies pages of all states, as (from, to), in the same order."""
-        ...
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts` as `mark_tokens` leaves them after the prompt's `ids`
         and the generated ids, in the same order as the copies.
         """
-        ...
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages to the host, after all queued launches."""
-        ...
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot into a slot and into as many pages as the snapshot has."""
-        ...
 
 
 class TableSink(Protocol):
@@ -104,7 +94,6 @@ class TableSink(Protocol):
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
         """Copies these rows to the device; later launches see them."""
-        ...
 
 
 class HostStates:

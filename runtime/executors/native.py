@@ -19,12 +19,13 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, QueuedLaunch
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import PeerCommunicator, calls, connect_peers
+from spark_engine.runtime.executors.peers import calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
     KernelEntry,
@@ -64,7 +65,7 @@ class NativeEngine:
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
-        comm: PeerCommunicator | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank

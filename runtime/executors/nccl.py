@@ -19,7 +19,7 @@ from nccl.bindings import nccl
 from spark_engine.device.gpu import Gpu
 from spark_engine.errors import ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.peers import PeerCommunicator
+from spark_engine.runtime.executors.communicator import Communicator
 
 CONNECT_S = 120.0  # time limit of connecting all ranks
 CLOSE_S = 5.0
@@ -43,7 +43,7 @@ class Nccl:
     if `comm` is aborted meanwhile; then it closes what NCCL has created.
     """
 
-    def __init__(self, gpu: Gpu, comm: PeerCommunicator, limit_s: float = CONNECT_S) -> None:
+    def __init__(self, gpu: Gpu, comm: Communicator, limit_s: float = CONNECT_S) -> None:
         self._gpu, self._left, self._lock = gpu, threading.Event(), threading.Lock()
         self._comm: object = None
         asked = nccl.UniqueId()

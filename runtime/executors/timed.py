@@ -18,14 +18,12 @@ class Clock(Protocol):
 
     def mark(self) -> Any:
         """Records a mark."""
-        ...
 
     def seconds(self, mark: Any) -> float:
         """Waits for the mark and returns its time on the clock of `time.perf_counter`.
 
         Call it once for every mark, in recording order.
         """
-        ...
 
 
 class TimedExecutor:

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 import msgspec
 
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, SparkError
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks import messages
 from spark_engine.runtime.ranks.channel import PacketRing, Sender, read_answer
-from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 

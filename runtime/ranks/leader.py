@@ -2,7 +2,7 @@
 
 Input: the calls of the engine's loop. Output: the same calls on rank 0's own objects, and one
 packet of messages (messages.py) to the other ranks with each launch. No call waits for another
-rank; a rank answers only if it fails. Knows no process and no plan.
+rank; a rank answers only if it fails. Knows no plan.
 """
 
 from __future__ import annotations
@@ -12,43 +12,23 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from spark_engine.errors import ExecutorError, SparkError
+from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors import memory
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.runtime.ranks import messages
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.tensors import Array
 
 MOST_MERGED = 4  # sets of buffers that an executor remembers; an engine has one or two
 
 
-class FollowerLink(Protocol):
-    """Sends packets to the other ranks, and reports their failures (`Group`)."""
-
-    def send(self, data: bytes) -> None:
-        """Sends to every other rank. Raises ExecutorError naming a rank that does not accept it."""
-        ...
-
-    def check(self) -> None:
-        """Raises a failed rank's error, if one has failed."""
-        ...
-
-    def explain(self, error: ExecutorError) -> SparkError:
-        """The failed rank's own error, which caused this one, or this one."""
-        ...
-
-    def waiting(self, waits: bool) -> None:
-        """Marks the start or the end of a wait for a device."""
-        ...
-
-
 class Orders:
     """Commands for the other ranks that are not sent yet, in order."""
 
-    def __init__(self, link: FollowerLink) -> None:
-        self._link = link
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
         self._orders: list[messages.Order] = []
         self._dropped: deque[int] = deque()  # finalizers append to it at any time
         self._numbers = 0
@@ -61,10 +41,10 @@ class Orders:
 
     def send(self) -> None:
         """Sends all commands. Raises ExecutorError if a rank has failed."""
-        self._link.check()
+        self._group.check()
         orders, self._orders = self._orders, []
         with self.explained():
-            self._link.send(messages.encode(orders))
+            self._group.send(messages.encode(orders))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -72,18 +52,18 @@ class Orders:
         try:
             yield
         except ExecutorError as error:
-            raise self._link.explain(error) from error
+            raise self._group.explain(error) from error
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Encloses rank 0's wait for a device; replaces errors as `explained` does."""
-        self._link.waiting(True)
+        self._group.waiting(True)
         try:
             with self.explained():
                 yield
-                self._link.check()  # results after a rank's failure are invalid
+                self._group.check()  # results after a rank's failure are invalid
         finally:
-            self._link.waiting(False)
+            self._group.waiting(False)
 
     def number(self, snapshot: Callable[[int], LeadSnapshot]) -> LeadSnapshot:
         """A snapshot with a new number; when rank 0 frees it, all ranks free it."""

@@ -16,10 +16,10 @@ import numpy as np
 
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import ExecutorError
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.runtime.executors.ort import open_session, random_step
-from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import Array, TensorSpec
 

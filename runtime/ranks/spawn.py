@@ -25,9 +25,9 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks.channel import PacketRing, ring_bytes
 from spark_engine.runtime.ranks.communicator import (
-    Communicator,
     SharedCommunicator,
     shared_bytes,
 )

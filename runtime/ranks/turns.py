@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from spark_engine.device.startup_lock import startup_lock
-from spark_engine.runtime.ranks.communicator import Communicator
+from spark_engine.runtime.executors.communicator import Communicator
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
