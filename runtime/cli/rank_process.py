@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packet = receiver.receive()
         if packet is None:
             return 0
-        _check(spec, messages.decode_stamp(packet))
-        loaded = _opened(spec, channels, messages.decode_begin(packet), receiver)
+        _check(spec, messages.STAMP.decode(packet))
+        loaded = _opened(spec, channels, messages.BEGIN.decode(packet), receiver)
         parts = loaded.states, loaded.tables, loaded.device_states, loaded.table_writer
         follower = Follower(loaded.executors, *parts)
         receiver.answer(messages.encode(messages.Opened(os.getpid())))
@@ -108,7 +108,7 @@ def _opened(
 
 def _follow(receiver: Receiver, follower: Follower) -> None:
     while (packet := receiver.receive()) is not None:
-        if not follower.follow(messages.decode_orders(packet)):
+        if not follower.follow(messages.ORDERS.decode(packet)):
             return
 
 

@@ -174,7 +174,7 @@ class RankGroup:
             self._fail(ExecutorError(self._how_it_ended(rank)))
             return False
         try:
-            answer = messages.decode_answer(data)
+            answer = messages.ANSWER.decode(data)
         except msgspec.DecodeError as error:
             self._fail(ExecutorError(f"rank {rank} sent an invalid answer: {error}"))
             return False
