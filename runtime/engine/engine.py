@@ -275,15 +275,15 @@ class Engine:
 
     def _cache_bytes(self) -> int:
         """The option, or the budget found at loading; or else all rows and pages."""
-        memory = self.memory
-        most = self.loaded.limits.pages * memory.page_bytes
-        most += memory.snapshot_rows * memory.snapshot_bytes
+        store = self.memory.store
+        most = self.loaded.limits.pages * store.page_bytes
+        most += store.snapshot_rows * store.snapshot_bytes
         given = (self.options.cache_bytes, self.loaded.cache_bytes, most)
         return min(most, next(n for n in given if n is not None))
 
     def _sizes(self) -> EngineSizes:
-        loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
-        most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
+        loaded, limits, store = self.loaded, self.loaded.limits, self.memory.store
+        most = limits.max_seqs * store.slot_bytes + limits.pages * store.page_bytes
         return EngineSizes(
             slots=limits.max_seqs,
             pages=limits.pages,
@@ -292,12 +292,12 @@ class Engine:
             verify=self._verify(),
             prefill=loaded.rows(PREFILL),
             tile=PREFILL_TILE,
-            slot_bytes=memory.slot_bytes,
-            page_bytes=memory.page_bytes,
+            slot_bytes=store.slot_bytes,
+            page_bytes=store.page_bytes,
             swap_bytes=min(self.options.swap_bytes, most),
             max_waiting=self.options.max_waiting,
-            snapshots=memory.snapshot_rows,
-            snapshot_bytes=memory.snapshot_bytes,
+            snapshots=store.snapshot_rows,
+            snapshot_bytes=store.snapshot_bytes,
             cache_bytes=self._cache_bytes(),
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,

@@ -148,7 +148,8 @@ class Scheduler:
     def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
         """All that was planned is launched: copies the states that ended sequences leave to the
         prefix cache, as (from, to) rows."""
-        copy_rows(self.prefix.copies)
+        if self.prefix.copies:
+            copy_rows(self.prefix.copies)
         self.prefix.release_pins()
 
     def stats(self) -> dict[str, int]:

@@ -28,9 +28,7 @@ class Specs:
 class Executor(Protocol):
     """One loaded bucket of one engine. Not thread-safe: one thread uses it."""
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
+    specs: Specs  # the buffers `run` expects
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`, which holds every input, state and output by name.

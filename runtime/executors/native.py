@@ -147,7 +147,7 @@ class NativeExecutor:
 
     def __init__(self, engine: NativeEngine, header: EngineHeader, payload: bytes) -> None:
         self._engine, self._gpu = engine, engine.gpu
-        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
         self._staged: list[Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
@@ -164,11 +164,6 @@ class NativeExecutor:
             self._resources.close()
             raise
         self._open = True
-
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
 
     @property
     def gpu(self) -> Gpu:
@@ -207,7 +202,7 @@ class NativeExecutor:
         Copies states that `buffers` holds to the device before the step and back after it.
         """
         self._gpu.use()
-        states = [s for s in self._specs.states if s.name in buffers]
+        states = [s for s in self.specs.states if s.name in buffers]
         for spec in states:
             self._gpu.upload(self._engine.states.addresses[spec.name], buffers[spec.name])
         self._engine.tables.write_all(buffers)
@@ -282,7 +277,7 @@ class NativeExecutor:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
-        for spec in (*self._specs.inputs, *self._specs.outputs):
+        for spec in (*self.specs.inputs, *self.specs.outputs):
             checked(spec, buffers.get(spec.name))
         if len(self._staged) == MAX_STAGED:
             oldest = self._staged.pop(0)
@@ -303,8 +298,8 @@ class NativeExecutor:
         allocations.
         """
         kept = self._engine.specs
-        tables = (s for s in self._specs.inputs if s.name in self._engine.tables.addresses)
-        for spec in (*tables, *self._specs.states):
+        tables = (s for s in self.specs.inputs if s.name in self._engine.tables.addresses)
+        for spec in (*tables, *self.specs.states):
             if spec != kept.get(spec.name):
                 raise EngineError(
                     f"the {self._label} bucket has {spec}, the manifest {kept.get(spec.name)}; "
@@ -370,7 +365,7 @@ class NativeExecutor:
         def of(block: Block, address: int) -> dict[str, int]:
             return {f.spec.name: address + f.offset for f in block.fields}
 
-        states = {s.name: engine.states.addresses[s.name] for s in self._specs.states}
+        states = {s.name: engine.states.addresses[s.name] for s in self.specs.states}
         return {
             "weight": engine.weights,
             "state": states,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from spark_engine.runtime.executors.executor import Executor, Specs, Wait
+from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.tensors import Array
 
 
@@ -35,12 +35,8 @@ class TimedExecutor:
     def __init__(
         self, inner: Executor, clock: Clock | None, tell: Callable[[float, float], None]
     ) -> None:
+        self.specs = inner.specs
         self._inner, self._clock, self._tell = inner, clock, tell
-
-    @property
-    def specs(self) -> Specs:
-        """See `Executor`."""
-        return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """See `Executor`; not timed."""

@@ -37,7 +37,7 @@ class TrtExecutor(SynchronousExecutor):
         self._errors: list[str] = []
         self._log = logger(trt, self._errors)
         self._label = f"{header.family} {header.rows}"
-        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._states = {out: state for out, state in header.aliases.items()}
         self._rest = open_session(made.behind, folder, threads, self._label)
         self._gpu, self._addresses = _gpu(), dict[str, int]()
@@ -53,18 +53,13 @@ class TrtExecutor(SynchronousExecutor):
             self.close()
             raise
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
-
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen, or if
         TensorRT does not start the engine.
         """
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
-        for spec in (*self._specs.inputs, *self._specs.states, *self._specs.outputs):
+        for spec in (*self.specs.inputs, *self.specs.states, *self.specs.outputs):
             checked(spec, buffers.get(spec.name))
         self._gpu.use()
         for name in self._fed:
@@ -120,8 +115,8 @@ class TrtExecutor(SynchronousExecutor):
 
     def _bind(self, trt: ModuleType) -> tuple[tuple[str, ...], dict[str, TensorSpec]]:
         """(inputs, outputs) of the engine, each with its own device memory."""
-        known = {s.name: s for s in (*self._specs.inputs, *self._specs.states)}
-        outs = {s.name: s for s in self._specs.outputs}
+        known = {s.name: s for s in (*self.specs.inputs, *self.specs.states)}
+        outs = {s.name: s for s in self.specs.outputs}
         for out, state in self._states.items():
             outs[out] = TensorSpec(out, known[state].dtype, known[state].shape)
         fed, made = [], {}

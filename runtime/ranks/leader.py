@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors import memory
-from spark_engine.runtime.executors.executor import Executor, Specs, Wait
+from spark_engine.runtime.executors.by_buffers import ByBuffers
+from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.ranks import messages
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.tensors import Array
-
-MOST_MERGED = 4  # sets of buffers that an executor remembers; an engine has one or two
 
 
 class Orders:
@@ -86,20 +85,13 @@ class LeadExecutor:
         tables: Collection[str],
         states: Mapping[str, Array],
     ) -> None:
-        self._inner, self._key, self._orders = inner, key, orders
+        self.specs, self.inner = inner.specs, inner  # the other ranks replicate no launch of it
+        self._key, self._orders = key, orders
         self._steps = tuple(s for s in inner.specs.inputs if s.name not in tables)
         self._tables = tuple(s.name for s in inner.specs.inputs if s.name in tables)
-        self._buffers = WithStates(inner.specs, states)
-
-    @property
-    def inner(self) -> Executor:
-        """Rank 0's own executor; other ranks do not replicate its launches."""
-        return self._inner
-
-    @property
-    def specs(self) -> Specs:
-        """See `Executor`."""
-        return self._inner.specs
+        mine = {s.name: states[s.name] for s in inner.specs.states if s.name in states}
+        self._states = {**mine, **{name + STATE_OUT: state for name, state in mine.items()}}
+        self._whole = ByBuffers[Mapping[str, Array]]()
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step, over the tables in `buffers` and every rank's own states."""
@@ -107,13 +99,13 @@ class LeadExecutor:
         self._orders.add(messages.Tables(rows))
         self._tell(buffers, part=False)
         with self._orders.explained():
-            self._inner.run(self._buffers.over(buffers))
+            self.inner.run(self._over(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Sends the launch to the other ranks and launches."""
         self._tell(buffers, part=False)
         with self._orders.explained():
-            return self._watched(self._inner.launch(self._buffers.over(buffers)))
+            return self._watched(self.inner.launch(self._over(buffers)))
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Sends and launches the part before sampling; the returned function does the same for the
@@ -121,7 +113,7 @@ class LeadExecutor:
         """
         self._tell(buffers, part=True)
         with self._orders.explained():
-            rest = self._inner.launch_to_sample(self._buffers.over(buffers))
+            rest = self.inner.launch_to_sample(self._over(buffers))
 
         def launch_rest() -> Wait:
             self._orders.add(messages.LaunchRest())
@@ -133,7 +125,13 @@ class LeadExecutor:
 
     def close(self) -> None:
         """Closes the inner executor."""
-        self._inner.close()
+        self.inner.close()
+
+    def _over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+        """`buffers` combined with the states that they do not hold."""
+        if not self._states:
+            return buffers
+        return self._whole.find(buffers, lambda: {**self._states, **buffers})
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
         inputs = b"".join(buffers[spec.name].tobytes() for spec in self._steps)
@@ -148,28 +146,6 @@ class LeadExecutor:
         return watched
 
 
-class WithStates:
-    """Buffers combined with states that they do not hold. Equal buffers give the identical mapping,
-    by which executors find their bindings.
-    """
-
-    def __init__(self, specs: Specs, states: Mapping[str, Array]) -> None:
-        mine = {s.name: states[s.name] for s in specs.states if s.name in states}
-        self._states = {**mine, **{name + STATE_OUT: state for name, state in mine.items()}}
-        self._known: list[tuple[Mapping[str, Array], Mapping[str, Array]]] = []
-
-    def over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        """`buffers` combined with the states."""
-        if not self._states:
-            return buffers
-        for known, merged in self._known:
-            if known is buffers:
-                return merged
-        merged = {**self._states, **buffers}
-        self._known = [*self._known[1 - MOST_MERGED :], (buffers, merged)]
-        return merged
-
-
 @dataclass(frozen=True)
 class LeadSnapshot(memory.Snapshot):
     """Rank 0's part of a snapshot; the other ranks keep theirs under the number."""
@@ -181,38 +157,33 @@ class LeadStates:
     """The states of rank 0; the other ranks replicate every change."""
 
     def __init__(self, inner: memory.States, orders: Orders) -> None:
-        self._inner, self._orders = inner, orders
+        self.inner, self._orders = inner, orders  # rank 0's own states
         self.arrays = inner.arrays
         self.slot_bytes, self.page_bytes = inner.slot_bytes, inner.page_bytes
         self.snapshot_rows = inner.snapshot_rows
         self.snapshot_bytes = inner.snapshot_bytes
 
-    @property
-    def inner(self) -> memory.States:
-        """Rank 0's own states."""
-        return self._inner
-
     def copy_rows(self, pairs: memory.Pairs) -> None:
         """Copies rows of the states by sequence."""
         self._orders.add(messages.CopyRows([*pairs]))
-        self._inner.copy_rows(pairs)
+        self.inner.copy_rows(pairs)
 
     def copy_pages(self, pairs: memory.Pairs) -> None:
         """Copies pages."""
         self._orders.add(messages.CopyPages([*pairs]))
-        self._inner.copy_pages(pairs)
+        self.inner.copy_pages(pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts`."""
         counts = messages.SetCounts(slot, list(ids), list(generated))
         self._orders.add(counts)
-        self._inner.set_counts(slot, counts.ids, counts.generated)
+        self.inner.set_counts(slot, counts.ids, counts.generated)
 
     def save(self, slot: int, pages: Iterable[int]) -> memory.Snapshot:
         """Copies one sequence's slot rows and pages to the host, on every rank."""
         where = list(pages)
         with self._orders.waiting():
-            own = self._inner.save(slot, where)
+            own = self.inner.save(slot, where)
         made = self._orders.number(lambda number: LeadSnapshot(own.rows, own.pages, number))
         self._orders.add(messages.Save(made.number, slot, where))
         return made
@@ -224,7 +195,7 @@ class LeadStates:
         where = list(pages)
         self._orders.add(messages.Restore(snapshot.number, slot, where))
         with self._orders.waiting():
-            self._inner.restore(snapshot, slot, where)
+            self.inner.restore(snapshot, slot, where)
 
 
 class LeadTables:

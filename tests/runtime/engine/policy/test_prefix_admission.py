@@ -263,7 +263,7 @@ def test_the_cache_is_what_is_left_and_is_freed() -> None:
     assert stats["free_pages"] == LIMITS.pages > pages.free and stats["snapshots"] == 2
     held = stats["cache_bytes"]
     memory = engine.memory
-    assert held == pages.kept * memory.page_bytes + 2 * memory.snapshot_bytes
+    assert held == pages.kept * memory.store.page_bytes + 2 * memory.store.snapshot_bytes
     engine.clear_cache()
     engine.check_idle()
     assert pages.free == LIMITS.pages and engine.stats()["cache_bytes"] == 0
