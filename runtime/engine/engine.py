@@ -237,14 +237,6 @@ class Engine:
         loop, seqs = self._loop, list(self._live.values())
         return describe(self.scheduler, loop.plan, loop.launched, seqs) | {"stats": self.stats()}
 
-    def check_idle(self) -> None:
-        """Raises InternalError unless everything is free, or is kept by the prefix cache alone."""
-        self.scheduler.check()
-        left = ["requests"] * bool(self._live) + ["launched steps"] * bool(self._loop.in_flight)
-        left += self.scheduler.held()
-        if left:
-            raise InternalError(f"the idle engine still holds {', '.join(left)}")
-
     def clear_cache(self) -> None:
         """Empties the prefix cache; pages in use are free when they no longer are."""
         self.scheduler.clear_cache()

@@ -122,12 +122,6 @@ class Shares:
         if not owner.live and not owner.ahead:
             self._owners.pop(owner.name, None)
 
-    def check(self) -> bool:
-        """Whether only owners with requests or ahead are kept, and the count is right."""
-        owners = self._owners.values()
-        sharing = sum(o.waiting > 0 or o.ahead for o in owners)
-        return self._sharing == sharing and all(o.live or o.ahead for o in owners)
-
 
 def _is_ahead(at: float, tick: int, owner: Owner) -> bool:
     return owner.ahead and owner.charged == at
