@@ -34,6 +34,7 @@ from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import (
+    BACKENDS,
     CAPABILITIES,
     CPU,
     RTX,
@@ -169,7 +170,6 @@ def rewrite_graph(model: Model, plan: BuildPlan, graph: FamilyGraph) -> Rewritte
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:
-    """Packs each weight for the kernels of its op."""
     for graph in graphs.values():
         pack(graph, REGISTRY)
 
@@ -231,7 +231,7 @@ def backend_of(plan: BuildPlan, cubins: Path) -> Backend:
     """The target's backend. Imported here, so that only builds that need ONNX or the compiler load
     them. Raises OptionError for options that the backend does not support.
     """
-    module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
+    module = import_module(f"spark_engine.builder.{BACKENDS[TARGETS[plan.target]]}")
     made: Backend = module.BACKEND(plan, REGISTRY, cubins)
     return made
 

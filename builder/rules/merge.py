@@ -69,7 +69,7 @@ def can_merge(context: RewriteContext, match: Match) -> str | None:
         if other.attrs != first.attrs:
             return f"{other.name} and {first.name} have different attributes"
         for i in roles.shared:
-            if not weights.same_values(context, [other.inputs[i]], [first.inputs[i]]):
+            if not weights.same_value(context, other.inputs[i], first.inputs[i]):
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"

@@ -206,7 +206,7 @@ class RanksExecutor(SynchronousExecutor):
         """The buffers by rank; cached for the same buffers."""
 
         def make() -> list[Buffers]:
-            made = []
+            made: list[Buffers] = []
             for states, outputs in zip(self._states.of, self._own, strict=True):
                 outs = {name + STATE_OUT: array for name, array in states.arrays.items()}
                 made.append({**buffers, **states.arrays, **outs, **outputs})
