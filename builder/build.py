@@ -204,7 +204,6 @@ def with_target(options: Options) -> Options:
 
 
 def runs_here(target: str) -> bool:
-    """Whether `target` is this machine's, according to the driver."""
     if target == CPU:
         return True
     try:
@@ -244,7 +243,6 @@ def emit_buckets(
     backend: Backend,
     advance: Advance,
 ) -> list[Bucket]:
-    """Writes one `.engine` file per bucket."""
     buckets: list[Bucket] = []
     chosen = backend.sizes
     sizes = {f: chosen[f] if f in chosen else plan.buckets.of(f) for f in graphs}

@@ -86,7 +86,6 @@ class EngineFolder:
         return self.weights_of(0)
 
     def weights_of(self, rank: int) -> Path:
-        """The safetensors file of that rank."""
         return self.path / self.manifest.weights_files[rank]
 
     @property
@@ -113,7 +112,6 @@ class EngineFolder:
 
 
 def encode_engine(header: EngineHeader, payload: bytes) -> bytes:
-    """The bytes of an `.engine` file."""
     digest = hashlib.sha256(payload).hexdigest()
     row = {**header.to_json(), "payload_bytes": len(payload), "payload_sha256": digest}
     text = canonical_json(row)

@@ -55,12 +55,10 @@ class StateInfo:
     unit: str
 
     def to_json(self) -> Json:
-        """`{"name", "dtype", "shape", "unit"}`."""
         return {**self.spec.to_json(), "unit": self.unit}
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of axis 0."""
         return self.spec.nbytes // max(1, self.spec.dims[0])
 
     @classmethod
@@ -114,7 +112,6 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """Token capacity of one launch."""
         return self.rows * self.tile
 
 
@@ -162,12 +159,10 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes of everything together."""
         kept = self.kv + self.states + self.tables + self.snapshots
         return self.weights + kept + self.arena + self.buffers
 
     def to_json(self) -> Json:
-        """The fields and their total."""
         return {**asdict(self), "total": self.total}
 
 
@@ -252,7 +247,6 @@ class Manifest:
 
     @property
     def weights_files(self) -> tuple[str, ...]:
-        """Of each rank."""
         return tuple(weights_name(rank, self.ranks) for rank in range(self.ranks))
 
     @property
@@ -263,7 +257,6 @@ class Manifest:
         return self.executor == NATIVE and self.ranks > 1 and not shown
 
     def to_json(self) -> Json:
-        """The JSON object without its `digest`."""
         return {**plain_fields(self), "format": FORMAT}
 
     def encode(self) -> bytes:

@@ -33,12 +33,10 @@ class DType(enum.StrEnum):
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The numpy dtype (bf16 and fp8 by ml_dtypes)."""
         return _FORMS[self].numpy
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return self.numpy.itemsize
 
     @property
@@ -111,7 +109,6 @@ class TensorSpec:
         return replace(self, shape=shape)
 
     def to_json(self) -> dict[str, object]:
-        """`{"name", "dtype", "shape"}`."""
         return {"name": self.name, "dtype": self.dtype.value, "shape": list(self.shape)}
 
     @classmethod

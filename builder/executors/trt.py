@@ -191,7 +191,6 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
 
 
 def _refuse_memory(label: str, errors: Sequence[str]) -> None:
-    """Raises CapacityError if TensorRT's errors name memory."""
     if out_of_memory(errors):
         raise CapacityError(
             f"TensorRT lacks memory to build the {label} bucket: it holds the weights "

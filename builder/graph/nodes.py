@@ -33,17 +33,14 @@ def spec_of(tensor: gs.Tensor) -> TensorSpec:
 
 
 def is_op(node: gs.Node, *names: str) -> bool:
-    """Is the node of the domain `spark`, with one of these names?"""
     return node.domain == DOMAIN and node.op in names
 
 
 def is_standard(node: gs.Node, *names: str) -> bool:
-    """Is the node a standard ONNX operator with one of these names?"""
     return node.domain in (None, "") and node.op in names
 
 
 def attrs_of(node: gs.Node, op: Op) -> Attrs:
-    """The node's attributes over the op's defaults."""
     given = {**op.attrs, **node.attrs}
     return MappingProxyType({k: v for k, v in given.items() if v is not None})
 
@@ -59,7 +56,6 @@ def consumers(tensor: gs.Tensor) -> list[gs.Node]:
 
 
 def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
-    """Is the tensor one of the graph's outputs?"""
     return any(t is tensor for t in graph.outputs)
 
 

@@ -82,7 +82,6 @@ class Options:
     gpu: Target | None = None  # the resolved target and card
 
     def to_json(self) -> dict[str, object]:
-        """The options as the fingerprint hashes them."""
         return asdict(self)
 
 

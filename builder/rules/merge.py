@@ -34,14 +34,12 @@ class Operands:
 
     @classmethod
     def of(cls, op: Op) -> Operands:
-        """The operands by the op's declaration."""
         joins = [operand.joins for operand in op.operands]
         shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
         return cls(tuple(shared), tuple(joined), max(joins))
 
     @property
     def weight(self) -> int:
-        """The matrix; its rows are the outputs."""
         return self.joined[0]
 
 

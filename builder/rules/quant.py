@@ -131,7 +131,6 @@ def _quantised(name: str, *makers: str) -> Rule:
 
 
 def always(context: RewriteContext, match: Match) -> str | None:
-    """Refuses nothing."""
     return None
 
 

@@ -21,7 +21,6 @@ SMALL = 64  # the most elements of a weight that is evaluated for a comparison
 
 
 def concat(context: RewriteContext, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
-    """The weights joined along the first axis."""
     parts = [recipe_of(context, t) for t in tensors]
     return add_weight(context, joined_name([t.name for t in tensors]), recipes.concat0(parts))
 

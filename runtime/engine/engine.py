@@ -136,7 +136,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing is live, and every event was returned."""
         return not (self._live or self._events or self._loop.in_flight)
 
     def submit(self, request: Request) -> int:

@@ -278,7 +278,6 @@ def _load_host(
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
-    """The bucket of fewest rows of decode, and of prefill."""
     by_family = ([b for b in manifest.buckets if b.family == f] for f in (DECODE, PREFILL))
     return tuple(min(found, key=lambda b: b.rows) for found in by_family if found)
 

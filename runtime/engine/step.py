@@ -342,7 +342,6 @@ class Loop:
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
-    """Why the sequence ends with its last token, or None."""
     last = len(seq.tokens) - 1
     if seq.tokens[last] in seq.stop_ids and not seq.forbids_stop(last):
         return FinishReason.STOP

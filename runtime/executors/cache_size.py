@@ -28,12 +28,10 @@ class GpuMemory:
 
     @property
     def kept(self) -> int:
-        """Bytes reserved for the host."""
         return kept_of(self.total, self.host) if self.shared else 0
 
     @property
     def usable(self) -> int:
-        """Bytes that an engine may allocate."""
         return max(0, self.free - self.kept)
 
 

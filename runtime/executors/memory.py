@@ -37,7 +37,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the copies take."""
         return sum(a.nbytes for part in (self.rows, self.pages) for a in part.values())
 
 

@@ -167,7 +167,6 @@ class NativeExecutor:
 
     @property
     def gpu(self) -> Gpu:
-        """The device that runs the bucket."""
         return self._gpu
 
     def launches(self, payload: bytes) -> list[QueuedLaunch]:
@@ -193,7 +192,6 @@ class NativeExecutor:
         return queued
 
     def address(self, place: MemoryOperand) -> int:
-        """Device address of a launch operand."""
         return int(self._value(place))
 
     def run(self, buffers: Mapping[str, Array]) -> None:
@@ -238,7 +236,6 @@ class NativeExecutor:
         return launch_rest
 
     def _feed(self, buffers: Mapping[str, Array]) -> Staging:
-        """Queues the copy of the step inputs."""
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
         self._gpu.use()
@@ -374,7 +371,6 @@ class NativeExecutor:
         }
 
     def _value(self, arg: Operand) -> int | float:
-        """The scalar itself, or the address of a memory operand."""
         if isinstance(arg, ScalarOperand):
             return arg.value
         if isinstance(arg, RankOperand):

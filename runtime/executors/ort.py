@@ -66,7 +66,6 @@ class OrtExecutor(SynchronousExecutor):
         self._bound.find(buffers, lambda: self._bind(buffers))()
 
     def launch(self, buffers: Arrays) -> Wait:
-        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return _done
 

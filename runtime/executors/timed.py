@@ -71,5 +71,4 @@ class TimedExecutor:
         return wait
 
     def close(self) -> None:
-        """Closes the inner one."""
         self._inner.close()

@@ -76,12 +76,10 @@ class TrtExecutor(SynchronousExecutor):
         self._run_rest(buffers, passed)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return lambda: None
 
     def close(self) -> None:
-        """Frees what the bucket holds. May be called twice."""
         if not self._open:
             return
         self._open = False
@@ -105,7 +103,6 @@ class TrtExecutor(SynchronousExecutor):
         return engine
 
     def _refuse_memory(self) -> None:
-        """Raises CapacityError if TensorRT's messages mention memory."""
         if out_of_memory(self._errors):
             raise CapacityError(
                 f"the GPU does not have enough memory for {self._label}: stop other programs on "

@@ -53,7 +53,6 @@ class PacketRing:
         return [i for i, n in enumerate(self._read.tolist()) if i and end - n > RING_BYTES]
 
     def write(self, start: int, data: bytes) -> None:
-        """Writes the packet."""
         at = start % RING_BYTES
         self._data[at : at + len(data)] = np.frombuffer(data, np.uint8)
         self._at = start + len(data)
@@ -64,12 +63,10 @@ class PacketRing:
         return self._data[at : at + nbytes].tobytes()
 
     def done(self, rank: int, end: int) -> None:
-        """Sets the rank's read counter to this position."""
         self._read[rank] = end
 
 
 def ring_bytes(ranks: int) -> int:
-    """Bytes of the memory of a ring."""
     return RING_BYTES + ranks * _READ
 
 

@@ -73,7 +73,6 @@ class RankGroup:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the ranks on this host, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def begin(self, begin: messages.Begin, device: bool) -> None:

@@ -33,7 +33,6 @@ class Orders:
         self._numbers = 0
 
     def add(self, order: messages.Order) -> None:
-        """Adds a command to the next launch's packet."""
         while self._dropped:
             self._orders.append(messages.Drop(self._dropped.popleft()))
         self._orders.append(order)
@@ -102,7 +101,6 @@ class LeadExecutor:
             self.inner.run(self._over(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Sends the launch to the other ranks and launches."""
         self._tell(buffers, part=False)
         with self._orders.explained():
             return self._watched(self.inner.launch(self._over(buffers)))
@@ -124,7 +122,6 @@ class LeadExecutor:
         return launch_rest
 
     def close(self) -> None:
-        """Closes the inner executor."""
         self.inner.close()
 
     def _over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -164,23 +161,19 @@ class LeadStates:
         self.snapshot_bytes = inner.snapshot_bytes
 
     def copy_rows(self, pairs: memory.Pairs) -> None:
-        """Copies rows of the states by sequence."""
         self._orders.add(messages.CopyRows([*pairs]))
         self.inner.copy_rows(pairs)
 
     def copy_pages(self, pairs: memory.Pairs) -> None:
-        """Copies pages."""
         self._orders.add(messages.CopyPages([*pairs]))
         self.inner.copy_pages(pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Writes the slot's `token_counts`."""
         counts = messages.SetCounts(slot, list(ids), list(generated))
         self._orders.add(counts)
         self.inner.set_counts(slot, counts.ids, counts.generated)
 
     def save(self, slot: int, pages: Iterable[int]) -> memory.Snapshot:
-        """Copies one sequence's slot rows and pages to the host, on every rank."""
         where = list(pages)
         with self._orders.waiting():
             own = self.inner.save(slot, where)
@@ -205,7 +198,6 @@ class LeadTables:
         self._inner, self._orders = inner, orders
 
     def write(self, tables: Mapping[str, Array], changed: memory.Changed) -> None:
-        """Copies these rows to every rank; later launches see them."""
         rows = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
         self._orders.add(messages.Tables(rows))
         if self._inner is not None:
@@ -213,6 +205,5 @@ class LeadTables:
 
 
 def table_rows(name: str, table: Array, slots: Collection[int]) -> messages.Table:
-    """The current contents of these rows."""
     where = sorted(slots)
     return messages.Table(name, where, table[where].tobytes())

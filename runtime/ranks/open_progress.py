@@ -27,17 +27,14 @@ class OpenProgress(Progress):
         self._inner, self._mark, self._check = shown, mark, check
 
     def mark(self, stage: str) -> None:
-        """Ends a stage."""
         self._check()
         self._mark(stage)
 
     def say(self, text: str) -> None:
-        """Starts a stage."""
         self._check()
         self._inner.say(text)
 
     def advance(self, done: int, total: int) -> None:
-        """Reports progress within the stage; called from several threads."""
         self._check()
         self._inner.advance(done, total)
 
@@ -50,16 +47,13 @@ class ReportedProgress(Progress):
         self._tell, self._stage, self._reported_at = tell, "", -math.inf
 
     def mark(self, stage: str) -> None:
-        """Ends a stage."""
         self._tell(f"after {stage}")
 
     def say(self, text: str) -> None:
-        """Starts a stage."""
         self._stage = text
         self._tell(text)
 
     def advance(self, done: int, total: int) -> None:
-        """Reports progress within the stage; called from several threads."""
         self._report(f"{self._stage}: {100 * done // max(total, 1)} %")
 
     def wait(self) -> None:

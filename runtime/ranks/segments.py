@@ -80,7 +80,6 @@ class SegmentsExecutor(SynchronousExecutor):
             work()
 
     def launch(self, buffers: Arrays) -> Wait:
-        """Runs the step; the returned function does nothing."""
         self.run(buffers)
         return lambda: None
 

@@ -90,7 +90,6 @@ def gather_ranks(
 
 
 def limit_of(manifest: Manifest) -> float:
-    """Time limit of a call between ranks, in seconds."""
     return LIMIT_S if manifest.executor == NATIVE else CPU_LIMIT_S
 
 
@@ -191,7 +190,6 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
 
 
 def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
-    """A rank's process. Raises OSError."""
     numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring, spec.beat)
     command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()]
     passed = [number for number in numbers if number >= 0]

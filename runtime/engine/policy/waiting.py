@@ -91,7 +91,6 @@ class Waiting:
         seq.constraint.job.add_done_callback(lambda _: self._ready.append(number))
 
     def wake(self) -> None:
-        """Requests with finished jobs enter their lines again."""
         while self._ready:
             seq = self._unready.pop(self._ready.popleft(), None)
             if seq is not None:
@@ -117,7 +116,6 @@ class Waiting:
         return line
 
     def priorities(self) -> list[int]:
-        """Priorities of waiting requests, the highest first."""
         known = {priority for priority, line in self._lines.items() if line}
         return sorted(known | {seq.request.priority for seq in self.first}, reverse=True)
 
