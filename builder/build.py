@@ -228,8 +228,7 @@ def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
 
 def backend_of(plan: BuildPlan, cubins: Path) -> Backend:
     """The target's backend. Imported here, so that only builds that need ONNX or the compiler load
-    them. Raises OptionError for options that the backend does not support.
-    """
+    them. Raises OptionError for options that the backend does not support."""
     module = import_module(f"spark_engine.builder.{BACKENDS[TARGETS[plan.target]]}")
     made: Backend = module.BACKEND(plan, REGISTRY, cubins)
     return made

@@ -198,8 +198,7 @@ class Fingerprint:
 @dataclass(frozen=True)
 class Greedy:
     """What the buckets said to fixed prompts when the engine was built, as the md5 of their tokens
-    by the bucket's name, and the machine they ran on. Empty where the engine was not run.
-    """
+    by the bucket's name, and the machine they ran on. Empty where the engine was not run."""
 
     machine: str = ""
     md5: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -57,12 +56,7 @@ class GpuTimer:
     def __enter__(self) -> GpuTimer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._timings.save()
         self._close_ranks()
         self._gpu.close()

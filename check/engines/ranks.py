@@ -21,7 +21,7 @@ from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.by_buffers import ByBuffers
-from spark_engine.runtime.executors.executor import Executor, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.executor import Executor, SynchronousExecutor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
 from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
@@ -213,11 +213,6 @@ class RanksExecutor(SynchronousExecutor):
             return made
 
         return self._known.find(buffers, make)
-
-    def launch(self, buffers: Buffers) -> Wait:
-        """Runs at once."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Closes the executors of all ranks."""

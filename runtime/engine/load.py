@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
-from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
@@ -50,18 +49,11 @@ from spark_engine.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from spark_engine.device.gpu import Gpu
+    from spark_engine.runtime.executors.device_clock import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-class OpenExecutor(Protocol):
-    """Opens an executor from a `.engine` file; `folder` holds the weights."""
-
-    def __call__(
-        self, header: EngineHeader, payload: bytes, folder: Path, threads: int
-    ) -> Executor: ...
-
-
+# Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
+OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
 HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
@@ -96,7 +88,7 @@ class Loaded:
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
     cache_bytes: int | None = None
     invariant: bool = False
-    clock: Clock | None = None
+    clock: DeviceClock | None = None
     synchronous: bool = False
     group: RankGroup | None = None
 

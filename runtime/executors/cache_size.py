@@ -18,8 +18,7 @@ SPARE = 1 << 30  # bytes kept free next to a given budget, for cubins, graphs an
 @dataclass(frozen=True)
 class GpuMemory:
     """A device's memory in bytes. `shared`: the host uses the same memory and keeps `host` bytes of
-    it (None: the default).
-    """
+    it (None: the default)."""
 
     free: int
     total: int

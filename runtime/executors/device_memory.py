@@ -89,8 +89,7 @@ class DeviceStates:
 
     def _parts(self, snapshot: Snapshot, slot: int, pages: list[int]) -> Iterator[Part]:
         """(device address, snapshot bytes) of every contiguous range of at most STAGE bytes;
-        neighbouring pages are merged.
-        """
+        neighbouring pages are merged."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
             if info.unit != PAGE:

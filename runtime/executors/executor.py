@@ -62,11 +62,15 @@ class Executor(Protocol):
 
 
 class SynchronousExecutor:
-    """Base class of executors that cannot start a part of a launch early."""
+    """Base class of executors that run a launch in the caller's thread."""
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        raise NotImplementedError
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """See `Executor`."""
-        raise NotImplementedError
+        """Runs the step; the returned function does nothing."""
+        self.run(buffers)
+        return lambda: None
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Starts everything in the second call."""

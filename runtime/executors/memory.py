@@ -61,16 +61,14 @@ class States(Protocol):
     def copy_rows(self, pairs: Pairs) -> None:
         """Copies rows of the states by sequence, as (from, to), after all queued launches and
         before later ones. No two pairs write one row, and no pair reads a row that another pair
-        writes.
-        """
+        writes."""
 
     def copy_pages(self, pairs: Pairs) -> None:
         """Copies pages of all states, as (from, to), in the same order."""
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts` as `mark_tokens` leaves them after the prompt's `ids`
-        and the generated ids, in the same order as the copies.
-        """
+        and the generated ids, in the same order as the copies."""
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages to the host, after all queued launches."""
@@ -211,8 +209,7 @@ class EngineMemory:
 
 def counts_of(vocab: int, ids: Iterable[int], generated: Iterable[int]) -> Array:
     """i32 [vocab]: twice the number of times that a token was generated, plus 1 if the prompt
-    contains it.
-    """
+    contains it."""
     counts = np.zeros(vocab, np.int32)
     np.add.at(counts, np.fromiter(generated, np.intp), 2)
     counts[np.fromiter(ids, np.intp)] |= 1

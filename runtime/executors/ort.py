@@ -23,7 +23,7 @@ from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors.by_buffers import ByBuffers
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -64,10 +64,6 @@ class OrtExecutor(SynchronousExecutor):
     def run(self, buffers: Arrays) -> None:
         """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen."""
         self._bound.find(buffers, lambda: self._bind(buffers))()
-
-    def launch(self, buffers: Arrays) -> Wait:
-        self.run(buffers)
-        return _done
 
     def close(self) -> None:
         self._bound.clear()
@@ -166,8 +162,7 @@ def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.
 
 def _trim_heap() -> None:
     """Returns freed memory to the system: folding weights leaves four times their size in the
-    allocator, and testing in-place updates leaves the states' size.
-    """
+    allocator, and testing in-place updates leaves the states' size."""
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -205,7 +200,3 @@ def random_step(header: EngineHeader) -> dict[str, Array]:
 def _page_count(header: EngineHeader) -> int:
     counts = [s.dims[0] - 1 for s in header.states if s.name.endswith("_pages")]
     return min(counts, default=header.rows)
-
-
-def _done() -> None:
-    pass

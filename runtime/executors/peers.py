@@ -7,10 +7,9 @@ Knows collectives and the device's regions; knows no launch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,22 +18,13 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.executors.communicator import Communicator
 
+if TYPE_CHECKING:  # needs the extra `nccl`
+    from spark_engine.runtime.executors.nccl import Nccl
+
 PART_S = 3.0  # time limit in which a closing rank waits for the others to close their mappings
 
 
-class CollectiveCalls(Protocol):
-    """Calls of a collectives library, which all ranks make together."""
-
-    def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
-        """A function that queues the call on the GPU's stream."""
-
-    def close(self) -> None:
-        """Destroys the communicator without waiting for the other ranks."""
-
-
-def calls(
-    resources: DeviceResources, nbytes: int, comm: Communicator | None
-) -> CollectiveCalls | None:
+def calls(resources: DeviceResources, nbytes: int, comm: Communicator | None) -> Nccl | None:
     """NCCL's calls if the ranks share no memory; None if each shares `nbytes`.
 
     It may be closed only when no rank's GPU waits for another one.
@@ -42,7 +32,7 @@ def calls(
     if comm is None or nbytes:
         return None
     nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
-    made: CollectiveCalls = nccl.Nccl(resources.gpu, comm)
+    made: Nccl = nccl.Nccl(resources.gpu, comm)
     resources.finally_(made.close)
     resources.finally_(partial(_part, comm))
     return made

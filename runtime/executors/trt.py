@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
+from spark_engine.device.trt_library import library, logger, out_of_memory, says
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import CapacityError, EngineError, ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
 
@@ -33,7 +33,7 @@ class TrtExecutor(SynchronousExecutor):
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
-        trt, made = _library(), TrtPayload.decode(payload)
+        trt, made = library("the engine", EngineError), TrtPayload.decode(payload)
         self._errors: list[str] = []
         self._log = logger(trt, self._errors)
         self._label = f"{header.family} {header.rows}"
@@ -55,8 +55,7 @@ class TrtExecutor(SynchronousExecutor):
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen, or if
-        TensorRT does not start the engine.
-        """
+        TensorRT does not start the engine."""
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
         for spec in (*self.specs.inputs, *self.specs.states, *self.specs.outputs):
@@ -74,10 +73,6 @@ class TrtExecutor(SynchronousExecutor):
             passed[name] = array
         self._gpu.wait()
         self._run_rest(buffers, passed)
-
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         if not self._open:
@@ -142,17 +137,6 @@ class TrtExecutor(SynchronousExecutor):
         fed = {name: passed[name] if name in passed else buffers[name] for name in wanted}
         for name, array in zip(names, self._rest.run(names, fed), strict=True):
             np.copyto(buffers[self._states.get(name, name)], array)
-
-
-def _library() -> ModuleType:
-    try:
-        import tensorrt_rtx
-    except (ImportError, OSError) as error:  # OSError: the package's libraries cannot be loaded
-        raise EngineError(f"the engine {missing(error)}") from None
-    found: ModuleType = tensorrt_rtx
-    if words := wrong_version(found):
-        raise EngineError(f"the engine {words}")
-    return found
 
 
 def _gpu() -> Any:

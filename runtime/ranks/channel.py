@@ -72,8 +72,7 @@ def ring_bytes(ranks: int) -> int:
 
 class Sender:
     """Rank 0's end. `limit_s`: seconds for a rank to accept a packet, not counting time in which
-    this process is stopped.
-    """
+    this process is stopped."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], ring: PacketRing | None, limit_s: float = LIMIT_S
@@ -85,8 +84,7 @@ class Sender:
 
     def send(self, data: bytes) -> None:
         """Sends the packet to every rank. Raises ExecutorError naming a rank that does not accept
-        it.
-        """
+        it."""
         start, inline = INLINE, data
         if self._ring is not None and SMALL < len(data) <= RING_BYTES // 2:
             start, inline = self._write(self._ring, data), b""

@@ -31,8 +31,7 @@ SETS = 2  # of buffers, used in turn: this many steps may be in flight
 @dataclass
 class _BufferSets:
     """A family's buffers: the index of the next set, and the wait of the last launch
-    over each set.
-    """
+    over each set."""
 
     next: int = 0
     pending: list[Wait | None] = field(default_factory=lambda: [None] * SETS)
@@ -63,8 +62,7 @@ class Follower:
 
     def follow(self, orders: Iterable[messages.Order]) -> bool:
         """Executes the packet's commands; False after `Leave`. Raises ExecutorError, or the
-        executors' errors.
-        """
+        executors' errors."""
         for order in orders:
             if isinstance(order, messages.Leave):
                 return False

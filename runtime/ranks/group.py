@@ -44,8 +44,7 @@ log = logging.getLogger(__name__)
 class RankGroup:
     """The other ranks. `controls`: rank 0's sockets to them. `processes`: those that rank 0 has
     started. `limit_s`: time limit of a call between ranks, once all are open. The watching thread
-    runs `_watch`; all other methods belong to one thread.
-    """
+    runs `_watch`; all other methods belong to one thread."""
 
     def __init__(
         self,
@@ -79,8 +78,7 @@ class RankGroup:
         """Asks all ranks to open the engine, while rank 0 opens its own shard. `device`: rank 0 may
         block on a device that waits for a failed rank; without one, it ends at its next `check`. A
         rank without a report for QUIET_S counts as failed; a rank that waits for another one
-        reports that.
-        """
+        reports that."""
         self.comm.limit_s, self._opening = math.inf, device
         self._news = {rank: (self._clock.last, "its process starts") for rank in self._controls}
         self.send(messages.encode(begin))
@@ -95,8 +93,7 @@ class RankGroup:
 
     def send(self, data: bytes) -> None:
         """Sends a packet to every rank. Raises ExecutorError naming a rank that does
-        not accept it.
-        """
+        not accept it."""
         self._sender.send(data)
 
     def check(self) -> None:
@@ -128,8 +125,7 @@ class RankGroup:
 
     def close(self) -> None:
         """Ends the ranks of this host, and closes the connections to the others. May be called
-        twice.
-        """
+        twice."""
         if self._closed:
             return
         self.leave()

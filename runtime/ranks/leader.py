@@ -73,8 +73,7 @@ class Orders:
 
 class LeadExecutor:
     """One bucket of rank 0. `tables` are sent by `LeadTables`, not with launches. `states`: host
-    states, for an inner executor that reads them from its buffers.
-    """
+    states, for an inner executor that reads them from its buffers."""
 
     def __init__(
         self,
@@ -107,8 +106,7 @@ class LeadExecutor:
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Sends and launches the part before sampling; the returned function does the same for the
-        rest.
-        """
+        rest."""
         self._tell(buffers, part=True)
         with self._orders.explained():
             rest = self.inner.launch_to_sample(self._over(buffers))

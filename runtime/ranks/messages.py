@@ -31,8 +31,7 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
     """The fields that a `Begin` of every version has, so that a rank can report which version it
-    needs.
-    """
+    needs."""
 
     digest: str
     version: str
@@ -142,8 +141,7 @@ class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The rank is about to exit. `user`: the cause is outside the program. `passing`: a retry may
-    succeed.
-    """
+    succeed."""
 
     message: str
     user: bool

@@ -17,8 +17,7 @@ REPORT_S = 1.0  # least time between two reports within one stage
 
 class OpenProgress(Progress):
     """Calls `shown` and `mark` with the progress, and `check` before; `check` raises a failed
-    rank's error, which ends the load.
-    """
+    rank's error, which ends the load."""
 
     def __init__(
         self, shown: Progress, mark: Callable[[str], None], check: Callable[[], None]

@@ -17,7 +17,7 @@ from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import ExecutorError
 from spark_engine.runtime.executors.by_buffers import ByBuffers
 from spark_engine.runtime.executors.communicator import Communicator
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.runtime.executors.ort import (
     Arrays,
@@ -78,10 +78,6 @@ class SegmentsExecutor(SynchronousExecutor):
         """
         for work in self._bound.find(buffers, lambda: self._bind(buffers)):
             work()
-
-    def launch(self, buffers: Arrays) -> Wait:
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         self._bound.clear()

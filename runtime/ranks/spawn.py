@@ -95,8 +95,7 @@ def limit_of(manifest: Manifest) -> float:
 
 def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
     """Raises OptionError unless there are no hosts, or one per rank of an engine that supports
-    several; EngineError if a package for that is missing.
-    """
+    several; EngineError if a package for that is missing."""
     ranks = manifest.ranks
     if hosts and len(hosts) != ranks:
         raise OptionError(
@@ -214,8 +213,7 @@ def connect_rank(spec: RankSpec) -> RankChannels:
 
 def manifest_digest(engine: Path) -> str:
     """Digest by which ranks verify that they have the same engine. Raises EngineError if there is
-    no manifest.
-    """
+    no manifest."""
     read_manifest(engine)
     return hashlib.sha256((engine / MANIFEST).read_bytes()).hexdigest()
 

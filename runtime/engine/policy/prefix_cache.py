@@ -124,8 +124,7 @@ class PrefixCache:
     ) -> PageNode:
         """Adds nodes for the full pages named `names`, those beyond `node` (None: from the salt's
         root), and returns the deepest; fewer where pages and states of a higher score fill the
-        budget. `gain`: tokens that the state after them will save, and how often.
-        """
+        budget. `gain`: tokens that the state after them will save, and how often."""
         if node is None or not node.alive or node.parent is None:
             node = self.root_of(salt)
         score = self._order.scores.of_page(*gain, self._clock())

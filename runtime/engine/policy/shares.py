@@ -25,8 +25,7 @@ class Owner:
     turn: grows with each turn of any owner: of equals, the one with the earliest turn is first.
     waiting: its requests that wait and have not started.
     live: its requests that have not ended.
-    ahead: it is beyond the clock, and none of its requests waits.
-    """
+    ahead: it is beyond the clock, and none of its requests waits."""
 
     name: str
     charged: float
