@@ -21,6 +21,7 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -90,18 +91,8 @@ def _opened(
 
     reported = ReportedProgress(tell)
     comm.at_wait(reported.wait)
-    loaded = load(
-        Path(spec.engine),
-        mark=reported.mark,
-        shown=reported,
-        threads=begin.threads,
-        cache_bytes=begin.cache_bytes,
-        graphs=begin.graphs,
-        masks=begin.masks,
-        least=begin.least,
-        host_bytes=begin.host_bytes,
-        comm=comm,
-    )
+    how: dict[str, Any] = {"mark": reported.mark, "shown": reported, "comm": comm}
+    loaded = load(Path(spec.engine), **how, **msgspec.structs.asdict(begin.options))
     comm.at_wait(lambda: None)
     return loaded
 

@@ -41,6 +41,7 @@ from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
+from spark_engine.runtime.ranks.messages import LoadOptions
 from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
@@ -116,17 +117,6 @@ class Loaded:
                 self.group.leave()
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    swap_bytes: int = 0
-    threads: int = 0
-    cache_bytes: int | None = None
-    graphs: bool = True
-    masks: bool = False
-    least: bool = False
-    host_bytes: int | None = None
-
-
 def load(
     path: Path,
     swap_bytes: int = 0,
@@ -163,8 +153,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, host_bytes)
-        group.begin(begin, manifest.executor == NATIVE)
+        group.begin(begin_message(path, options), manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
             loaded = _load(path, manifest, options, heard.mark, heard, group.comm)

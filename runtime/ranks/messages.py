@@ -12,21 +12,27 @@ from typing import TypeAlias
 import msgspec
 
 
+class LoadOptions(msgspec.Struct, array_like=True, frozen=True):
+    """How an engine is opened: the options of `load`."""
+
+    swap_bytes: int = 0
+    threads: int = 0
+    cache_bytes: int | None = None
+    graphs: bool = True
+    masks: bool = False
+    least: bool = False
+    host_bytes: int | None = None
+
+
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Open this rank's shard of the engine: the first packet to a rank, which holds nothing else.
 
     `digest` and `version`: of rank 0's manifest and package; the rank's must be equal (`Stamp`).
-    The other fields as in `load`.
     """
 
     digest: str
     version: str
-    threads: int
-    cache_bytes: int | None
-    graphs: bool
-    masks: bool
-    least: bool
-    host_bytes: int | None = None
+    options: LoadOptions
 
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):

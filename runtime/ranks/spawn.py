@@ -33,7 +33,7 @@ from spark_engine.runtime.ranks.communicator import (
 )
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
-from spark_engine.runtime.ranks.messages import Begin
+from spark_engine.runtime.ranks.messages import Begin, LoadOptions
 from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
 
 MODULE = "spark_engine.runtime.cli.rank_process"
@@ -137,18 +137,10 @@ def check_gpus(manifest: Manifest) -> None:
         )
 
 
-def begin_message(
-    engine: Path,
-    threads: int,
-    cache_bytes: int | None,
-    graphs: bool,
-    masks: bool,
-    least: bool,
-    host_bytes: int | None,
-) -> Begin:
-    """The first message to every rank: the engine to open, and its options."""
-    digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, host_bytes)
+def begin_message(engine: Path, options: LoadOptions) -> Begin:
+    """The first message to every rank. Only rank 0 plans for swap copies."""
+    own = msgspec.structs.replace(options, swap_bytes=0)
+    return Begin(manifest_digest(engine), version("spark-engine"), own)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup:
