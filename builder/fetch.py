@@ -241,7 +241,6 @@ def _needed(info: Any) -> tuple[_File, ...]:
 
 
 def _quietly(hub: Any, **want: Any) -> Any:
-    """`snapshot_download` without its progress bar."""
     hub.utils.disable_progress_bars()
     try:
         return hub.snapshot_download(**want)
@@ -276,7 +275,6 @@ def _tight(left: int, total: int, cache: Path, engine: Path) -> str:
 
 
 def _above(path: Path) -> Path:
-    """`path`, or its nearest existing parent."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 

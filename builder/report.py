@@ -98,7 +98,6 @@ def report_json(report: BuildReport) -> dict[str, object]:
 
 
 def render(manifest: Manifest) -> RenderableType:
-    """The manifest as tables."""
     parts = [_summary(manifest), _quantisation(manifest), _fusions(manifest), _buckets(manifest)]
     if manifest.refusals:
         parts.append(_refusals(manifest))

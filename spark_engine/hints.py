@@ -41,7 +41,6 @@ _POINTER = b"version https://git-lfs"
 
 
 def no_checkpoint(path: Path) -> str:
-    """Why there is no checkpoint folder `path`, and what to do."""
     if words := gguf(path):
         return f"{path}: {words}"
     if path.exists():
@@ -52,7 +51,6 @@ def no_checkpoint(path: Path) -> str:
 
 
 def no_engine(path: Path) -> str:
-    """Why there is no engine at `path`, and what to do."""
     if (path / "config.json").is_file():
         name = path.resolve().name
         return (

@@ -78,47 +78,38 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The architecture's."""
         return self.architecture.name
 
     @property
     def shared_bytes(self) -> int:
-        """Of `Architecture`."""
         return self.architecture.shared_bytes
 
     @property
     def large_shared(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.large_shared
 
     @property
     def wgmma(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.wgmma
 
     @property
     def clusters(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.clusters
 
     @property
     def fp4_mma(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.fp4_mma
 
     @property
     def sms(self) -> int:
-        """Of `Card`."""
         return self.card.sms
 
     @property
     def bandwidth(self) -> float:
-        """Of `Card`."""
         return self.card.bandwidth
 
     @property
     def bf16_flops(self) -> float:
-        """Of `Card`."""
         return self.card.bf16_flops
 
 
@@ -350,7 +341,6 @@ class Tactic:
     size: Callable[[Attrs, Specs, Target], tuple[int, int] | None] = lambda *node: None
 
     def reduction_key(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        """`reduction` with its default."""
         return self.name if self.reduction is None else self.reduction(attrs, specs, target)
 
 

@@ -157,17 +157,14 @@ class Operand:
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """Those it may have."""
         return _dtypes(self.dtype)
 
     @property
     def dtype(self) -> str:
-        """As `spec` has it."""
         return self.spec.partition("[")[0]
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Its dimensions by name or formula."""
         return dims_of(self.spec)
 
     @property
@@ -182,7 +179,6 @@ class Operand:
 
     @property
     def constant(self) -> bool:
-        """Whether it is the same in every launch."""
         return self.role in (Role.WEIGHT, Role.SCALE) and self.unit is None
 
 
@@ -208,10 +204,8 @@ class Result:
 
     @property
     def dtype(self) -> str:
-        """As `spec` has it."""
         return self.spec.partition("[")[0]
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Its dimensions by name or formula."""
         return dims_of(self.spec)

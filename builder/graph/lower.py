@@ -48,7 +48,6 @@ def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
 
 
 def facts_of(model: Model) -> ModelFacts:
-    """The facts that the defaults of options depend on."""
     config = model.config
     linear = config.layers.count(LINEAR)
     values = config.value_heads * config.value_dim
@@ -100,5 +99,4 @@ def _has_nvfp4_mlps(model: Model) -> bool:
 
 
 def _wide(tensor: StoredTensor) -> bool:
-    """Stored in f32, and of a matrix."""
     return tensor.dtype is DType.F32 and len(tensor.shape) > 1

@@ -63,7 +63,6 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
 
 
 def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
-    """Each launch with its node's index."""
     for at, (_, choice) in enumerate(bucket.nodes):
         assert choice.plan is not None
         for launch in choice.plan.launches:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -57,19 +56,13 @@ class GpuTimer:
     def __enter__(self) -> GpuTimer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._timings.save()
         self._close_ranks()
         self._gpu.close()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the report."""
         lost = (
             f"{self._lost} measurements found too little memory free, and where one did, tactics "
         )
@@ -206,11 +199,9 @@ class _Bench:
         return statistics.median(times[WARM:])
 
     def free(self) -> None:
-        """Frees all resources."""
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
-        """The addresses of the operand's copies."""
         copies = self.copies if index in self._work.cold else 1
         addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
         for address in addresses:
@@ -244,7 +235,6 @@ class _Bench:
 
 
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
-    """The plan's sources and their headers, by name."""
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
         found |= sources(name)

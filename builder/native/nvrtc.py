@@ -158,7 +158,6 @@ def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
 
 
 def _usage(log: str) -> Iterator[tuple[str, KernelUsage]]:
-    """Parses ptxas' report of every kernel."""
     names = list(_ENTRY.finditer(log))
     if not names:
         raise InternalError(f"ptxas reports no kernel: {log!r}")

@@ -45,7 +45,6 @@ class BucketTactics:
 
 
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
-    """Chooses every node's tactic."""
     return BucketTactics(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
 
 
@@ -59,7 +58,6 @@ def check_across(buckets: Iterable[BucketTactics]) -> None:
 
 
 def jobs(buckets: Iterable[BucketTactics]) -> tuple[nvrtc.Job, ...]:
-    """The distinct compilations of all buckets."""
     pairs = []
     for bucket in buckets:
         for _, choice in bucket.nodes:
@@ -75,7 +73,6 @@ def compile_jobs(
     workers: int,
     advance: Advance = ignore,
 ) -> Cubins:
-    """Cubins by (source, defines)."""
     made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
     return {(job.source, job.defines): cubin for job, cubin in made.items()}
 
@@ -155,7 +152,6 @@ class _Places:
         self._sizes = {block.name: block.nbytes for block in blocks}
 
     def of(self, step: int, node: gs.Node, pointer: Pointer) -> Json:
-        """The argument record of a pointer."""
         if pointer.kind == "scratch":
             zeroed = self._zeroed.get((step, pointer.index))
             return zeroed or self._inside(_scratch_name(node, pointer.index))

@@ -73,7 +73,6 @@ class RankGpus:
         self._undo.close()
 
     def use(self, rank: int) -> None:
-        """Makes the rank's GPU current in this thread."""
         value(driver.cuCtxSetCurrent(self._contexts[rank]))
 
     def put(self, rank: int, array: Array) -> int:
@@ -87,12 +86,10 @@ class RankGpus:
         return address
 
     def free(self, rank: int, address: int) -> None:
-        """Frees memory of `put`."""
         self.use(rank)
         value(driver.cuMemFree(address))
 
     def wait(self, rank: int) -> None:
-        """Waits until all queued work is done."""
         self.use(rank)
         value(driver.cuStreamSynchronize(self.streams[rank]))
 

@@ -35,14 +35,12 @@ class Operands:
 
     @classmethod
     def of(cls, op: Op) -> Operands:
-        """The operands by the op's declaration."""
         joins = [operand.joins for operand in op.operands]
         shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
         return cls(tuple(shared), tuple(joined), max(joins))
 
     @property
     def weight(self) -> int:
-        """The matrix; its rows are the outputs."""
         return self.joined[0]
 
 
@@ -70,7 +68,7 @@ def can_merge(context: RewriteContext, match: Match) -> str | None:
         if other.attrs != first.attrs:
             return f"{other.name} and {first.name} have different attributes"
         for i in roles.shared:
-            if not weights.same_values(context, [other.inputs[i]], [first.inputs[i]]):
+            if not weights.same_value(context, other.inputs[i], first.inputs[i]):
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"

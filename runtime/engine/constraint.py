@@ -80,16 +80,13 @@ class Constraint(Protocol):
         `row` is u32 [ceil(vocab / 32)], every word of which is written. False: all ids are allowed,
         and the row is not written.
         """
-        ...
 
     def advance(self, token: int) -> None:
         """Adds a sampled token. Raises InternalError for one that is not allowed."""
-        ...
 
     @property
     def done(self) -> bool:
         """No token can follow: the sequence ends with STOP."""
-        ...
 
 
 Grammars: TypeAlias = Callable[[str], Constraint]  # a grammar's text -> a sequence's own

@@ -179,7 +179,6 @@ class ConstraintState:
         return left
 
     def _barred(self) -> list[int]:
-        """Ids that would complete a barred row here."""
         recent = self._recent
         starts = (recent[len(recent) - size :] for size in self._sizes if size <= len(recent))
         return [i for start in starts for i in self._ends.get(start, ())]
@@ -232,7 +231,6 @@ class ConstraintState:
         return MaskResult(mask, False, time.perf_counter() - start)
 
     def _within(self, mask: Words) -> Words:
-        """Clears bits of ids beyond the vocabulary."""
         over = self._words * MASK_BITS - self._vocab
         if over:
             mask[-1] &= np.uint32(0xFFFFFFFF >> over)

@@ -279,7 +279,6 @@ class PrefixAdmission:
         return node
 
     def restart(self, seq: Sequence) -> None:
-        """It loses its pages, and starts again."""
         use = self._uses[seq.id]
         use.grid, use.snapshot_positions = 0, []
         use.node = use.last_snapshot = None

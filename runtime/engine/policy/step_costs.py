@@ -26,7 +26,6 @@ class StepCosts:
         return self._now.get(bucket, 0.0)
 
     def built(self, bucket: BucketKey) -> float:
-        """The build's estimate; 0 where it has none."""
         return self._table.get(bucket, 0.0)
 
     def ran(self, bucket: BucketKey, microseconds: float) -> None:
