@@ -20,7 +20,7 @@ from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
 from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
@@ -81,22 +81,12 @@ class ThreadCommunicator:
     here = True
 
     def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
-        self._rendezvous, self._rank, self._ranks = rendezvous, rank, ranks
+        self._rendezvous, self.rank, self.ranks = rendezvous, rank, ranks
         self.limit_s = LIMIT_S
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self._ranks
 
     def parts(self, array: Array) -> list[Array]:
         """The arrays of all ranks, in order."""
-        return self._rendezvous.exchange(self._rank, array.copy())
+        return self._rendezvous.exchange(self.rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
         """The sum, in rank order."""
@@ -108,7 +98,7 @@ class ThreadCommunicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._rendezvous.exchange(self._rank, None)
+        self._rendezvous.exchange(self.rank, None)
 
     def abort(self, why: str) -> None:
         """Ends all waiting calls."""
@@ -228,11 +218,6 @@ class RanksExecutor(SynchronousExecutor):
             made.append({**buffers, **states.arrays, **outs, **outputs})
         self._known = [*self._known[1 - MOST_MERGED :], (buffers, made)]
         return made
-
-    def launch(self, buffers: Buffers) -> Wait:
-        """Runs at once."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Closes the executors of all ranks."""

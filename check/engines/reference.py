@@ -25,7 +25,7 @@ from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
@@ -122,11 +122,6 @@ class ReferenceExecutor(SynchronousExecutor):
         for spec in self._specs.states:
             if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be read-only
                 live.put(spec.name, buffers[spec.name], value)
-
-    def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
-        """Runs at once."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Does nothing: weights are mapped."""

@@ -69,11 +69,16 @@ class Executor(Protocol):
 
 
 class SynchronousExecutor:
-    """Base class of executors that cannot start a part of a launch early."""
+    """Base class of executors that have run the step when `launch` returns."""
 
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+    def run(self, buffers: Mapping[str, Array]) -> None:
         """See `Executor`."""
         raise NotImplementedError
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """Runs the step; the returned function does nothing."""
+        self.run(buffers)
+        return lambda: None
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Starts everything in the second call."""

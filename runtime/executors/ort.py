@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -65,11 +65,6 @@ class OrtExecutor(SynchronousExecutor):
         else:
             for name, state in self._run_apart(buffers).items():
                 np.copyto(buffers[name], state)
-
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs the step; the returned function does nothing."""
-        self.run(buffers)
-        return _done
 
     def close(self) -> None:
         """Frees the session. May be called twice."""
@@ -200,7 +195,3 @@ def _updated(header: EngineHeader) -> dict[TensorSpec, str]:
 def _bits_equal(a: Array, b: Array) -> bool:
     """Bitwise equality, in which NaN equals itself."""
     return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
-
-
-def _done() -> None:
-    pass

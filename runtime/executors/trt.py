@@ -19,7 +19,7 @@ from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import CapacityError, EngineError, ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
 
@@ -79,11 +79,6 @@ class TrtExecutor(SynchronousExecutor):
             passed[name] = array
         self._gpu.wait()
         self._run_rest(buffers, passed)
-
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs the step; the returned function does nothing."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Frees what the bucket holds. May be called twice."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import ExecutorError
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.runtime.executors.ort import open_session, random_step
 from spark_engine.runtime.ranks.communicator import Communicator
@@ -78,11 +78,6 @@ class SegmentsExecutor(SynchronousExecutor):
         """
         for work in self._bind(buffers):
             work()
-
-    def launch(self, buffers: Arrays) -> Wait:
-        """Runs the step; the returned function does nothing."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Frees the sessions. May be called twice."""
