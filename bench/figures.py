@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -49,23 +50,23 @@ def figures(start: float, shares: Sequence[ClientShare], wanted: Targets) -> Jso
     end = max((one.end for one in took), default=start)
     wall = max(end - start, 1e-9)
     lists = {name: [1e3 * s for one in good for s in of(one)] for name, of in _SECONDS.items()}
-    tokens_in, tokens_out = _sum(one.prompt_tokens for one in good), _sum(map(_tokens, good))
+    tokens_in, tokens_out = sum(one.prompt_tokens for one in good), sum(map(_tokens, good))
     cached = [one.cached_tokens for one in good if one.cached_tokens is not None]
     met = [one for one in good if _meets(one, wanted)]
     return {
         "requests": len(took),
         "failed": len(took) - len(good),
-        "errors": _errors(took),
+        "errors": dict(Counter(one.error for one in took if one.error)),
         "seconds": wall,
         "input_tokens": tokens_in,
-        "cached_tokens": _sum(cached) if cached else None,
+        "cached_tokens": sum(cached) if cached else None,
         "output_tokens": tokens_out,
         "requests_s": len(good) / wall,
         "output_tok_s": tokens_out / wall,
         "total_tok_s": (tokens_in + tokens_out) / wall,
         "steady_tok_s": _steady(good, start, wall),
         "full_tok_s": _full(good),
-        "in_flight": _sum(one.end - one.start for one in took) / wall,
+        "in_flight": sum(one.end - one.start for one in took) / wall,
         "goodput_s": len(met) / wall,
         "good_share": len(met) / max(len(took), 1),
         **{name: distribution(values) for name, values in lists.items()},
@@ -119,10 +120,10 @@ def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: f
 
 def spread(rows: Sequence[Json]) -> Json:
     """[median, minimum, maximum] of every figure over the runs."""
-    found = {}
-    for name, values in _flat(rows).items():
-        found[name] = [statistics.median(values), min(values), max(values)]
-    return found
+    return {
+        name: [statistics.median(values), min(values), max(values)]
+        for name, values in _flat(rows).items()
+    }
 
 
 def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
@@ -152,7 +153,7 @@ def _full(good: Sequence[RequestTiming]) -> float | None:
 
 
 def _rate(good: Sequence[RequestTiming], low: float, high: float) -> float:
-    within = _sum(
+    within = sum(
         count
         for one in good
         for when, count in zip(one.times, one.counts, strict=True)
@@ -184,14 +185,6 @@ def _meets(one: RequestTiming, wanted: Targets) -> bool:
     return True
 
 
-def _errors(took: Sequence[RequestTiming]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in took:
-        if one.error:
-            found[one.error] = found.get(one.error, 0) + 1
-    return found
-
-
 def _tokens(one: RequestTiming) -> int:
     return sum(one.counts)
 
@@ -199,10 +192,6 @@ def _tokens(one: RequestTiming) -> int:
 def _tpot(one: RequestTiming) -> list[float]:
     after = _tokens(one) - one.counts[0]
     return [(one.times[-1] - one.times[0]) / after] if after > 0 else []
-
-
-def _sum(values: Iterable[float]) -> float:
-    return sum(values)
 
 
 _SECONDS: Mapping[str, Callable[[RequestTiming], list[float]]] = {

@@ -109,15 +109,15 @@ def build_twin(
     """
     manifest = folder_of(engine).manifest
     limits = manifest.limits
-    by_family = {
-        family: tuple(b.tokens for b in manifest.buckets if b.family == family)
+    decode, prefill = (
+        tuple(b.tokens for b in manifest.buckets if b.family == family)
         for family in (DECODE, PREFILL)
-    }
+    )
     rounds = tuple((b.rows, k) for b in manifest.buckets if (k := drafts_of(b.family)))
     options = Options(
         target=CPU,
-        decode=by_family["decode"],
-        prefill=by_family["prefill"],
+        decode=decode,
+        prefill=prefill,
         verify=rounds if limits.drafts else None,
         drafts=limits.drafts,
         draft_dtype=_draft_dtype(manifest),

@@ -103,12 +103,12 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
 
 
 def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
-    names = spellings(linear.module)
+    names = spellings(linear.stored.module)
     said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{linear.module} is {said[0]} in {first.where} but {said[1]} in {second.where}; take "
-            "both files from one export of the checkpoint"
+            f"{linear.stored.module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
+            "; take both files from one export of the checkpoint"
         )
     return said[0]

@@ -187,7 +187,7 @@ class Writer:
 
         y is named after the module unless `output` names it.
         """
-        p = projection(self.model, linear.module, self.model.table[linear.module])
+        p = projection(self.model, linear.module, self.model.table[linear.table_key])
         return self.multiply(x, linear.module, p, dtype, output)
 
     def multiply(

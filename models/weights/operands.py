@@ -45,14 +45,10 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
     """
-    if scheme is not Scheme.PLAIN and is_plain(model, f"{module}.weight"):
-        return _share(model, module, quantised(model.whole(f"{module}.weight"), scheme))
+    weight = f"{module}.weight"
+    if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
+        return _share(model, module, quantised(model.whole(weight), scheme))
     return _READERS[scheme](model, module)
-
-
-def is_plain(model: Model, name: str) -> bool:
-    """Whether the file has the tensor as a plain matrix."""
-    return model.has(name) and model.whole(name).dtype in PLAIN
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:
@@ -75,7 +71,7 @@ def _plain(model: Model, module: str) -> Projection:
 def _fp8(model: Model, module: str) -> Projection:
     weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
-    read = _scalar(model, f"{module}.input_scale")
+    read = scalar(model, f"{module}.input_scale")
     return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
 
 
@@ -106,7 +102,7 @@ def _fp4_tensors(
     suffixes = SUFFIXES[dialect]
 
     def multiplier(suffix: str) -> Recipe:
-        stored = _scalar(model, f"{module}.{suffix}")
+        stored = scalar(model, f"{module}.{suffix}")
         return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
 
     packed = model.source(f"{module}.{suffixes.fp4_weight}")
@@ -115,7 +111,8 @@ def _fp4_tensors(
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
 
-def _scalar(model: Model, name: str) -> Recipe:
+def scalar(model: Model, name: str) -> Recipe:
+    """f32 []: a stored scale of a whole tensor."""
     return recipes.reshape(recipes.cast(recipes.whole_scale(model.source(name))), ())
 
 

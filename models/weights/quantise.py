@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError, GraphError
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.weights.recipes import Recipe, transform
+from spark_engine.models.weights.recipes import Recipe, leaf, transform
 from spark_engine.plugins.formats import numeric
 from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -38,15 +38,15 @@ def quantised_parts(weight: Recipe, scheme: Scheme) -> dict[str, Recipe]:
     *stack, n, k = weight.shape
     if scheme is Scheme.NVFP4 and k % NVFP4_BLOCK:
         raise CheckpointError(
-            f"{weight.source}: {k} columns do not split into NVFP4 groups of {NVFP4_BLOCK}; choose "
-            "another dtype for the draft head"
+            f"{leaf(weight).source}: {k} columns do not split into NVFP4 groups of {NVFP4_BLOCK}; "
+            "choose another dtype for the draft head"
         )
     if scheme not in _PARTS:
         raise GraphError(f"no matrix is quantised to {scheme} at build")
     return {
         suffix: transform(weight, TensorSpec("", dtype, (*stack, *shape(n, k))), part)
         for suffix, (dtype, shape, make) in _PARTS[scheme].items()
-        for part in (_Part(weight.source, scheme, suffix),)
+        for part in (_Part(leaf(weight).source, scheme, suffix),)
     }
 
 
