@@ -1,4 +1,4 @@
-"""The CUDA side of what moves or adds whole rows: embed, last_rows and the standard Add."""
+"""Planner of copies and sums of whole rows: embed, last_rows and the standard Add."""
 
 from __future__ import annotations
 
