@@ -204,7 +204,7 @@ def with_target(options: Options) -> Options:
 
 
 def runs_here(target: str) -> bool:
-    """Whether `target` is this machine's, according to the driver."""
+    """True if `target` is this machine's, according to the driver."""
     if target == CPU:
         return True
     try:

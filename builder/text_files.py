@@ -86,7 +86,7 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _check_templates(path: Path, named: Any) -> bool:
-    """Whether there is one."""
+    """Checks the chat templates; True if the checkpoint has one."""
     environment = ImmutableSandboxedEnvironment(
         extensions=["jinja2.ext.loopcontrols"], optimized=False
     )

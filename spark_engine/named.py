@@ -38,7 +38,7 @@ class Named:
         return self.by_name[name]
 
     def __contains__(self, name: str) -> bool:
-        """Whether the node has such an operand."""
+        """True if the node has such an operand."""
         return name in self.by_name
 
     @cached_property
@@ -112,7 +112,7 @@ class Named:
         return self._known[name]
 
     def _ruled(self, name: str, look: formulas.Look) -> Dim | None:
-        """What attributes say of a dimension."""
+        """The value of a dimension by the attributes."""
         rule = self.rules.get(name, name)
         if callable(rule):
             return None

@@ -181,7 +181,7 @@ class Op:
 
     @property
     def stateful(self) -> bool:
-        """Whether it updates a state."""
+        """True if the result updates a state."""
         return any(r.updates for r in self.results)
 
     def given(self, attrs: Attrs) -> tuple[Operand, ...]:

@@ -73,7 +73,7 @@ class Work:
 
     @property
     def prefills(self) -> bool:
-        """Whether rows are tiles of prompts (prefill)."""
+        """True if rows are tiles of prompts (prefill)."""
         return int(self.attrs.get("tile", 1)) > 1 + MOST_DRAFTS
 
     @property

@@ -23,7 +23,7 @@ SMALL = 64  # the most elements of a weight that is evaluated for a comparison
 def same_values(
     context: RewriteContext, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]
 ) -> bool:
-    """Whether each pair is one tensor, or two small weights of equal value."""
+    """True if each pair is one tensor, or two small weights of equal value."""
     return all(a is b or _equal(context, a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -64,7 +64,7 @@ def recipe_of(context: RewriteContext, tensor: gs.Tensor) -> Recipe:
 
 
 def is_weight(context: RewriteContext, tensor: gs.Tensor) -> bool:
-    """Whether the tensor is computed from the checkpoint."""
+    """True if the tensor is computed from the checkpoint."""
     return tensor.name in context.weights
 
 

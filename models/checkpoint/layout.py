@@ -34,7 +34,7 @@ class Layout:
     fused_draft_experts: bool = True
 
     def fused(self, experts: str) -> bool:
-        """Whether the experts of this group are stacked."""
+        """True if the experts of this group are stacked."""
         drafts = experts.startswith(DRAFT)
         return self.fused_draft_experts if drafts else self.fused_experts
 

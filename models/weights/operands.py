@@ -50,7 +50,7 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
 
 
 def is_plain(model: Model, name: str) -> bool:
-    """Whether the file has the tensor as a plain matrix."""
+    """True if the file has the tensor as a plain matrix."""
     return model.has(name) and model.whole(name).dtype in PLAIN
 
 

@@ -134,7 +134,7 @@ def _check_device(folder: Path, number: int | None) -> None:
 
 
 def _given(context: click.Context, name: str) -> bool:
-    """Whether the option was given, on the command line or in the file."""
+    """True if the option was given, on the command line or in the file."""
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

@@ -54,7 +54,7 @@ def fit(
     gpu: str = "",
     host_bytes: int | None = None,
 ) -> Fit:
-    """Whether `path` can be served; `memory`: the GPU's memory, `available`: the host's free bytes,
+    """The fit of engine `path`. `memory`: the GPU's memory, `available`: the host's free bytes,
     `gpu`: the reason why no engine for a GPU opens.
     """
     try:

@@ -37,7 +37,7 @@ class DoctorReport:
 
     @property
     def served(self) -> bool:
-        """Whether one of the engines can be served."""
+        """True if one of the engines can be served."""
         return any(not engine.why for engine in self.engines)
 
     @property

@@ -168,7 +168,7 @@ class Scheduler:
         }
 
     def held(self) -> list[str]:
-        """What is in use, by name; the prefix cache's pages and rows do not count."""
+        """Resources in use, by name, without the prefix cache's pages and rows."""
         pages = self.pages
         free = {
             "slots": self.slots.free == self.slots.size,
@@ -246,7 +246,7 @@ class Scheduler:
             self.depth.forget(seq.slot)
 
     def _backlog(self) -> tuple[int, float]:
-        """How many waiting prompts could be prefilled, and when the first of them arrived."""
+        """The number of waiting prompts to prefill, and the arrival time of the first."""
         if not self.waiting.fresh:
             return 0, 0.0
         return min(self.waiting.fresh, self.slots.free), self.waiting.oldest(1)[0].arrived

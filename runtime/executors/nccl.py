@@ -159,7 +159,7 @@ class _Work:
         self._thread.start()
 
     def ended(self, limit_s: float, left: threading.Event | None = None) -> bool:
-        """Whether the call has ended; False after `limit_s`, or once `left` is set. Raises the
+        """True if the call has ended; False after `limit_s`, or once `left` is set. Raises the
         call's exception.
         """
         until = time.monotonic() + limit_s

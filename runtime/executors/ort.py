@@ -106,7 +106,7 @@ class OrtExecutor(SynchronousExecutor):
         return {state: apart[s.name] for s, state in updated if s.name == state + STATE_OUT}
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
-        """Whether a run over aliased states equals, bit for bit, a run over separate states."""
+        """True if a run over aliased states equals, bit for bit, a run over separate states."""
         apart, together = random_step(header), random_step(header)
         apart |= self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))

@@ -296,7 +296,7 @@ def _take(
     came: dict[int, tuple[socket.socket, Hello]],
     first: bool,
 ) -> bool:
-    """Whether the message is from a missing rank. Raises ExecutorError for a rank that connects
+    """True if the message is from a missing rank. Raises ExecutorError for a rank that connects
     again during the second phase.
     """
     hello, peer = one.message, one.peer

@@ -68,7 +68,7 @@ class SegmentsExecutor(SynchronousExecutor):
 
     @property
     def in_place(self) -> bool:
-        """Whether every state is updated in place."""
+        """True if every state is updated in place."""
         return all(step.in_place for step in self._steps if isinstance(step, _Session))
 
     def run(self, buffers: Arrays) -> None:
@@ -164,7 +164,7 @@ class _Session:
         return binding
 
     def _proves_in_place(self, wild: Arrays) -> bool:
-        """Whether a run in place equals, bit for bit, a run into separate arrays."""
+        """True if a run in place equals, bit for bit, a run into separate arrays."""
         if not any(wild[a] is wild[b] for a in self._step.inputs for b in self._step.outputs):
             return True
         apart = {name: allocate(self._specs[name]) for name in self._step.outputs}

@@ -40,7 +40,7 @@ class UpstreamAnswer:
 
     @property
     def streams(self) -> bool:
-        """Whether it is an event stream."""
+        """True if the response is an event stream."""
         return bool(self._response.content_type == "text/event-stream")
 
     async def whole(self) -> bytes:

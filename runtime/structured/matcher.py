@@ -76,12 +76,12 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """Whether only an end token may follow."""
+        """True if only an end token may follow."""
         return self._matcher.is_stopped()
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is complete."""
+        """True if the text so far is complete."""
         return self._matcher.is_accepting()
 
     @property
@@ -270,7 +270,7 @@ class _Tokens(TokenizerWrapper):
         return [*self._spell(data[:cut]), *map(self._letters.__getitem__, data[cut:])]
 
     def _spell(self, data: bytes) -> list[int]:
-        """As the tokenizer, except for marks and special tokens, which a model must not produce
+        """The tokenizer's ids, without marks and special tokens, which a model must not produce
         here.
         """
         try:

@@ -58,7 +58,7 @@ class Trials:
 
     @property
     def left(self) -> bool:
-        """Whether another trial is allowed."""
+        """True if another trial is allowed."""
         return self.count < TRIALS and time.monotonic() < self._until
 
 

@@ -165,7 +165,7 @@ class OpenValue:
         return _Verdict.END_OF_INNER_CALL
 
     def _new_call(self, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Whether these marks start a new call."""
+        """True if these marks start a new call."""
         if not follow or follow[0].kind not in (Mark.CALL, Mark.FUNCTION):
             return _Verdict.TEXT
         if follow[0].kind is Mark.FUNCTION:

@@ -41,7 +41,7 @@ class Parameter:
     SHORT: ClassVar[int] = 32  # characters of a null, a boolean or a number among strings
 
     def is_text(self, prefix: str) -> bool:
-        """Whether a value with this beginning is a string, whatever follows. Only the first SHORT
+        """True if a value with this beginning is a string, whatever follows. Only the first SHORT
         characters count, and an opening bracket, after which it stays undecided.
         """
         if not self.types or self.types == {"string"}:
@@ -61,7 +61,7 @@ class Parameter:
         return bool(start) and not (number and _NUMBER.fullmatch(start))
 
     def may_be_text(self, prefix: str) -> bool:
-        """Whether a value that was cut off here counts as a string."""
+        """True if a value that was cut off here counts as a string."""
         return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:

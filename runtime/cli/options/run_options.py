@@ -228,19 +228,19 @@ OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
-    """How to serve. Raises OptionError for values that contradict each other."""
+    """The server's options. Raises OptionError for values that contradict each other."""
     return fill(
         ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
     )
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """How to read conversations."""
+    """The options for reading conversations."""
     return fill(ChatOptions, OPTIONS, values)
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """How to run the engine. Raises OptionError as well."""
+    """The engine's options. Raises OptionError for values that contradict each other."""
     policy = fill(PrefillPolicy, OPTIONS, values)
     cache = _cache_bytes(values["cache_gib"])
     return fill(EngineOptions, OPTIONS, values, policy=policy, cache_bytes=cache)

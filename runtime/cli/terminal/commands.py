@@ -31,7 +31,7 @@ FIELDS = frozenset(row.fills[1] for row in SETTINGS.values() if row.fills is not
 
 
 class Next(enum.Enum):
-    """What follows a command."""
+    """The action after a command."""
 
     ASK = enum.auto()  # the next line
     ANSWER = enum.auto()  # an answer to the last message

@@ -123,7 +123,7 @@ class Shares:
             self._owners.pop(owner.name, None)
 
     def check(self) -> bool:
-        """Whether only owners with requests or ahead are kept, and the count is right."""
+        """True if only owners with requests or ahead are kept, and the count is right."""
         owners = self._owners.values()
         sharing = sum(o.waiting > 0 or o.ahead for o in owners)
         return self._sharing == sharing and all(o.live or o.ahead for o in owners)

@@ -120,7 +120,7 @@ def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
 
 
 def _refers(item: Json, known: set[str]) -> bool:
-    """Whether it refers to an item in `known`."""
+    """True if the item refers to one in `known`."""
     ident = item.get("id")
     return item.get("type") == "item_reference" and isinstance(ident, str) and ident in known
 

@@ -121,7 +121,7 @@ class EngineClient:
 
     @property
     def sent(self) -> int:
-        """Those of them that an engine process has."""
+        """The requests that an engine process has."""
         return len(self._open) - self._held
 
     @property
@@ -146,7 +146,7 @@ class EngineClient:
 
     @property
     def restarts(self) -> int:
-        """How often the engine was started again."""
+        """The number of restarts of the engine."""
         return self._supervisor.restarts
 
     @property

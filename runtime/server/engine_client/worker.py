@@ -42,11 +42,11 @@ TAKE_S = 0.002  # of reading requests between two steps; one of 16,000 tokens ta
 
 
 class Steppable(Protocol):
-    """What the loop needs of an engine; `runtime/engine/engine.py` is one. One thread owns it."""
+    """The loop's interface of an engine (`runtime/engine/engine.py`). One thread owns it."""
 
     @property
     def idle(self) -> bool:
-        """Whether `step` has nothing to do."""
+        """True if `step` has nothing to do."""
         ...
 
     def add(self, request_id: int, request: Request) -> None:
@@ -76,7 +76,7 @@ class Steppable(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Its state for a dump; called by another thread, at any time."""
+        """The engine's state for a dump; another thread may call it at any time."""
         ...
 
     def save_memory(self, short: bool) -> None:

@@ -79,7 +79,7 @@ class Connections:
                 return
 
     def enter(self, connection: Connection) -> bool:
-        """Whether another connection fits, after closing one if needed."""
+        """True if another connection fits, after closing one if needed."""
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
@@ -207,7 +207,7 @@ class Connection(H11Protocol):
         self._trust_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It was closed, by either side."""
+        """Handles the end of the connection, by either side."""
         self._unparsed.clear()
         self._forget()
         super().connection_lost(exc)

@@ -60,7 +60,7 @@ class Endpoints:
         return self.health()
 
     def load(self) -> Response:
-        """How many requests run or wait."""
+        """The number of requests that run or wait."""
         stats = self.service.client.stats
         counts = {"running": stats.running, "waiting": stats.waiting}
         return json_response({"server_load": self.service.open, **counts})

@@ -44,11 +44,11 @@ class Route:
 
     @property
     def runs(self) -> bool:
-        """Whether it may run for long, so that all limits of a key apply."""
+        """True if the request may run for long, so that all limits of a key apply."""
         return self.body is not None
 
     def takes(self, path: str) -> bool:
-        """Whether it is for this path, whatever the method."""
+        """True if the route is for this path, with any method."""
         return compile_path(self.path)[0].match(path) is not None
 
 

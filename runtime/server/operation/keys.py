@@ -126,7 +126,7 @@ class Account:
         self.tokens = self._bucket(self.tokens, key.tokens_per_minute)
 
     def is_for(self, digest: bytes) -> bool:
-        """Whether `digest` is the key's; in constant time."""
+        """True if `digest` is the key's; in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
     def enter(self) -> None:
@@ -185,7 +185,7 @@ class Keyring:
 
     @property
     def locked(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return self.path is not None or self.single is not None
 
     def find(self, secret: bytes) -> Account:

@@ -29,7 +29,7 @@ class OnePerKind(logging.Filter):
         self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}  # when, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
+        """True if the record is written."""
         if record.name == ACCESS:
             return True
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0])

@@ -29,7 +29,7 @@ _TAIL = 8  # tokens that include the mark of a thought and white space after it
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a server reads conversations.
+    """The options for reading conversations.
 
     Attributes:
         reasoning: the format of thoughts, a row of `reply_formats` or "auto".
@@ -148,7 +148,7 @@ class ChatReader:
         return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt's token ids end inside an open thought."""
+        """True if a prompt's token ids end inside an open thought."""
         thoughts, tokenizer = self.formats.thoughts, self._tokenizer
         if thoughts is None or tokenizer is None:
             return False

@@ -55,7 +55,7 @@ class FairQueue(Generic[T]):
             del self._rows[owner]
 
     def counts(self) -> dict[str, int]:
-        """How many items each owner has."""
+        """The number of items of each owner."""
         return {owner: len(row) for owner, row in self._rows.items()}
 
     def last_of(self, owner: str) -> T:

@@ -107,7 +107,7 @@ class Inline:
     async def run(
         self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
     ) -> tuple[contract.Result, list[bytes]]:
-        """As `TextPool.run`."""
+        """Runs an order, as `TextPool.run`."""
         return self.do(kind, blobs)
 
     def do(

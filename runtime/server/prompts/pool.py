@@ -89,7 +89,7 @@ class Lane:
 
 
 def _prompt_lane() -> Lane:
-    """Where prompts are read first."""
+    """The lane of prompts."""
     cpu = limits.CPU_S, limits.CPU_S_PER_MIB, limits.MOST_CPU_S
     wall = limits.WALL_S, limits.WALL_PER_CPU_S
     long = Lane("long prompts", limits.LONG_WORKERS, limits.LONG_NICE, cpu, wall)
@@ -98,7 +98,7 @@ def _prompt_lane() -> Lane:
 
 
 def _form_lane() -> Lane:
-    """Where grammars are compiled first."""
+    """The lane of grammars."""
     memory, nice = limits.MORE_MEMORY + limits.GRAMMAR_STACK, limits.LONG_NICE
     cpu, wall = _quick(limits.GRAMMAR_CPU_S), (limits.WALL_S, limits.WALL_PER_CPU_S)
     slow = Lane("slow grammars", limits.GRAMMAR_WORKERS, nice, cpu, wall, memory)

@@ -49,7 +49,7 @@ class CompletionChoice:
 
     @property
     def prompt_tokens(self) -> int:
-        """How many they are."""
+        """The number of the prompt's tokens."""
         return len(self.request.prompt) + len(self.forced)
 
 
