@@ -124,7 +124,7 @@ class ConstraintState:
         self._leave_finished_phases()
 
     def dependency(self, index: int) -> MaskDependency:
-        """The dependency of the mask of generated token `index` (from 0) or an earlier unread one."""
+        """The dependency of the mask of generated token `index` (from 0) or an earlier one."""
         spec = self.spec
         if index < len(spec.forced):
             return MaskDependency.KNOWN

@@ -60,7 +60,7 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(_EACH)})", re.I)
 
 # How many places each folder has. A change that lowers a count lowers its number here.
 CAPS = {
-    "plugins": 141,
+    "plugins": 140,
 }
 
 _SPAN = re.compile(r"`+[^`]+`+")
