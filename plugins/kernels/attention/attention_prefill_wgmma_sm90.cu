@@ -230,7 +230,7 @@ struct SplitSums {
   DEVICE float4* sum(int part) const { return sums + (i64)part * (D / 8) * GROUP; }
 };
 
-// Stores this part's sums. Returns true in the last warpgroup to arrive, with the sums of all parts.
+// Stores this part's sums. True in the last warpgroup to arrive, with the sums of all parts.
 DEVICE bool merge_splits(Consumer& x, const SplitSums& m, int part, int thread, int group,
                          int* last) {
 #pragma unroll

@@ -73,14 +73,7 @@ def _listed(s: Sizes, node: Node, queries: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shared memory of a block.
-
-    Attributes:
-        readers: rings of tiles.
-        stages: tiles of a ring.
-        merge_batch: queries that one merge takes.
-        shared: bytes without the list of runs.
-    """
+    """A block: rings of tiles, tiles of a ring, queries of a merge, bytes without the runs."""
 
     readers: int
     stages: int

@@ -1,7 +1,7 @@
 // PTX instructions by name: addresses, copies (cp.async, TMA bulk), mbarriers, clusters, mma.sync,
 // programmatic dependent launch (PDL).
 //
-// A function is one instruction, or the loop that waits on it, for sm_90a and sm_121a unless stated.
+// A function is one instruction, or the loop that waits on it, for both targets unless stated.
 // wgmma is in wgmma_sm90.cuh, the block-scaled FP4 mma in fp4_mma_sm120.cuh, conversions and bf16
 // arithmetic in numeric.cuh.
 #pragma once
