@@ -99,7 +99,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: float) -> Json:
-    """Whether the clients kept up over `wall` seconds. If not, `warning` says that they were the
+    """True if the clients kept up over `wall` seconds. If not, `warning` says that they were the
     bottleneck."""
     late = sorted(1e3 * s for share in shares for s in share.late_s)
     sent = sorted(1e3 * (one.start - one.due) for one in took)
@@ -177,7 +177,7 @@ def _by_turn(good: Sequence[RequestTiming]) -> list[Json]:
 
 
 def _meets(one: RequestTiming, wanted: Targets) -> bool:
-    """Whether the request is within every target; of its `itl` the 99th percentile counts."""
+    """True if the request is within every target; of its `itl` the 99th percentile counts."""
     for name, most in wanted.items():
         seconds = sorted(_SECONDS[name](one))
         if seconds and 1e3 * quantile(seconds, 0.99) > most:

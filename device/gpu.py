@@ -155,12 +155,12 @@ class Gpu:
 
     @property
     def integrated(self) -> bool:
-        """Whether the GPU and the host share one memory."""
+        """True if the GPU and the host share one memory."""
         return bool(attribute(self._device, "INTEGRATED"))
 
     @property
     def shared_by_mps(self) -> bool:
-        """Whether other processes run in this context at the same time (NVIDIA MPS)."""
+        """True if other processes run in this context at the same time (NVIDIA MPS)."""
         try:
             return bool(attribute(self._device, "MPS_ENABLED"))
         except ExecutorError:  # the driver does not know the attribute

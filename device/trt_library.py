@@ -52,5 +52,5 @@ def says(errors: Sequence[str]) -> str:
 
 
 def out_of_memory(errors: Sequence[str]) -> bool:
-    """Whether they report a failed allocation."""
+    """True if they report a failed allocation."""
     return any(word in said.lower() for said in errors for word in _SHORT)

@@ -1,5 +1,4 @@
-"""The table of ops: one row each, in the order of docs/graph.md, and the standard operators of ONNX
-that have kernels. Knows nothing else of them."""
+"""The table of ops in the order of docs/graph.md, and the standard ONNX operators with kernels."""
 
 from __future__ import annotations
 
@@ -82,14 +81,14 @@ OPS: tuple[Op, ...] = (
     reduce_norm_quant.OP,
 )
 
-# Standard ONNX operators by op_type: all that a graph may hold beside our ops.
+# Standard ONNX operators by op_type: the only ones that a graph may have in addition to our ops.
 STANDARD: Mapping[str, Cuda] = MappingProxyType(
     {"Add": rows_kernels.ADD, "Concat": concat_kernels.CONCAT}
 )
 
 
 def index(ops: Iterable[Op]) -> Mapping[str, Op]:
-    """The ops by name, read-only. Raises GraphError when two share a name."""
+    """The ops by name, read-only. Raises GraphError if two have one name."""
     found: dict[str, Op] = {}
     for op in ops:
         if op.name in found:
@@ -102,7 +101,7 @@ REGISTRY: Mapping[str, Op] = index(OPS)
 
 
 def get(name: str) -> Op:
-    """The op called `name`. Raises GraphError listing the legal names."""
+    """The op with this name. Raises GraphError, with the legal names."""
     if name not in REGISTRY:
         raise GraphError(f"no op is named {name!r}; the ops are {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name]

@@ -276,5 +276,5 @@ def _remedy(folder: Path) -> str:
 
 
 def has_text(folder: Path) -> bool:
-    """Whether an engine folder has a tokenizer; without one an engine takes token ids only."""
+    """True if an engine folder has a tokenizer; without one an engine takes token ids only."""
     return (folder / TOKENIZER / "tokenizer.json").exists()

@@ -109,7 +109,7 @@ def _meant(path: Path) -> str:
 
 
 def is_lfs_pointer(start: bytes) -> bool:
-    """Whether a file that starts so is what Git LFS leaves where the content was not fetched."""
+    """True if a file that starts so is what Git LFS leaves where the content was not fetched."""
     return start.startswith(_POINTER)
 
 
@@ -130,5 +130,5 @@ def cuda_missing() -> str:
 
 
 def driver_present() -> bool:
-    """Whether NVIDIA's driver is loaded on this machine, found without any of its libraries."""
+    """True if NVIDIA's driver is loaded on this machine, found without any of its libraries."""
     return any(path.exists() for path in DRIVER)

@@ -71,7 +71,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: an architecture, and the card of it that budgets and grids fit."""
+    """The target of compilation: an architecture, and its card for budgets and grids."""
 
     architecture: Architecture
     card: Card

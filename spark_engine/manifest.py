@@ -250,7 +250,7 @@ class Manifest:
 
     @property
     def across_hosts(self) -> bool:
-        """Whether its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
+        """True if its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
         connects them."""
         shown = any(bucket.symmetric_bytes for bucket in self.buckets)
         return self.executor == NATIVE and self.ranks > 1 and not shown

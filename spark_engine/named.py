@@ -106,7 +106,7 @@ class Named:
         return self._known[name]
 
     def _ruled(self, name: str, look: formulas.Look) -> Dim | None:
-        """What attributes say of a dimension."""
+        """The value of a dimension by the attributes."""
         rule = self.rules.get(name, name)
         if callable(rule):
             return None

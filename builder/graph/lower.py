@@ -93,7 +93,7 @@ def _row_bytes(model: Model) -> int:
 
 
 def _has_nvfp4_mlps(model: Model) -> bool:
-    """Whether the MLPs of the network's layers, without the draft head's, are NVFP4."""
+    """True if the MLPs of the network's layers, without the draft head's, are NVFP4."""
     fp4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
     return any(".mlp." in module and s in fp4 for module, s in model.table.modules.items())
 

@@ -141,7 +141,7 @@ class NativeBackend(Backend):
         }
 
     def _times(self, requested: bool | None) -> bool:
-        """Whether tactics are timed: as requested, or else if this machine has the target's
+        """True if tactics are timed: as requested, or else if this machine has the target's
         card."""
         if not (timed_unasked(self._target) if requested is None else requested):
             return False

@@ -242,7 +242,7 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """What the times of the first GPU depend on. Raises ExecutorError without a GPU."""
+    """The machine on which times depend, with its first GPU. Raises ExecutorError without a GPU."""
     name, version = name_and_driver()
     try:
         found = driver_version(VERSION.read_text())

@@ -127,7 +127,7 @@ def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], 
 
 
 def _decides(row: Json, launch: Launched, file: str) -> bool:
-    """Whether a row of the manifest's `tactics` may have chosen this launch's tactic."""
+    """True if a row of the manifest's `tactics` may have chosen this launch's tactic."""
     return (row["bucket"], row["op"], row["chosen"]) == (file, launch.op, launch.tactic)
 
 

@@ -27,7 +27,7 @@ NODES, REPEATS, WARM = 32, 7, 2
 
 
 def reach_each_other(ranks: int) -> bool:
-    """Whether this process has that many GPUs, and each reads the others' memory."""
+    """True if this process has that many GPUs, and each reads the others' memory."""
     value(driver.cuInit(0))
     if value(driver.cuDeviceGetCount()) < ranks:
         return False

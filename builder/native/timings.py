@@ -26,7 +26,7 @@ _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
 @dataclass(frozen=True)
 class Machine:
-    """What every time in a file depends on."""
+    """The machine and versions on which all times of a file depend."""
 
     gpu: str
     driver: str

@@ -87,7 +87,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the defaults depend on. `kv_token_width` counts K and V values of one token.
+    """The facts on which defaults depend. `kv_token_width` counts K and V values of one token.
 
     `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
     keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
@@ -221,7 +221,7 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
 
 
 def timed_unasked(gpu: Target) -> bool:
-    """Whether tactics are timed by default: not in a rehearsal, which uses the tactics that are
+    """True if tactics are timed by default: not in a rehearsal, which uses the tactics that are
     chosen for the rehearsed GPU, since this GPU's memory is faster."""
     return not gpu.architecture.rehearses
 

@@ -35,7 +35,7 @@ GRAPH = "ort"  # the executor with a graph in its payload, which references can 
 
 
 def is_engine(path: Path) -> bool:
-    """Whether it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
+    """True if it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
     if (path / MANIFEST).is_file():
         return True
     if (path / "config.json").is_file():
@@ -61,7 +61,7 @@ def open_engine(path: Path) -> Loaded:
 
 
 def has_graph(loaded: Loaded) -> bool:
-    """Whether the engine has a graph of nodes; a native one has launches and cubins."""
+    """True if the engine has a graph of nodes; a native one has launches and cubins."""
     return folder_of(loaded).manifest.executor == GRAPH
 
 
@@ -94,7 +94,7 @@ def open_by_reference(path: Path) -> Loaded:
 
 
 def is_fused(manifest: Manifest) -> bool:
-    """Whether the engine's graph was rewritten."""
+    """True if the engine's graph was rewritten."""
     return any(sum(counts.values()) for counts in manifest.fusions.values())
 
 

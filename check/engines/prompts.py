@@ -240,7 +240,7 @@ def _session(
 
 
 def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
-    """Whether the text takes part in a step of the bucket."""
+    """True if the text takes part in a step of the bucket."""
     return rows == max(steps) or text < rows
 
 

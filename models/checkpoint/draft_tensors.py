@@ -87,7 +87,7 @@ def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Diale
 
 
 def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
-    """Whether an FP8 weight's scale is of blocks: it has more than one column."""
+    """True if an FP8 weight's scale is of blocks: it has more than one column."""
     weight = tensors.get(f"{scale.rpartition('.')[0]}.weight")
     found = tensors.get(scale)
     if weight is None or weight.dtype is not DType.F8E4M3 or found is None:
@@ -96,7 +96,7 @@ def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
 
 
 def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) -> Scheme:
-    """How the file stores a projection."""
+    """The scheme of a projection in the file."""
     names = SUFFIXES[dialect]
     if f"{module}.{names.fp4_global}" in tensors:
         rounded = rounds_inputs and f"{module}.{names.fp4_input}" in tensors

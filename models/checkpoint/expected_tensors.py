@@ -63,7 +63,7 @@ class Expected:
 
 
 class Stored(Protocol):
-    """What a file says of a tensor (`files.StoredTensor`)."""
+    """A tensor's entry in a file (`files.StoredTensor`)."""
 
     @property
     def dtype(self) -> DType: ...

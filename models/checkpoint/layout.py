@@ -35,7 +35,7 @@ class Layout:
     slices: Mapping[str, Slice] = field(default_factory=dict)
 
     def fused(self, experts: str) -> bool:
-        """Whether the experts of this group are stacked."""
+        """True if the experts of this group are stacked."""
         drafts = experts.startswith(DRAFT)
         return self.fused_draft_experts if drafts else self.fused_experts
 

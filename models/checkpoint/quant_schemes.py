@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Scheme(enum.StrEnum):
-    """How one projection's weight is stored and what its input is rounded to."""
+    """The storage of a projection's weight, and the rounding of its input."""
 
     PLAIN = "plain"  # bf16, f16 or f32, as the file says
     FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
@@ -65,7 +65,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Declared:
-    """What one JSON file says. `scheme` takes the spellings of one module's name."""
+    """The declarations of one JSON file. `scheme` takes the spellings of one module's name."""
 
     where: str
     dialect: Dialect

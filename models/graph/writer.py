@@ -81,7 +81,7 @@ class Writer:
         return self._tensors[name]
 
     def has(self, name: str) -> bool:
-        """Whether something has written the tensor."""
+        """True if something has written the tensor."""
         return name in self._tensors
 
     def input(self, spec: TensorSpec) -> gs.Variable:

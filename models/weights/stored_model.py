@@ -54,11 +54,11 @@ class Model:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether graphs with drafts can be written."""
+        """True if graphs with drafts can be written."""
         return not self.draft_note
 
     def has(self, name: str) -> bool:
-        """Whether the file holds the tensor of this name (without prefix)."""
+        """True if the file holds the tensor of this name (without prefix)."""
         return self.layout.file_name(name) in self.tensors
 
     @property
@@ -94,7 +94,7 @@ class Model:
         return sum(_elements(row) for row in self.rows)
 
     def tensors_by_module(self) -> Counter[str]:
-        """How many of the file's tensors store each module of the quantisation table."""
+        """The number of tensors of the file for each module of the quantisation table."""
         rows = (self.expected[name].row for name in self.tensors if name in self.expected)
         return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
 

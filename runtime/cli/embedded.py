@@ -57,7 +57,7 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
 
 
 def is_stale(folder: Path, checkpoint: Path) -> bool:
-    """Whether there is no engine, one of another format, or a newer checkpoint file."""
+    """True if there is no engine, one of another format, or a newer checkpoint file."""
     manifest = folder / MANIFEST
     try:
         read_manifest(folder)
@@ -92,7 +92,7 @@ def build(checkpoint: Path, folder: Path) -> None:
 
 
 def _run(command: list[str]) -> int:
-    """Its exit code. If this process is ended, it ends that one too and lets it clean up."""
+    """Runs a command; returns its exit code. If this process is ended, the command is too."""
     with subprocess.Popen(command, stdout=sys.stderr) as process:
         try:
             return process.wait()

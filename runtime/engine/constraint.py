@@ -72,7 +72,7 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Protocol):
-    """One sequence's, in the engine's process; used by one thread at a time."""
+    """The constraint of a sequence, in the engine's process; used by one thread at a time."""
 
     def fill(self, row: Words) -> bool:
         """Writes the allowed ids of the next token: bit i % 32 of word i // 32, at least one.

@@ -37,7 +37,7 @@ CHECK_S = 0.25  # seconds between an idle engine's checks of its other ranks
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is run; nothing here changes a token.
+    """The options of a running engine; none changes a token.
 
     Attributes:
         policy: how prefill is paced next to decode.

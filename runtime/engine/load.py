@@ -322,7 +322,7 @@ def _loaded(
     cache_bytes: int | None,
     **own: Any,
 ) -> Loaded:
-    """With what the manifest says; `rows`: snapshot rows of the prefix cache."""
+    """A `Loaded` by the manifest; `rows`: snapshot rows of the prefix cache."""
     m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
     costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
     own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}

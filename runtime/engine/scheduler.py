@@ -224,7 +224,7 @@ class Scheduler:
             self.depth.forget(seq.slot)
 
     def _backlog(self) -> tuple[int, float]:
-        """How many waiting prompts could be prefilled, and when the first of them arrived."""
+        """The number of waiting prompts to prefill, and the arrival time of the first."""
         if not self.waiting.fresh:
             return 0, 0.0
         return min(self.waiting.fresh, self.slots.free), self.waiting.oldest(1)[0].arrived

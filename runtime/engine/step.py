@@ -42,7 +42,7 @@ from spark_engine.tensors import Array
 
 @dataclass(slots=True)
 class Counts:
-    """What the loop did since it was made; `buckets` counts launches by (family, rows).
+    """Counters of the loop since its start; `buckets` counts launches by (family, rows).
 
     Those by position have an entry for each draft of the longest round, none without drafts.
     """
@@ -86,7 +86,7 @@ class _Sampled:
 
 
 class Loop:
-    """One engine's loop. Not thread-safe."""
+    """The loop of an engine. Not thread-safe."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Executor(Protocol):
         """
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """As `launch`, but `allow` and `sampling_i` may be written later: the executor may start
+        """`launch` in two parts, so that `allow` and `sampling_i` can come later: it may start
         the part before `sample` now, and starts the rest when the returned function is called.
 
         No other launch may come between the two calls. An executor may run everything in the second

@@ -41,7 +41,7 @@ class ReplicaPlan:
 
     @property
     def scales(self) -> bool:
-        """Whether the number of replicas depends on the requests."""
+        """True if the number of replicas depends on the requests."""
         return self.most > self.least
 
     @property

@@ -46,7 +46,7 @@ class _Body(msgspec.Struct):
 
     @property
     def before(self) -> Iterable[msgspec.Raw]:
-        """What a template renders before the messages."""
+        """The text that a template renders before the messages."""
         return self.tools, self.functions, self.system, self.instructions
 
     @property

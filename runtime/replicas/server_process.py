@@ -49,7 +49,7 @@ class ServerProcess:
 
     @property
     def ended(self) -> str:
-        """How it ended; empty while it runs."""
+        """The server's end in words; empty while it runs."""
         code = self._process.poll()
         return "" if code is None else f"the server ended with {code}; its log says why"
 

@@ -50,7 +50,7 @@ class OutputForm:
         return self.place.partition(".")[0]
 
     def write(self, lark: Lark) -> str:
-        """Its grammar expression. Raises RequestError naming the place."""
+        """Writes the schema's grammar expression. Raises RequestError naming the place."""
         if self.kind in ("json", "json_object"):
             least = _OBJECT if self.kind == "json_object" else True
             return lark.schema(self._schema(), self.style, self.place, least)

@@ -153,7 +153,7 @@ class _Loosening(Search):
         return {key: part for key, part in kept.items() if not self._left(key, lost)}
 
     def _left(self, key: str, lost: Sequence[str]) -> bool:
-        """Whether a keyword would restrict more without the removed ones."""
+        """True if a keyword would restrict more without the removed ones."""
         return any(key in _LEFT.get(name, ()) for name in lost)
 
     def _rows(self, name: str, value: Any, each: _Each) -> Any:

@@ -76,12 +76,12 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """Whether only an end token may follow."""
+        """True if only an end token may follow."""
         return self._matcher.is_stopped()
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is complete."""
+        """True if the text so far is complete."""
         return self._matcher.is_accepting()
 
     @property

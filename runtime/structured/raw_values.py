@@ -69,7 +69,7 @@ class Ends:
         return (*self.marks, PARAMETER)
 
     def fits(self, text: str) -> bool:
-        """Whether the parser reads the text as one value."""
+        """True if the parser reads the text as one value."""
         started = [part.lstrip() for part in text.split(PARAMETER)[1:]]
         return not (
             any(mark in text for mark in self.marks)
@@ -249,7 +249,7 @@ class _Text:
 
 
 def _has_bar(text: str) -> bool:
-    """Whether a regex has alternatives outside parentheses."""
+    """True if a regex has alternatives outside parentheses."""
     depth, inside, at = 0, False, 0
     while at < len(text):
         letter = text[at]

@@ -115,7 +115,7 @@ class _Shapes:
 
 
 def _apart(found: Iterable[ParameterShape], rows: list[list[ParameterShape]]) -> bool:
-    """Whether one required parameter has disjoint values in all alternatives."""
+    """True if one required parameter has disjoint values in all alternatives."""
     every = [shape for row in rows for shape in row]
     if len(every) < 2:
         return True

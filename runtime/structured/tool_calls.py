@@ -127,5 +127,5 @@ class CallWriter:
 
 
 def _is_key(name: str) -> bool:
-    """Whether a name can be written as XML, and is parsed unchanged."""
+    """True if a name can be written as XML, and is parsed unchanged."""
     return _KEY.fullmatch(name) is not None and name == name.strip()

@@ -106,13 +106,13 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 
 def _is_reminder(message: Message) -> bool:
-    """Whether a message only adds context and asks nothing."""
+    """True if a message only adds context and asks nothing."""
     user = message["role"] == "user" and _is_within(message["content"], _REMINDER)
     return user or message["role"] == "system"
 
 
 def _is_question(message: Message) -> bool:
-    """Whether templates treat it as a user's turn, and not as a tool's result."""
+    """True if templates treat it as a user's turn, and not as a tool's result."""
     return message["role"] == "user" and not _is_within(message["content"], _RESULT)
 
 

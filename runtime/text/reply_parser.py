@@ -94,7 +94,7 @@ class ReplyParser:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last call is incomplete: a client must not run it."""
+        """True if the last call is incomplete: a client must not run it."""
         return self._calls is not None and self._calls.count > self._calls.closed
 
     @property
@@ -105,7 +105,7 @@ class ReplyParser:
         return self._lexer.at - len(self._space)
 
     def has_ended(self) -> bool:
-        """Whether any following text is dropped, so that it need not be generated."""
+        """True if any following text is dropped, so that it need not be generated."""
         return self._state is ParserState.DONE
 
     def push(self, text: str, marks: Iterable[int] = ()) -> list[Delta]:

@@ -54,7 +54,7 @@ class Lexeme(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is white space, which separates two marks."""
+        """True if the text is white space, which separates two marks."""
         return self.kind is Mark.TEXT and self.text.isspace()
 
 

@@ -78,7 +78,7 @@ class Piece:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit, a stop string or the server ended the answer, and not the model."""
+        """True if a limit, a stop string or the server ended the answer, and not the model."""
         return self.stop is not None or self.finish is not FinishReason.STOP
 
 

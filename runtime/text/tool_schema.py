@@ -57,7 +57,7 @@ class Parameter:
         return bool(start) and not (number and _NUMBER.fullmatch(start))
 
     def may_be_text(self, prefix: str) -> bool:
-        """Whether a value that was cut off here counts as a string."""
+        """True if a value that was cut off here counts as a string."""
         return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The CUDA side of what moves or adds whole rows: last_rows and Add; of embed the launch."""
+"""Planner of copies and sums of whole rows: last_rows and the standard Add; embed's launch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Embedding lookup: x[t] = weight[id[t]].
 
-id is the host's token, or the token sampled last in the row's slot where the host wrote −1.
-Ids outside the vocabulary (poisoned rows) are clamped, so that nothing out of range is read.
+id is the host's token, or the last token sampled in the row's slot if that is −1. Ids outside the
+vocabulary, of padding rows, are clamped.
 """
 
 from __future__ import annotations

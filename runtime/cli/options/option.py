@@ -30,7 +30,7 @@ class Mode(enum.StrEnum):
 
     @property
     def flag(self) -> str:
-        """As it is typed, or its description."""
+        """The option as typed on the command line, or its description."""
         if self is Mode.TERMINAL:
             return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
@@ -138,7 +138,7 @@ class Option:
         )
 
     def said(self, value: Any) -> bool:
-        """Whether the value was given; 0 was."""
+        """True if the value was given; 0 was."""
         return not (value is None or value is False or value == ())
 
 
@@ -194,7 +194,7 @@ class Grouped(click.Command):
         self._group = {row.name: row.group.title for row in rows}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's. For an option of another server, NoSuchOption names the one to use here."""
+        """Parses as click does; NoSuchOption for another server's option names ours."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -226,7 +226,7 @@ OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
-    """How to serve. Raises OptionError for values that contradict each other."""
+    """The server's options. Raises OptionError for values that contradict each other."""
     return fill(
         ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
     )
@@ -237,7 +237,7 @@ def chat_options(values: Mapping[str, Any]) -> ChatOptions:
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """How to run the engine. Raises OptionError as well."""
+    """The engine's options. Raises OptionError for values that contradict each other."""
     policy = fill(PrefillPolicy, OPTIONS, values)
     cache = _cache_bytes(values["cache_gib"])
     return fill(EngineOptions, OPTIONS, values, policy=policy, cache_bytes=cache)

@@ -35,7 +35,7 @@ class TerminalChat:
         self._keyboard, self._screen = keyboard, screen
 
     def run(self) -> None:
-        """Until there are no more lines, or /exit. Raises InternalError when the engine fails."""
+        """Runs until the input ends, or /exit. Raises InternalError if the engine fails."""
         told = self._conversation
         self._screen.note(WELCOME.format(model=told.model, context=told.context))
         while True:

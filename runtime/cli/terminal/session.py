@@ -118,7 +118,7 @@ class Session:
 
     @property
     def thinks(self) -> bool:
-        """Whether a chat starts with a thought by default."""
+        """True if a chat starts with a thought by default."""
         return self._reader.default.enabled is not False
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:

@@ -304,7 +304,7 @@ class PrefixCache:
         return True
 
     def _is_only_kept_here(self, page: int) -> bool:
-        """Whether a node's page would be free without the node."""
+        """True if a node's page would be free without the node."""
         return not self._pages.users(page) and self._pages.keeps(page) == 1
 
     def _attach(self, state: CachedState) -> None:

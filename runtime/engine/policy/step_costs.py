@@ -14,7 +14,7 @@ RUN_RANGE = 2.0  # bounds a launch's influence: to cost / RUN_RANGE .. cost * RU
 
 
 class StepCosts:
-    """One engine's. `version` grows with every correction."""
+    """The step costs of an engine. `version` grows with every correction."""
 
     def __init__(self, table: Mapping[BucketKey, float]) -> None:
         self._table = dict(table)

@@ -21,7 +21,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 
 
 class Waiting:
-    """Those of one engine; `tile` in tokens.
+    """The waiting requests of an engine; `tile` in tokens.
 
     `fresh`: requests that no step was launched for; `swapped`: those with a swap copy. Neither
     changes while a sequence waits.

@@ -96,7 +96,7 @@ class Body(UnsupportedFields, kw_only=True):
         return limit_of(self.max_tokens)
 
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's own tokens are wanted."""
+        """True if the log-probabilities of the prompt's own tokens are wanted."""
         return self.prompt_logprobs is not None
 
     def wanted_logprobs(self) -> int | None:

@@ -19,7 +19,7 @@ class CompletionBody(Body, kw_only=True):
     suffix: str | None = None
 
     def most_tokens(self) -> int | None:
-        """With a default, which `min_tokens` may raise."""
+        """The maximum of tokens; `min_tokens` may raise the default."""
         if self.max_tokens is not None:
             return limit_of(self.max_tokens)
         return max(COMPLETION_TOKENS, self.min_tokens or 0)

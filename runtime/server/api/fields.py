@@ -123,7 +123,7 @@ def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def is_id(value: Any) -> bool:
-    """Whether it may be a token id: an integer and not a boolean."""
+    """True if the value may be a token id: an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -110,7 +110,7 @@ def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
 
 
 def _may_continue(message: Json) -> bool:
-    """Whether it is an answer to continue: it has text, and no call. Not every template can
+    """True if the message is an answer to continue: text without a call. Not every template can
     continue a thought without text."""
     if message["role"] != "assistant" or "tool_calls" in message:
         return False

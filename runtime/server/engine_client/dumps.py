@@ -94,7 +94,7 @@ def read_black_box(folder: Path) -> dict[str, str]:
 
 
 class Dumps:
-    """Where the HTTP process writes them; None is the system's folder for temporary files."""
+    """The dumps of the HTTP process; folder None is the system's for temporary files."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())

@@ -21,7 +21,7 @@ CPU_WATCHDOG_S = 60.0
 
 
 def read_info(folder: Path) -> EngineInfo:
-    """What the HTTP process knows of the engine in `folder`. Raises EngineError."""
+    """The description of the engine in `folder` for the HTTP process. Raises EngineError."""
     manifest = read_manifest(folder)
     return EngineInfo(
         name=manifest.name,

@@ -171,7 +171,7 @@ class EngineProcess:
 
 
 def hint(code: int) -> str:
-    """What an exit code means, for the log; a negative one is a signal's number."""
+    """The meaning of an exit code, for the log; a negative one is a signal's number."""
     if code >= 0:
         return ""
     try:

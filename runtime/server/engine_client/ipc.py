@@ -115,7 +115,7 @@ def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the HTTP process knows of an engine. `generation` is generation_config.json.
+    """The HTTP process's description of an engine. `generation` is generation_config.json.
 
     Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
     recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.

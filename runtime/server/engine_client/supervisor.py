@@ -46,7 +46,7 @@ class EngineDied(InternalError):
 
 @dataclass(frozen=True)
 class Supervision:
-    """How an engine process is kept alive. Times in seconds.
+    """The limits of an engine process and its restarts. Times in seconds.
 
     Attributes:
         watchdog_s: the process is ended after this time without an answer, or with work and
@@ -61,7 +61,7 @@ class Supervision:
 
 
 class Backoff:
-    """How long to wait before another start; None when there were enough within `window_s`."""
+    """The time to wait before another start; None after too many starts within `window_s`."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
         self._most, self._window_s = restarts, window_s
@@ -78,7 +78,7 @@ class Backoff:
 
 
 class Watchdog:
-    """Whether an engine with work makes steps. Times are of one clock, in seconds."""
+    """Detects an engine with work that makes no steps. Times are of one clock, in seconds."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self._limit_s = limit_s

@@ -79,7 +79,7 @@ class Connections:
                 return
 
     def enter(self, connection: Connection) -> bool:
-        """Whether another connection fits, after closing one if needed."""
+        """True if another connection fits, after closing one if needed."""
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False

@@ -66,7 +66,7 @@ class Guard:
     def _serves_page(
         self, method: str, hosts: Sequence[bytes], headers: dict[bytes, list[bytes]]
     ) -> bool:
-        """Whether the request is from no page, from the server's own, or from an allowed one."""
+        """True if the request is from no page, from the server's own, or from an allowed one."""
         origins = headers.get(b"origin")
         if origins is not None:
             return all(
@@ -107,14 +107,14 @@ def guard_of(
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine reaches the listener."""
+    """True if only this machine reaches the listener."""
     found = ip_address(listener.getsockname()[0].partition("%")[0])
     inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return (inner or found).is_loopback
 
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
-    """Whether a page of this origin is from the server that a request's Host names. A proxy may
+    """True if a page of this origin is from the server that a request's Host names. A proxy may
     have another scheme; where Host has no port, that scheme's default port applies."""
     try:
         parts = urlsplit(origin.decode("ascii"))

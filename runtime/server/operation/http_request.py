@@ -27,7 +27,7 @@ LEFT = 499  # the status of a request whose client disconnected first
 
 @dataclass(slots=True)
 class EngineUse:
-    """What the engine did for a request; times in seconds, None where they are not known.
+    """The engine's work for a request; times in seconds, None if unknown.
 
     Attributes:
         prompt, cached: tokens of the prompts, each counted once, and those not computed.

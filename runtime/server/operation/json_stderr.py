@@ -160,7 +160,7 @@ class Records:
 
 
 def _is_record(line: bytes) -> bool:
-    """Whether the log wrote the line, here or in a process that logs as JSON too."""
+    """True if the log wrote the line, here or in a process that logs as JSON too."""
     if not line.startswith(b"{"):
         return False
     try:

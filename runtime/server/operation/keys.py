@@ -123,7 +123,7 @@ class Account:
         self.tokens = self._bucket(self.tokens, key.tokens_per_minute)
 
     def is_for(self, digest: bytes) -> bool:
-        """Whether `digest` is the key's; in constant time."""
+        """True if `digest` is the key's; in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
     def enter(self) -> None:

@@ -135,7 +135,7 @@ class ChatReader:
         return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt's token ids end inside an open thought."""
+        """True if a prompt's token ids end inside an open thought."""
         thoughts, tokenizer = self.formats.thoughts, self._tokenizer
         if thoughts is None or tokenizer is None:
             return False

@@ -78,7 +78,7 @@ class Forms(ChatReader):
         choice: str | Mapping[str, Any] | None = None,
         parallel: bool = True,
     ) -> ConstraintSpec | None:
-        """Its grammar is the form's name. Raises RequestError."""
+        """The constraint of a body's form and tools; its grammar is the form's name."""
         chosen = ToolChoice.of(tools, choice)
         strict = chosen.mode == AUTO and any(tool.strict for tool in chosen.tools)
         form = form_of(body)

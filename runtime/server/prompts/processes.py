@@ -132,7 +132,7 @@ class Forker:
         return WorkerProcess(self, ours, pid)
 
     async def status_of(self, pid: int) -> int | None:
-        """How a worker ended; None where that is not known in time."""
+        """The exit status of a worker; None if it is not known in time."""
         future = self._statuses.get(pid)
         if future is None or self.ended.done():
             return None
@@ -141,7 +141,7 @@ class Forker:
         return future.result() if done else None
 
     def has_ended(self, pid: int) -> bool:
-        """Whether a worker is known to have ended, so that its pid may be reused."""
+        """True if a worker is known to have ended, so that its pid may be reused."""
         future = self._statuses.get(pid)
         return future is None or future.done() or self.ended.done()
 
@@ -195,7 +195,7 @@ class WorkerProcess:
             return True
 
     def is_stopped(self) -> bool:
-        """Whether the process was stopped, by SIGSTOP or a debugger."""
+        """True if the process was stopped, by SIGSTOP or a debugger."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):

@@ -109,7 +109,7 @@ class ChoicesReply:
         return self.running.choices[index].prompt
 
     def _first(self, index: int, piece: Piece) -> Json | None:
-        """What precedes the first token of a choice; None if there is nothing, or it was sent."""
+        """The chunk before the first token of a choice; None if there is none or it was sent."""
         if index in self._begun or not (piece.tokens or piece.finish):
             return None
         self._begun.add(index)

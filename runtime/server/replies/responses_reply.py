@@ -135,7 +135,7 @@ class ResponsesReply:
             self._update()
 
     def _fail_by(self, problem: Exception) -> None:
-        """With the message for clients; that of a bug is only logged."""
+        """Fails with the message for clients; that of a bug is only logged."""
         _, answer = error_response(problem)
         note_problem(answer["error"])
         self._fail(answer["error"])
@@ -248,7 +248,7 @@ class ResponsesReply:
         return [self._event("output_text.delta", **at, **more)]
 
     def _ends(self, block: ReplyBlock, at: Json, status: str) -> list[bytes]:
-        """What ends the inside of an item; arguments are done only when they are whole."""
+        """The events that end an item's contents; arguments are done only if complete."""
         text = block.text
         if block.kind is Kind.CALL:
             if status != "completed":
@@ -286,5 +286,5 @@ class ResponsesReply:
 
 
 def _inner(tool: ToolName) -> str:
-    """What the events of a call's inside are named after."""
+    """The name of the events of a call's contents."""
     return "custom_tool_call_input" if tool.custom else "function_call_arguments"

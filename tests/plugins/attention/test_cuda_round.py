@@ -111,7 +111,7 @@ def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) 
     seen = set()
     for work in works(attention_decode.OP, fused(launch), given(launch), target):
         (made,) = work.plan.launches
-        form = tuple(v for n, v in made.defines if n in ("WALKERS", "QUERIES"))
+        form = tuple(v for n, v in made.defines if n in ("READERS", "QUERIES"))
         if form in seen:
             continue
         seen.add(form)
