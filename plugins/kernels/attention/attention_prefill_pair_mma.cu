@@ -86,6 +86,8 @@ DEVICE void copy_queries(u32 to, const u16* from, int count) {
   }
 }
 
+DYNAMIC_SHARED(paged_prefill_pair, VALUES_AT + TILE);
+
 // Grid: (pairs of heads, rows), the last rows first: in one long sequence they have the most to
 // read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

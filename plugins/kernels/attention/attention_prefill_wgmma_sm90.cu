@@ -268,6 +268,8 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
+DYNAMIC_SHARED(paged_pairs, (CONSUMERS + 2 * STAGES) * HALF_TILE);
+
 // Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
 // most to read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -99,7 +99,6 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
             jobs = nvrtc.jobs_of([(work.tactic.source, work.plan)])
             usage = {k: u for j in jobs for k, u in nvrtc.compile(j, target, cache).usage.items()}
             for made in work.plan.launches:
-                assert made.shared <= target.shared_bytes
                 spared = SPARED.get(made.symbol, 0)
                 assert usage[made.symbol].spills <= spared, (made.symbol, usage[made.symbol])
 
