@@ -64,7 +64,9 @@ def _planned(name: str, target: Target) -> list[cuda_node.Planned]:
 def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
     """The cache with what the session's tests ask for, compiled side by side; a failure is left to
     its own test."""
-    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    items = [item for item in request.session.items if hasattr(item, "callspec")]
+    every = "kernels" in request.config.getoption("-m")  # else planned: conftest.py
+    asked = [i.callspec.params for i in items if every or not i.get_closest_marker("kernels")]
     for target in TARGETS.values():
         pairs = [
             (w.tactic.source, w.plan)
