@@ -200,6 +200,7 @@ class Scalar:
 
 Arg = Pointer | Scalar | Rank
 NCCL = "nccl"  # the `source` of a launch that is a call of that library, not a kernel
+DECLARED = -1  # the `shared` of a launch that takes what its kernel declares
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
@@ -249,7 +250,8 @@ class Launch:
     Attributes:
         symbol: the `extern "C"` name.
         grid, block, cluster: blocks, threads, blocks of a cluster, along x, y, z.
-        shared: bytes of dynamic shared memory.
+        shared: bytes of dynamic shared memory: where the plan depends on them, a bound of what the
+            kernel declares, and what its rows take; else DECLARED.
         args: in the kernel's order.
         defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
             compiled once.

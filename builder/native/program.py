@@ -92,6 +92,9 @@ def encode(
     for step, (node, choice) in enumerate(bucket.nodes):
         assert choice.tactic is not None and choice.plan is not None
         for launch in choice.plan.launches:
+            if launch.source != NCCL:
+                source = launch.source or choice.tactic.source
+                launch = cubins[source, launch.defines].launched(launch)
             kernel = kernels.index(choice.tactic.source, launch)
             args = [_argument(places, step, node, a) for a in launch.args]
             pdl = launch.pdl and not called  # a library's kernels do not trigger the next launch

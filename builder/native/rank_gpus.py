@@ -110,17 +110,17 @@ class RankGpus:
             key = (rank, launch.source or tactic.source, launch.defines, launch.symbol)
             if key not in self._functions:
                 job = nvrtc.Job(launch.source or tactic.source, launch.defines, (launch.symbol,))
-                module = value(
-                    driver.cuModuleLoadData(nvrtc.compile(job, self.target, self._cache).code)
-                )
+                cubin = nvrtc.compile(job, self.target, self._cache)
+                module = value(driver.cuModuleLoadData(cubin.code))
                 self._later(rank, driver.cuModuleUnload, module)
                 entry = value(driver.cuModuleGetFunction(module, launch.symbol.encode()))
                 value(driver.cuFuncLoad(entry))
-                if launch.shared:
-                    value(driver.cuFuncSetAttribute(entry, MAX_SHARED, launch.shared))
-                self._functions[key] = entry
-            function = self._functions[key]
-            found.append(queueing(self.streams[rank], function, launch.shape, values))
+                if shared := cubin.launched(launch).shared:
+                    value(driver.cuFuncSetAttribute(entry, MAX_SHARED, shared))
+                self._functions[key] = entry, cubin
+            function, cubin = self._functions[key]
+            shape = cubin.launched(launch).shape
+            found.append(queueing(self.streams[rank], function, shape, values))
         return found
 
     @contextmanager

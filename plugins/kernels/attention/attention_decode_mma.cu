@@ -174,6 +174,8 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
   }
 }
 
+DYNAMIC_SHARED(paged_decode, sizeof(Block));
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,

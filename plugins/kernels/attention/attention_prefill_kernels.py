@@ -1,24 +1,19 @@
-"""Planner of `paged_attention`: prefill in two launches, and the unfused decode and round tactics.
-
-Sizes mirror the tiles of attention_prefill_mma.cu and attention_prefill_wgmma_sm90.cu.
-"""
+"""Planner of `paged_attention`: prefill in two launches, unfused decode and round tactics."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from spark_engine.kernel import Launch, Plan, Scratch
+from spark_engine.kernel import DECLARED, Launch, Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     FALLBACK,
     PAGES,
     pages_macros,
     refuse_pages,
     sizes,
-    token_bytes,
 )
 from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED_ROUNDS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
-from spark_engine.plugins.state.paged_kv import Sizes
 from spark_engine.tensors import DType
 
 APPEND = Kernel(
@@ -33,7 +28,6 @@ _PAIR = "attention/attention_prefill_pair_mma.cu"
 PAIRS = Kernel("paged_pairs", f"{_ATTEND} sums? stats? counters? longest", source=_PAIRS)
 PREFILL_PAIR = Kernel("paged_prefill_pair", f"{_ATTEND} longest", source=_PAIR)
 TILE = 64  # tokens of a prefill row
-KEYS = 32  # tokens of a prefill tile of keys
 PAIR = 2  # heads of a block of `paged_pairs`
 PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
 # Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers; registers of a
@@ -100,7 +94,7 @@ def plan_prefill(node: Node) -> Plan:
     """`paged_append` over tokens, then `paged_prefill` over rows and heads."""
     s, node = sizes(node), with_queries(node)
     grid, macros = (node.dim("rows"), s.heads), tiles_macros(node)
-    attend = PREFILL.launch(node, grid, 128, macros, tiles_shared(s), longest=node.dim("MP"))
+    attend = PREFILL.launch(node, grid, 128, macros, DECLARED, longest=node.dim("MP"))
     return node.plan(appended(node), attend)
 
 
@@ -125,7 +119,7 @@ def plan_pairs(node: Node, split: bool) -> Plan:
         (rows, s.heads // PAIR, splits),
         128 * (PAIR + 1),
         {**pages_macros(node, s.heads), **numbers},
-        2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
+        DECLARED,
         longest=node.dim("MP"),
     )
     return node.plan(appended(node), attend)
@@ -134,28 +128,20 @@ def plan_pairs(node: Node, split: bool) -> Plan:
 def plan_tiles_pair(node: Node) -> Plan:
     """`paged_append`, then `paged_prefill_pair` over pairs of heads and rows."""
     s, node = sizes(node), with_queries(node)
-    keys = 64 if s.storage is DType.U8 else 32
     attend = PREFILL_PAIR.launch(
         node,
         (s.heads // PAIR, node.dim("rows")),
         256,
         pages_macros(node, s.heads),
-        PAIR * TILE * 2 * s.dim + 2 * keys * token_bytes(s),
+        DECLARED,
         longest=node.dim("MP"),
     )
     return node.plan(appended(node), attend)
 
 
-def tiles_shared(s: Sizes) -> int:
-    """Bytes of shared memory of `paged_prefill`: queries, two stages of keys and values."""
-    return TILE * 2 * s.dim + 2 * 2 * KEYS * token_bytes(s)
-
-
 def tiles_macros(node: Node) -> dict[str, int | float]:
     """The macros of attention_prefill_mma.cu."""
-    s = sizes(node)
-    blocks = min(2, node.target.shared_bytes // (tiles_shared(s) + 1024))
-    return {**pages_macros(node, s.heads), "BLOCKS": blocks}
+    return {**pages_macros(node, sizes(node).heads), "SHARED_LIMIT": node.target.shared_bytes}
 
 
 def with_queries(node: Node) -> Node:

@@ -5,11 +5,14 @@
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
 // tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
 // that none of its queries sees (benchmarks/log/attention/attention_prefill_mma.md).
-// Macros: those of attention_kv_pages.cuh.
+// Macros: those of attention_kv_pages.cuh, SHARED_LIMIT (bytes of shared memory of a block).
 #include "attention/attention_kv_pages.cuh"
 
 constexpr int QUERIES = 64, KEYS = 32, THREADS = 128;
 constexpr int Q_ROW = 2 * D, Q_TILE = QUERIES * Q_ROW, KV_TILE = KEYS * ROW;
+constexpr int SHARED = Q_TILE + 4 * KV_TILE;
+constexpr int BLOCKS = 2 * (SHARED + 1024) <= SHARED_LIMIT ? 2 : 1;  // of a multiprocessor
+DYNAMIC_SHARED(paged_prefill, SHARED);
 static_assert(PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "a page is a power of two of tokens");
 
 // Grid: tokens. A block's warps take the token's heads in turn.

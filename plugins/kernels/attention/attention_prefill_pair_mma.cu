@@ -84,6 +84,8 @@ DEVICE void copy_queries(u32 to, const u16* from, int count) {
   }
 }
 
+DYNAMIC_SHARED(paged_prefill_pair, VALUES_AT + TILE);
+
 // Grid: (pairs of heads, rows), the last rows first: in a long sequence these read the most keys.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_prefill_pair(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,

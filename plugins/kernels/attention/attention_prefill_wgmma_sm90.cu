@@ -270,6 +270,8 @@ DEVICE bool merge_splits(Consumer& x, const SplitSums& m, int part, int thread, 
   return true;
 }
 
+DYNAMIC_SHARED(paged_pairs, (CONSUMERS + 2 * STAGES) * HALF_TILE);
+
 // Grid: (rows, pairs of heads, SPLITS), the last rows first: in a long sequence these read the most
 // keys.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -113,6 +113,8 @@ DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, floa
   }
 }
 
+DYNAMIC_SHARED(paged_round, sizeof(Block));
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_round(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                 const float* kv_scale, u8* keys, u8* values, const int* page_table,

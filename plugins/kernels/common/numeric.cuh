@@ -110,16 +110,10 @@ DEVICE float block_sum(float x, float* partial) {
   return total;
 }
 
-// ---- powers and reciprocals, subnormals flushed ------------------------------------------------
+// ---- powers, subnormals flushed ----------------------------------------------------------------
 DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DEVICE float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

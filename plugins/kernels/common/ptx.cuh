@@ -14,6 +14,14 @@ typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
 
+// How much dynamic shared memory a kernel has, which builder/native/nvrtc.py reads from the cubin.
+struct DynamicShared {
+  char mark[16], kernel[44];
+  u32 bytes;
+};
+#define DYNAMIC_SHARED(kernel, bytes) \
+  extern "C" __constant__ const DynamicShared kernel##_shared = {"dynamic shared:", #kernel, bytes}
+
 // ---- programmatic dependent launch (PDL) -------------------------------------------------------
 // Returns after the previous launch has ended and its writes are visible.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

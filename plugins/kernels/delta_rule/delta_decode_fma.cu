@@ -82,6 +82,7 @@ DEVICE void fold(const Shared& s, uint4 (&raw)[ACCESSES], int first, const Updat
   }
 }
 
+DYNAMIC_SHARED(gdn_decode, sizeof(Shared));
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
                const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,

@@ -121,6 +121,7 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
   }
 }
 
+DYNAMIC_SHARED(gdn_round, sizeof(Round));
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gdn_round(const act* x, int x_width, const act* ba, const float* conv_weight,
               const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,

@@ -99,6 +99,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const Sca
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
 // `bytes`: of codes in a row, half of k.
+DYNAMIC_SHARED(nvfp4_linear_a4, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear_a4(const u8* x, const u8* x_scale, const u8* w, const u8* w_scale,
                     const float* alpha, void* y, float* partial, u32* arrived, int m, int n,

@@ -23,6 +23,7 @@ constexpr int KSLAB_X = BLOCK_M * 128;  // bytes of a k-slab's activations
 constexpr int INPUTS = 2 * KSLAB_X;     // of a warp
 constexpr int STAGE = CHUNK * (KSLAB_W + SCALE_BYTES);
 constexpr int RING = STAGES * STAGE;                      // of a warp
+constexpr int SHARED = WARPS * (RING + INPUTS);           // bytes of dynamic shared memory
 constexpr int CHUNKS = (WARP_TILES + CHUNK - 1) / CHUNK;  // stages of a k-slab
 constexpr int BLOCK_TILES = WN * WARP_TILES;              // of a block, at most
 constexpr int ITEMS = (BLOCK_TILES * NJ + WARPS - 1) / WARPS;

@@ -40,7 +40,7 @@ def _ranks(node: Node) -> int:
 
 
 def _shared(node: Node) -> int:
-    """Bytes of the second kernel's `RowMemory`; sample_work.cuh asserts them."""
+    """A bound of the second kernel's `RowMemory` (sample_work.cuh)."""
     cells, biases = _cells(_ranks(node) * node["logits"].dims[1]), node.dim("NB")
     fixed = 8 * (MAX_HELD + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
@@ -75,7 +75,7 @@ def plan(node: Node) -> Plan:
     shared = _shared(node)
     if ranks > 1:
         row["MAIL"] = mail
-    second_pass = {**row, "TOP": node.number("top"), "SHARED": shared}
+    second_pass = {**row, "TOP": node.number("top")}
     own = _cells(share) + (1 if share % CELL else 0)  # a share may begin and end within a cell
     node = node.with_scratch(**dict.fromkeys(SUMMARIES.split(), 4 * rows * _cells(width)))
     if ranks > 1:

@@ -10,8 +10,8 @@
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
 // 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sampling/sample.md).
 // Blocks wait only for blocks of other ranks that share the vocabulary (sample_ranks.cuh).
-// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (of a slot), SHARED (bytes of dynamic shared
-// memory), TILE and RANKS as in sample_cells_fma.cu; with RANKS also MAIL (sample_ranks.cuh).
+// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), TILE, RANKS as in sample_cells_fma.cu;
+// with RANKS also MAIL (sample_ranks.cuh).
 #include "sampling/sample_draw.cuh"
 #ifdef RANKS
 #include "sampling/sample_ranks.cuh"
@@ -203,6 +203,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   }
 }
 
+DYNAMIC_SHARED(sample_rows, sizeof(RowMemory));
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,

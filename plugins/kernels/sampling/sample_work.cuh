@@ -34,7 +34,6 @@ struct __align__(16) RowMemory {
   int bias_ids[BIASES];
   float bias_values[BIASES];
 };
-static_assert(sizeof(RowMemory) <= SHARED, "sample_kernels.py: _shared");
 
 DEVICE u64 pair_of(u32 key, int id) { return (u64)key << 32 | (u32)~id; }
 DEVICE int id_of(u64 pair) { return (int)~(u32)pair; }

@@ -16,6 +16,7 @@ from spark_engine.plugins.formats import numeric
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
+from tests.plugins.linear import test_cuda_rows
 from tests.plugins.packed_node import linear_node
 
 OPS = {name: REGISTRY[name] for name in ("fp8_block_linear", "nvfp4_linear_a4")}
@@ -98,16 +99,11 @@ def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
 
 
 def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
+    if op == "nvfp4_linear_a4":
+        return test_cuda_rows.operands(op, m, n, k)
     rng = np.random.default_rng(m + n + k)
     x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
-    if op == "fp8_block_linear":
-        return *numeric.fp8_block_quantise(x), *numeric.fp8_block_weight(w)
-    alpha = rng.uniform(0.5, 2, n).astype(np.float32)
-    return (
-        *numeric.nvfp4_quantise(x, np.float32(0.002)),
-        *numeric.nvfp4_weight(w)[:2],
-        alpha,
-    )
+    return *numeric.fp8_block_quantise(x), *numeric.fp8_block_weight(w)
 
 
 def run(bench: object, op: str, arrays: tuple[Array, ...]) -> Array:

@@ -174,11 +174,7 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     rng = np.random.default_rng(m + n + k)
     x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
     alpha = rng.uniform(0.5, 2, n).astype(np.float32)
-    return (
-        *numeric.nvfp4_quantise(x, np.float32(0.002)),
-        *numeric.nvfp4_weight(w)[:2],
-        alpha,
-    )
+    return (*numeric.nvfp4_quantise(x, np.float32(0.002)), *numeric.nvfp4_weight(w)[:2], alpha)
 
 
 def run(bench: object, op: Op, arrays: tuple[Array, ...]) -> dict[str, Array]:

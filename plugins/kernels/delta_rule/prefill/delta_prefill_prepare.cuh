@@ -144,6 +144,7 @@ DEVICE i64 told_at(int of, int i, int head) {
   return (i64)of * SLOT_RING + (DRAFTS ? KEPT * RECORD + i * HV + head : RECORD - 1);
 }
 
+DYNAMIC_SHARED(gated_delta_prepare, sizeof(Prepare));
 extern "C" __global__ void __launch_bounds__(256, 3)
     gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
                         const int* slots, const int* starts, const int* counts, const int* sources,

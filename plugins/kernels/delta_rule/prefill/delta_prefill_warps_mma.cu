@@ -236,6 +236,7 @@ DEVICE void scan_sequence(Scan& s, const Operands& m, Sequence own) {
   if (slot >= 0) leave(slot, end - 1);
 }
 
+DYNAMIC_SHARED(gated_delta_scan, sizeof(Scan));
 DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(128) char shared_memory[];
   Scan& s = *(Scan*)shared_memory;

@@ -249,6 +249,7 @@ DEVICE void scan_sequence(Tiles& m, const Operands& at, Sequence own, int& n) {
   __syncwarp();  // all have read its place
 }
 
+DYNAMIC_SHARED(gated_delta_scan, sizeof(Tiles));
 DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   Tiles& tiles = *(Tiles*)shared_memory;

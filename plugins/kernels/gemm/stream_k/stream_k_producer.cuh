@@ -23,6 +23,7 @@ constexpr int STAGE_XS = STAGE_SLABS * BLOCK_M * X_SCALE_BYTES;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
+constexpr int SHARED = STAGES * STAGE;  // bytes of dynamic shared memory
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
 // thread's place within a row's swizzle. The warp between them and that of the weights rests.
 constexpr int COPIERS = 64;

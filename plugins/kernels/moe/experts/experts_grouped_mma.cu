@@ -332,6 +332,11 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   }
 }
 
+// And the pairs' ids.
+constexpr int SHARED = WARPS * (DEPTH * STAGE + BUFFERS * 4 * NT * 512);
+DYNAMIC_SHARED(moe_up, SHARED);
+DYNAMIC_SHARED(moe_down, SHARED);
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
            const float* given, const float* x_scales, void* h, int tokens CHUNK_ARG) {

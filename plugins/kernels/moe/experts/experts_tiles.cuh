@@ -10,7 +10,8 @@
 // with the last run), Source<UP> (open, close, copy, copy_list), REST (left of the weights' scale),
 // FEWEST_EIGHTS (of tokens that multiply has code for), Held (what a thread holds from a stage to
 // the next), arrive, multiply<UP, EIGHTS>, depart, `rooms`, TURNS and write_inner.
-// Macros: experts_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
+// DEPTH, as many stages as fit.
+// Macros: experts_common.cuh's, BLOCK_M, SORT_BLOCKS, QUANT, SHARED_LIMIT (bytes of a block).
 #pragma once
 #include "moe/experts/experts_quantise.cuh"
 #include "moe/experts/experts_sort.cuh"
@@ -98,6 +99,11 @@ struct Place {
             own == from.own + (DEPTH - 1) * F::OWN_STAGE ? from.own : own + F::OWN_STAGE};
   }
 };
+
+// Bytes of the ring, and of the barrier of warps that are apart.
+template <class F>
+constexpr int RING =
+    F::ROW_SLOTS * F::ROW_STAGE + DEPTH * F::OWN_STAGE + (F::ROW_SLOTS > DEPTH ? 16 : 0);
 
 // Where a warp turns results, 512 bytes at a time: half of the places from either address.
 struct Rooms {

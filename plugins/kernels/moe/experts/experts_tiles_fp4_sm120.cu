@@ -11,9 +11,12 @@
 // scales: four bytes a slab, in the instruction's order. benchmarks/log/moe/experts_tiles_mma.md.
 // Macros: experts_tiles.cuh's.
 #include "common/fp4_mma_sm120.cuh"
-#include "moe/experts/experts_tiles.cuh"
+#include "moe/experts/experts_quantise.cuh"
 
 constexpr int SPAN = Side<true>::SLABS % 2 || Side<false>::SLABS % 2 ? 1 : 2;  // k-slabs a stage
+constexpr int STAGE = SPAN * (BLOCK_M * 36 + 16 * (M16_BYTES + M16_SCALES)) + BLOCK_M * 4;
+constexpr int DEPTH = (SHARED_LIMIT - 1024) / STAGE < 6 ? (SHARED_LIMIT - 1024) / STAGE : 6;
+#include "moe/experts/experts_tiles.cuh"
 
 // Where a row has half a block of 16 k, and the block's scale.
 DEVICE int code_place(int block, int half) {
@@ -292,6 +295,9 @@ extern "C" __global__ void __launch_bounds__(256)
     if (k / 8 % 2 == 0) scales[row * (SLABS * 4) + scale_place(k / 16)] = code;
   }
 }
+
+DYNAMIC_SHARED(tile_up, RING<Codes>);
+DYNAMIC_SHARED(tile_down, RING<Codes>);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tile_up(const u8* x, const u8* x_scales, const int* order, const int4* tiles, const u8* w13,

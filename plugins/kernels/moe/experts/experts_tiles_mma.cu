@@ -7,6 +7,14 @@
 // read as it is. With BLOCK_M 64 the order of every sum is experts_grouped_mma.cu's; with 128 all
 // of k is one sum and parts are bf16. Figures: log/moe/experts_tiles_mma.md.
 // Macros: experts_tiles.cuh's.
+#include "moe/experts/experts_quantise.cuh"
+
+// A stage is the tokens' rows and weights. With one more slot of rows and a barrier warps are half
+// a stage apart, where three stages fit too.
+constexpr int SLOT = BLOCK_M * 132 + 16, STAGE = SLOT - 16 + 16 * (M16_BYTES + M16_SCALES);
+constexpr int SLACK = (SHARED_LIMIT - 1024 - SLOT) / STAGE > 2;
+constexpr int FITTING = (SHARED_LIMIT - 1024 - SLACK * SLOT) / STAGE,
+              DEPTH = FITTING < 6 ? FITTING : 6;
 #include "moe/experts/experts_tiles.cuh"
 
 struct Slab {
@@ -230,6 +238,9 @@ struct Slab {
     }
   }
 };
+
+DYNAMIC_SHARED(tile_up, RING<Slab>);
+DYNAMIC_SHARED(tile_down, RING<Slab>);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tile_up(const u8* x, const int* order, const int4* tiles, const u8* w13, const u8* scale,

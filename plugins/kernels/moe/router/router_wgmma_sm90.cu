@@ -81,6 +81,7 @@ DEVICE void multiply(Sums& d, u32 (&a)[4][4], u32 stage) {
   wgmma_commit();
 }
 
+DYNAMIC_SHARED(moe_router_wgmma, (STAGES * STAGE));
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     moe_router_wgmma(const u8* x, const u8* w, const u8* gate, int* ids, float* weights,
                      int tokens) {
