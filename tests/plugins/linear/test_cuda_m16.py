@@ -12,7 +12,7 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
@@ -103,7 +103,7 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
         return test_cuda_rows.operands(op, m, n, k)
     rng = np.random.default_rng(m + n + k)
     x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
-    return *numeric.fp8_block_quantise(x), *numeric.fp8_block_weight(w)
+    return *numpy_codecs.fp8_block_quantise(x), *numpy_codecs.fp8_block_weight(w)
 
 
 def run(bench: object, op: str, arrays: tuple[Array, ...]) -> Array:
