@@ -5,6 +5,8 @@ Hopper's wgmma sums e4m3 products to some 13 bits, within a block of 128: f32 re
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_engine.plugins.kernels.gemm import skinny_gemm
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
@@ -26,5 +28,7 @@ def cost(node: Node) -> float:
 
 
 SKINNY = skinny_gemm.candidate(FORM, refuse)
-CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost, exact=True))
+WHY = "checkpoints with FP8 in blocks of 128 x 128, which no recorded bucket has"
+STREAMING = order.streaming(FORM, refuse, cost, exact=True)
+CANDIDATES = tuple(replace(c, why=WHY) for c in (SKINNY, *STREAMING))
 PACKS = {"w": sg.pack(FORM, DType.F8E4M3)}
