@@ -94,7 +94,7 @@ def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -
 
     None suits where `stages` comes back as 0.
     """
-    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem, form)
+    room = _room(config, problem, form, target)
     m16_tiles = room // config.warps // form.m16_slab_bytes
     for chunks in range(1, config.held + 1):
         chunk = -(-config.held // chunks)
@@ -109,12 +109,18 @@ def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -
 def deepened(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> SkinnyConfig:
     """With rings as deep as shared memory and the block's share of k allow, for a launch that
     begins long before its activations are there. They change no order."""
-    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem, form)
+    room = _room(config, problem, form, target)
     stage = config.chunk * form.m16_slab_bytes
     slabs = -(-problem.k // form.slab)
     turns = -(-slabs // (config.splits * config.wk))
     most = min((room - _BESIDE) // (config.warps * stage), turns * -(-config.held // config.chunk))
     return replace(config, stages=max(config.stages, most))
+
+
+def _room(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> int:
+    """Shared memory that is left to the rings."""
+    inputs = config.warps * _inputs(problem, form)
+    return target.shared_bytes - config.static_bytes(problem) - inputs
 
 
 def _inputs(problem: Problem, form: Format) -> int:
