@@ -53,19 +53,19 @@ struct Wgmma;
 #define F128(i) F64(i), F64(i + 8)
 // `sums`: the places of D's registers in the instruction's text; `rest`: of A and the descriptor.
 // After it: whether D is added to; ones, A and B keep their signs; 0, bf16's B is not transposed.
-#define ADD(name, add, N, kind, sums, rest, signs, ...)                                     \
-  static DEVICE void name(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {                 \
-    WGMMA_ASYNC(N, kind, sums, rest ", " add signs, __VA_ARGS__ : "r"(a[0]), "r"(a[1]),     \
-                "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+#define ADD(name, add, N, kind, sums, rest, signs, ...)                                            \
+  static DEVICE void name(float (&d)[N / 8][4], const u32(&a)[4], u64 b) {                         \
+    WGMMA_ASYNC(N, kind, sums, rest ", " add signs, __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), \
+                "r"(a[3]), "l"(b));                                                                \
   }
-#define ONE(fp8, N, ...)                                                                    \
-  template <>                                                                               \
-  struct Wgmma<fp8, N> {                                                                    \
-    ADD(run, "1", N, __VA_ARGS__)                                                           \
-    ADD(begin, "0", N, __VA_ARGS__)                                                         \
+#define ONE(fp8, N, ...)            \
+  template <>                       \
+  struct Wgmma<fp8, N> {            \
+    ADD(run, "1", N, __VA_ARGS__)   \
+    ADD(begin, "0", N, __VA_ARGS__) \
   };
-#define BOTH(N, sums, rest, ...)                                               \
-  ONE(false, N, "k16.f32.bf16.bf16", sums, rest, ", 1, 1, 0", __VA_ARGS__)     \
+#define BOTH(N, sums, rest, ...)                                           \
+  ONE(false, N, "k16.f32.bf16.bf16", sums, rest, ", 1, 1, 0", __VA_ARGS__) \
   ONE(true, N, "k32.f32.e4m3.e4m3", sums, rest, ", 1, 1", __VA_ARGS__)
 
 #define R8 "%0,%1,%2,%3"

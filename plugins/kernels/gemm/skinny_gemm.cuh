@@ -290,7 +290,8 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
           float (&sum)[4] = sums[c * CHUNK + i][j], part[4] = {};
           for (int step = 0; step < 4; ++step)
             multiply(part, a[step], b[j][2 * step], b[j][2 * step + 1]);
-          const float w = scales[16 + c * CHUNK + i], even = w * x_scale[j].x, odd = w * x_scale[j].y;
+          const float w = scales[16 + c * CHUNK + i], even = w * x_scale[j].x,
+                      odd = w * x_scale[j].y;
           sum[0] = fmaf(part[0], even, sum[0]), sum[1] = fmaf(part[1], odd, sum[1]);
           sum[2] = fmaf(part[2], even, sum[2]), sum[3] = fmaf(part[3], odd, sum[3]);
         }
