@@ -14,7 +14,11 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     macros,
     refuse,
 )
-from spark_engine.plugins.kernels.moe.experts.experts_wide_kernels import SORT_CLUSTER, most_tiles
+from spark_engine.plugins.kernels.moe.experts.experts_wide_kernels import (
+    FEWEST,
+    SORT_CLUSTER,
+    most_tiles,
+)
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 SORT = Kernel("moe_sort", "x ids codes ranks order tiles tokens")
@@ -23,7 +27,6 @@ UP = Kernel("wide_up", "codes scales order tiles w13 w13_scale h h_scales")
 DOWN = Kernel("wide_down", "h h_scales order tiles w2 w2_scale parts")
 BLOCK_M = 64
 STATIC = 5120  # bytes of shared memory that the kernels take next to their ring
-FEWEST = 64  # tokens below which experts have few rows each
 
 
 def refuse_fp8(node: Node) -> str | None:
