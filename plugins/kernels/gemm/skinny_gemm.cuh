@@ -288,6 +288,7 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
 #ifdef SLAB_SCALES
         {
           float (&sum)[4] = sums[c * CHUNK + i][j], part[4] = {};
+#pragma unroll
           for (int step = 0; step < 4; ++step)
             multiply(part, a[step], b[j][2 * step], b[j][2 * step + 1]);
           const float w = scales[16 + c * CHUNK + i], even = w * x_scale[j].x,
