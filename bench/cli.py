@@ -230,7 +230,7 @@ def _measure(
 
 
 def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
-    """Whether it is a URL; else checks that it is an engine folder. Raises EngineError if it is
+    """True if it is a URL; else checks that it is an engine folder. Raises EngineError if it is
     neither."""
     if where.startswith(("http://", "https://")):
         if more:

@@ -84,10 +84,9 @@ def _send(pipe: Connection, what: object) -> None:
 
 def _receive(pipe: Connection) -> Any:
     try:
-        found = pipe.recv()
+        return pipe.recv()
     except (EOFError, ConnectionError):
         raise InternalError(GONE) from None
-    return found
 
 
 def _work(pipe: Connection, server: Server, dealt: Any) -> None:

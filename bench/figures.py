@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -49,23 +50,23 @@ def figures(start: float, shares: Sequence[ClientShare], wanted: Targets) -> Jso
     end = max((one.end for one in took), default=start)
     wall = max(end - start, 1e-9)
     lists = {name: [1e3 * s for one in good for s in of(one)] for name, of in _SECONDS.items()}
-    tokens_in, tokens_out = _sum(one.prompt_tokens for one in good), _sum(map(_tokens, good))
+    tokens_in, tokens_out = sum(one.prompt_tokens for one in good), sum(map(_tokens, good))
     cached = [one.cached_tokens for one in good if one.cached_tokens is not None]
     met = [one for one in good if _meets(one, wanted)]
     return {
         "requests": len(took),
         "failed": len(took) - len(good),
-        "errors": _errors(took),
+        "errors": dict(Counter(one.error for one in took if one.error)),
         "seconds": wall,
         "input_tokens": tokens_in,
-        "cached_tokens": _sum(cached) if cached else None,
+        "cached_tokens": sum(cached) if cached else None,
         "output_tokens": tokens_out,
         "requests_s": len(good) / wall,
         "output_tok_s": tokens_out / wall,
         "total_tok_s": (tokens_in + tokens_out) / wall,
         "steady_tok_s": _steady(good, start, wall),
         "full_tok_s": _full(good),
-        "in_flight": _sum(one.end - one.start for one in took) / wall,
+        "in_flight": sum(one.end - one.start for one in took) / wall,
         "goodput_s": len(met) / wall,
         "good_share": len(met) / max(len(took), 1),
         **{name: distribution(values) for name, values in lists.items()},
@@ -98,7 +99,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: float) -> Json:
-    """Whether the clients kept up over `wall` seconds. If not, `warning` says that they were the
+    """True if the clients kept up over `wall` seconds. If not, `warning` says that they were the
     bottleneck."""
     late = sorted(1e3 * s for share in shares for s in share.late_s)
     sent = sorted(1e3 * (one.start - one.due) for one in took)
@@ -119,10 +120,10 @@ def client(shares: Sequence[ClientShare], took: Sequence[RequestTiming], wall: f
 
 def spread(rows: Sequence[Json]) -> Json:
     """[median, minimum, maximum] of every figure over the runs."""
-    found = {}
-    for name, values in _flat(rows).items():
-        found[name] = [statistics.median(values), min(values), max(values)]
-    return found
+    return {
+        name: [statistics.median(values), min(values), max(values)]
+        for name, values in _flat(rows).items()
+    }
 
 
 def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
@@ -152,7 +153,7 @@ def _full(good: Sequence[RequestTiming]) -> float | None:
 
 
 def _rate(good: Sequence[RequestTiming], low: float, high: float) -> float:
-    within = _sum(
+    within = sum(
         count
         for one in good
         for when, count in zip(one.times, one.counts, strict=True)
@@ -176,20 +177,12 @@ def _by_turn(good: Sequence[RequestTiming]) -> list[Json]:
 
 
 def _meets(one: RequestTiming, wanted: Targets) -> bool:
-    """Whether the request is within every target; of its `itl` the 99th percentile counts."""
+    """True if the request is within every target; of its `itl` the 99th percentile counts."""
     for name, most in wanted.items():
         seconds = sorted(_SECONDS[name](one))
         if seconds and 1e3 * quantile(seconds, 0.99) > most:
             return False
     return True
-
-
-def _errors(took: Sequence[RequestTiming]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in took:
-        if one.error:
-            found[one.error] = found.get(one.error, 0) + 1
-    return found
 
 
 def _tokens(one: RequestTiming) -> int:
@@ -199,10 +192,6 @@ def _tokens(one: RequestTiming) -> int:
 def _tpot(one: RequestTiming) -> list[float]:
     after = _tokens(one) - one.counts[0]
     return [(one.times[-1] - one.times[0]) / after] if after > 0 else []
-
-
-def _sum(values: Iterable[float]) -> float:
-    return sum(values)
 
 
 _SECONDS: Mapping[str, Callable[[RequestTiming], list[float]]] = {

@@ -10,7 +10,6 @@ import platform
 import statistics
 import subprocess
 import threading
-from types import TracebackType
 from typing import IO
 
 from spark_engine.bench.load import Json
@@ -63,12 +62,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._process is not None and self._thread is not None:
             self._process.terminate()
             self._process.wait()

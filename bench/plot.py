@@ -5,7 +5,6 @@ Knows the result's form, SVG within HTML, and, for a PNG alone, matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -52,11 +51,11 @@ def check(path: Path) -> str:
 
 def panels(result: Json) -> list[Panel]:
     """The plots, with a curve for each run."""
-    share = [i for i in range(101)]
+    share = [float(i) for i in range(101)]
     found: list[Panel] = []
     for name, words in (("ttft", "to the first token"), ("itl", "between events")):
         curves = [
-            (f"run {i}", list(run[name]["curve"]), [float(s) for s in share])
+            (f"run {i}", list(run[name]["curve"]), share)
             for i, run in enumerate(result["runs"], 1)
             if run[name]
         ]
@@ -144,19 +143,11 @@ def _png(result: Json, path: Path) -> None:
 
     figure = Figure(figsize=(11, 8), layout="constrained")
     figure.suptitle(f"{result['model']}: {result['load']}")
-    axes: Sequence[Sequence[object]] = figure.subplots(2, 2)
-    flat = [one for row in axes for one in row]
-    for axis, (title, x_name, y_name, curves, dots) in zip(flat, panels(result), strict=True):
-        _draw(axis, title, x_name, y_name, curves, "." if dots else "-")
+    axes = figure.subplots(2, 2).ravel()
+    for axis, (title, x_name, y_name, curves, dots) in zip(axes, panels(result), strict=True):
+        for name, xs, ys in curves:
+            axis.plot(xs, ys, "." if dots else "-", label=name)
+        axis.set(title=title, xlabel=x_name, ylabel=y_name, xlim=(0, None), ylim=(0, None))
+        axis.grid(alpha=0.3)
+        axis.legend()
     figure.savefig(path, dpi=120)
-
-
-def _draw(axis: object, title: str, x: str, y: str, curves: list[Curve], style: str) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axis, Axes)
-    for name, xs, ys in curves:
-        axis.plot(xs, ys, style, label=name)
-    axis.set(title=title, xlabel=x, ylabel=y, xlim=(0, None), ylim=(0, None))
-    axis.grid(alpha=0.3)
-    axis.legend()

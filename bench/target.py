@@ -49,15 +49,8 @@ def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
     `more` are options of `spark-run`; `say` receives its output. Call it from the main thread.
     Raises EngineError.
     """
-    module = [
-        sys.executable,
-        "-P",
-        "-m",
-        "spark_engine.runtime.cli.spark_run",
-        str(engine),
-        "--serve",
-    ]
-    command = [*module, "--port", "0", "--max-queue", QUEUE, *more]
+    run = [sys.executable, "-P", "-m", "spark_engine.runtime.cli.spark_run", str(engine)]
+    command = [*run, "--serve", "--port", "0", "--max-queue", QUEUE, *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     before = signal.signal(signal.SIGTERM, _leave)
     try:

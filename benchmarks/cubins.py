@@ -147,7 +147,8 @@ def main(action: str, file: Path, only: str, code_alone: bool, cache: Path, work
     if code_alone:
         lines = list(by_code(before, now, whole=not only))
     else:
-        before = {k: v for k, v in before.items() if only in k.split()[1]}
+        sources = {name.split()[1] for name in now}  # base names: `only` may be a folder's
+        before = {k: v for k, v in before.items() if only in k or k.split()[1] in sources}
         lines = list(differences(before, now))
     click.echo("\n".join([*lines, f"{len(lines)} of {count} kernels differ"]))
     sys.exit(bool(lines))

@@ -105,6 +105,5 @@ def _model_info(model: Model) -> manifest.ModelInfo:
 
 
 def _refusals(rewritten: Mapping[str, Rewritten]) -> tuple[manifest.Refusal, ...]:
-    """The distinct refusals: the families usually have the same ones."""
     found = (r for done in rewritten.values() for r in done.refusals)
     return tuple(dict.fromkeys(found))

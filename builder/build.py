@@ -34,6 +34,7 @@ from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import (
+    BACKENDS,
     CAPABILITIES,
     CPU,
     RTX,
@@ -169,7 +170,6 @@ def rewrite_graph(model: Model, plan: BuildPlan, graph: FamilyGraph) -> Rewritte
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:
-    """Packs each weight for the kernels of its op."""
     for graph in graphs.values():
         pack(graph, REGISTRY)
 
@@ -204,7 +204,6 @@ def with_target(options: Options) -> Options:
 
 
 def runs_here(target: str) -> bool:
-    """Whether `target` is this machine's, according to the driver."""
     if target == CPU:
         return True
     try:
@@ -229,9 +228,8 @@ def no_gpu_note(requested: str, target: str) -> tuple[str, ...]:
 
 def backend_of(plan: BuildPlan, cubins: Path) -> Backend:
     """The target's backend. Imported here, so that only builds that need ONNX or the compiler load
-    them. Raises OptionError for options that the backend does not support.
-    """
-    module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
+    them. Raises OptionError for options that the backend does not support."""
+    module = import_module(f"spark_engine.builder.{BACKENDS[TARGETS[plan.target]]}")
     made: Backend = module.BACKEND(plan, REGISTRY, cubins)
     return made
 
@@ -244,7 +242,6 @@ def emit_buckets(
     backend: Backend,
     advance: Advance,
 ) -> list[Bucket]:
-    """Writes one `.engine` file per bucket."""
     buckets: list[Bucket] = []
     chosen = backend.sizes
     sizes = {f: chosen[f] if f in chosen else plan.buckets.of(f) for f in graphs}

@@ -57,7 +57,7 @@ class _Build(click.Command):
     """`spark-build`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, but NoSuchOption for another server's option names the one to use here."""
+        """Parses as click does; NoSuchOption for another server's option names ours."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -87,8 +87,7 @@ def check_space(destination: Path, need: int) -> None:
 def weights_in_work(layout: WeightLayout, room: HostBudget) -> int:
     """Bytes that may be held at once while weights are made: half of the available memory, but at
     least what the largest tensor takes. Raises CapacityError, with the numbers, if that does not
-    fit.
-    """
+    fit."""
     largest = max(layout.entries.values(), key=lambda entry: entry.spec.nbytes)
     need = COPIES * largest.spec.nbytes
     if room.usable is None:

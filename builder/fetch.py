@@ -136,7 +136,7 @@ def _refused(hub: Any, name: str, error: Exception) -> Exception:
 
 
 def _unreachable(hub: Any, error: Exception) -> bool:
-    """Whether the hub was not reached or could not answer, so that nothing is known of the
+    """True if the hub was not reached or could not answer, so that nothing is known of the
     checkpoint. The base class of its errors differs by version, as its network library does."""
     if isinstance(error, hub.errors.HfHubHTTPError):
         return getattr(error.response, "status_code", 0) >= 500
@@ -213,7 +213,7 @@ def _cached(hub: Any, repository: str, revision: str | None) -> Path | None:
 
 
 def by_hand(name: str) -> str:
-    """How to fetch it without `spark-build`."""
+    """The instructions to fetch it without `spark-build`."""
     repository, _, revision = name.partition("@")
     folder = repository.rpartition("/")[2]
     at = f" --revision {revision}" if revision else ""
@@ -241,7 +241,6 @@ def _needed(info: Any) -> tuple[_File, ...]:
 
 
 def _quietly(hub: Any, **want: Any) -> Any:
-    """`snapshot_download` without its progress bar."""
     hub.utils.disable_progress_bars()
     try:
         return hub.snapshot_download(**want)
@@ -276,7 +275,6 @@ def _tight(left: int, total: int, cache: Path, engine: Path) -> str:
 
 
 def _above(path: Path) -> Path:
-    """`path`, or its nearest existing parent."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import spark_engine
 from spark_engine import builder, device, models, plugins
 from spark_engine.builder.plan.options import RTX, Options, timed_unasked
+from spark_engine.device.trt_library import library
 from spark_engine.engine_file import digest_file
+from spark_engine.errors import OptionError
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
 from spark_engine.progress import Advance, ignore
@@ -42,10 +44,8 @@ def producer(target: str) -> dict[str, str]:
     """
     found = {name: metadata.version(name) for name in LIBRARIES}
     if target == RTX:
-        from spark_engine.builder.executors.trt import tensorrt
-
         # TensorRT-RTX reads only engines of the same version.
-        return {**found, "tensorrt_rtx": tensorrt().__version__}
+        return {**found, "tensorrt_rtx": library("this target", OptionError).__version__}
     if target not in TARGETS:
         return found
     from spark_engine.builder.native import nvrtc

@@ -44,7 +44,6 @@ def main(engine: Path, as_json: bool, bucket: str | None, launch: int | None) ->
 
 
 def show_launches(engine: Path, bucket: Bucket, manifest: Manifest, number: int | None) -> None:
-    """Prints all launches of a bucket, or one launch with its sources."""
     found = launches(read_engine(engine / bucket.file).payload)
     if number is None:
         click.echo(listing(found))

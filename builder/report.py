@@ -98,7 +98,6 @@ def report_json(report: BuildReport) -> dict[str, object]:
 
 
 def render(manifest: Manifest) -> RenderableType:
-    """The manifest as tables."""
     parts = [_summary(manifest), _quantisation(manifest), _fusions(manifest), _buckets(manifest)]
     if manifest.refusals:
         parts.append(_refusals(manifest))
@@ -132,7 +131,7 @@ def _summary(m: Manifest) -> Table:
 
 
 def _ranks(m: Manifest) -> str:
-    """How many ranks share the model, and what each has."""
+    """The number of ranks and each one's share of the model."""
     own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
     how = "; NCCL connects them (extra nccl)" if m.across_hosts else ""
     return f"{m.ranks}, each with {own}{how}"
@@ -173,7 +172,7 @@ def _refusals(m: Manifest) -> Table:
 
 
 def timed(m: Manifest) -> bool:
-    """Whether any node's time was measured; if not, the buckets' times are predictions."""
+    """True if any node's time was measured; if not, the buckets' times are predictions."""
     return any(row["timed"] for row in m.tactics)
 
 

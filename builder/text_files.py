@@ -60,7 +60,6 @@ def text_notes(checkpoint: Path) -> tuple[str, ...]:
 
 
 def text_bytes(checkpoint: Path) -> int:
-    """Bytes of all these files."""
     found = (checkpoint / name for name in TEXT_FILES)
     return sum(path.stat().st_size for path in found if path.is_file())
 
@@ -86,7 +85,6 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _check_templates(path: Path, named: Any) -> bool:
-    """Whether there is one."""
     environment = ImmutableSandboxedEnvironment(
         extensions=["jinja2.ext.loopcontrols"], optimized=False
     )

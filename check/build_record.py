@@ -58,7 +58,7 @@ def name_of(key: BucketKey) -> str:
 
 
 def machine(loaded: Loaded) -> str:
-    """What rounding depends on besides the engine: the GPU, or the processor and the library."""
+    """The machine on which rounding depends: the GPU, or the processor and the library."""
     if loaded.folder is not None and loaded.folder.manifest.executor == NATIVE:
         from spark_engine.device.gpu import name_and_driver  # needs the extra `cuda`
 

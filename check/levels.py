@@ -161,7 +161,7 @@ def _where(finding: Finding) -> str:
 
 
 def check_record(loaded: Loaded) -> Level | str:
-    """Whether every bucket still generates the tokens of the record; or why that is not checked.
+    """Checks that every bucket generates the tokens of the record; or why that is not possible.
 
     On another machine than the build's a near tie may have another result, which is no error.
     """

@@ -163,7 +163,7 @@ def _failure(name: str, value: int, asked: int | None) -> Exception:
 
 
 def _out_of_memory(says: str) -> CapacityError:
-    """In a memory shared with the host, the page cache may use what counts as available."""
+    """The error of a failed allocation; the page cache may use memory that counts as available."""
     less = "rebuild with a smaller --max-context, --max-seqs or --kv-tokens"
     if not _integrated():
         return CapacityError(f"{says}: stop other programs on the GPU, or {less}")
@@ -177,7 +177,7 @@ def _out_of_memory(says: str) -> CapacityError:
 
 
 def _integrated() -> bool:
-    """Whether the current device shares the host's memory; False if that is not known."""
+    """True if the current device shares the host's memory; False if that is not known."""
     try:
         return bool(attribute(value(driver.cuCtxGetDevice()), "INTEGRATED"))
     except Exception:  # a missing libcuda raises RuntimeError, no context ExecutorError

@@ -27,7 +27,6 @@ from spark_engine.device.cuda_driver import (
     resident_blocks,
     static_shared,
     value,
-    values,
 )
 from spark_engine.device.occupancy import SharedMemoryScale
 from spark_engine.device.rehearsal import requested_rehearsal
@@ -156,12 +155,12 @@ class Gpu:
 
     @property
     def integrated(self) -> bool:
-        """Whether the GPU and the host share one memory."""
+        """True if the GPU and the host share one memory."""
         return bool(attribute(self._device, "INTEGRATED"))
 
     @property
     def shared_by_mps(self) -> bool:
-        """Whether other processes run in this context at the same time (NVIDIA MPS)."""
+        """True if other processes run in this context at the same time (NVIDIA MPS)."""
         try:
             return bool(attribute(self._device, "MPS_ENABLED"))
         except ExecutorError:  # the driver does not know the attribute
@@ -294,12 +293,6 @@ class Gpu:
         """Ends recording; returns the graph, ready to replay."""
         return self._instantiate(value(driver.cuStreamEndCapture(self.stream)))
 
-    def end_counted_capture(self) -> tuple[Graph, int]:
-        """The recorded graph, and how many of its launches may overlap with their predecessor."""
-        graph = value(driver.cuStreamEndCapture(self.stream))
-        edges = _overlapping_edges(graph)
-        return self._instantiate(graph), edges
-
     def drop_capture(self) -> None:
         """Ends a recording that failed, and discards it."""
         with suppress(ExecutorError):
@@ -367,11 +360,3 @@ def _name(device: Any) -> str:
 def _capability(device: Any) -> tuple[int, int]:
     major, minor = (attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     return major, minor
-
-
-def _overlapping_edges(graph: Any) -> int:
-    """The number of programmatic edges of a recorded graph."""
-    count = int(values(driver.cuGraphGetEdges(graph, 0))[3])
-    kinds = [e.type for e in values(driver.cuGraphGetEdges(graph, count))[2]] if count else []
-    wanted = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-    return sum(kind == wanted.value for kind in kinds)

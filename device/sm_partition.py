@@ -99,11 +99,8 @@ def partition(device: Any, context: Any, count: int, occupy: bool, undo: ExitSta
 
 
 def _stream(undo: ExitStack) -> Any:
-    stream = value(
-        cuda_driver.driver.cuStreamCreate(
-            cuda_driver.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-        )
-    )
+    flag = cuda_driver.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+    stream = value(cuda_driver.driver.cuStreamCreate(flag))
     undo.callback(lambda: value(cuda_driver.driver.cuStreamDestroy(stream)))
     return stream
 

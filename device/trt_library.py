@@ -1,6 +1,6 @@
 """TensorRT-RTX for both halves of the `trt` executor: its version and its error messages.
 
-Knows the library's version and loggers; does not import it: the caller passes its module.
+Knows the library's version and loggers, and no engine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from spark_engine.errors import UserError
 from spark_engine.hints import extra
 
 LEAST, BELOW = (1, 7), (2,)  # versions, as in the extra `trt`
@@ -16,18 +17,19 @@ _SHORT = ("memory", "bad_alloc")  # words in messages about failed allocations
 MOST = 600  # characters of its messages that are passed on
 
 
-def missing(error: Exception) -> str:
-    """The error if the library cannot be imported."""
-    return f"needs TensorRT-RTX ({error}): {extra('trt')}"
-
-
-def wrong_version(trt: ModuleType) -> str:
-    """The error for an unsupported version; empty for a supported one."""
-    numbers = tuple(int(n) for n in trt.__version__.split(".") if n.isdigit())
-    if LEAST <= numbers < BELOW:
-        return ""
-    wanted = f"{'.'.join(map(str, LEAST))} or later and below {BELOW[0]}"
-    return f"needs TensorRT-RTX {wanted}, and {trt.__version__} is here: {extra('trt')}"
+def library(needed_by: str, refusal: type[UserError]) -> ModuleType:
+    """The library. Raises `refusal` where it is not installed, or of another version."""
+    try:
+        import tensorrt_rtx
+    except (ImportError, OSError) as error:  # the latter where its libraries cannot be loaded
+        raise refusal(f"{needed_by} needs TensorRT-RTX ({error}): {extra('trt')}") from error
+    found: ModuleType = tensorrt_rtx
+    numbers = tuple(int(n) for n in found.__version__.split(".") if n.isdigit())
+    if not LEAST <= numbers < BELOW:
+        wanted = f"{'.'.join(map(str, LEAST))} or later and below {BELOW[0]}"
+        words = f"{wanted}, and {found.__version__} is here: {extra('trt')}"
+        raise refusal(f"{needed_by} needs TensorRT-RTX {words}")
+    return found
 
 
 def logger(trt: ModuleType, errors: list[str]) -> Any:
@@ -50,5 +52,5 @@ def says(errors: Sequence[str]) -> str:
 
 
 def out_of_memory(errors: Sequence[str]) -> bool:
-    """Whether they report a failed allocation."""
+    """True if they report a failed allocation."""
     return any(word in said.lower() for said in errors for word in _SHORT)

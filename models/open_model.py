@@ -14,12 +14,7 @@ from typing import Any
 
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
-from spark_engine.models.checkpoint.expected_tensors import (
-    Expected,
-    check_tensors,
-    expected_tensors,
-    usual,
-)
+from spark_engine.models.checkpoint.expected_tensors import check_tensors, expected_tensors, usual
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
@@ -97,15 +92,12 @@ def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None 
     exported = exporter_layout(config, config_json, hf_quant or {})
     parts = [e.part for e in usual(exported.expected)]
     ignored = {part: parts.count(part) for part in family_of(config).ignored_prefixes}
-    found = MappingProxyType({e.name: _as_spec(e) for e in exported.stored})
+    specs = (TensorSpec(e.name, e.dtypes[0], e.shapes[0]) for e in exported.stored)
+    found = MappingProxyType({spec.name: spec for spec in specs})
     return Model(
         config, exported.table, exported.layout, exported.rows, exported.expected, found, ignored,
         exported.draft_note, None,
     )  # fmt: skip
-
-
-def _as_spec(expected: Expected) -> TensorSpec:
-    return TensorSpec(expected.name, expected.dtypes[0], expected.shapes[0])
 
 
 def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> None:

@@ -91,7 +91,7 @@ class Synthetic(Checkpoint):
 
 
 def is_synthetic(path: Path | str) -> bool:
-    """Whether the folder is a synthetic checkpoint."""
+    """True if the folder is a synthetic checkpoint."""
     return (Path(path) / MARK).is_file()
 
 

@@ -1,7 +1,7 @@
-"""A kernel's declaration to resolved launches: the only place that knows a pointer's index.
+"""Resolves a kernel's arguments from names to pointers: the only module with pointer indices.
 
 A kernel lists its arguments by name: operands and results of the op, scratch memory of the plan,
-numbers. A planner is given a `Node`, which knows these names and the op's dimensions. Knows no op.
+numbers. A planner receives a `Node`, which has these names and the op's dimensions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Grid = int | tuple[int, int] | tuple[int, int, int]
 Macros = Mapping[str, int | float]
 Whole = Callable[[Attrs], Attrs]
 PEERS, RANK = Pointer("peers", 0), Rank()
-ALONE = Scalar("i32", 0)  # the rank, where there is no other
+ALONE = Scalar("i32", 0)  # the rank of an engine of one rank
 LATER = Pointer("scratch", -1)
 
 
@@ -49,10 +49,10 @@ class Node(Named):
     """A node that a kernel is planned for; `by_name` and `given` are by the kernel's names.
 
     Attributes:
-        target: what is compiled for.
-        places: its operands, results, scratch memory, and other arguments.
-        scratch: sizes, in order.
-        held: tensors in scratch memory.
+        target: the architecture and card.
+        places: arguments by name: operands, results, scratch memory, others.
+        scratch: sizes of scratch memory, in order.
+        held: tensors in scratch memory, by name.
     """
 
     target: Target = field(kw_only=True)
@@ -61,11 +61,11 @@ class Node(Named):
     held: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def with_args(self, **args: Arg) -> Node:
-        """With more arguments by name."""
+        """The node with more arguments, by name."""
         return self._with(places={**self.places, **args})
 
     def with_scratch(self, **memory: int | Scratch | TensorSpec) -> Node:
-        """With more memory by name: bytes, what must be zero at first, or a tensor's."""
+        """The node with more scratch memory, by name: bytes, a `Scratch`, or a tensor's size."""
         places, scratch, held = dict(self.places), list(self.scratch), dict(self.held)
         for name, size in memory.items():
             places[name] = Pointer("scratch", len(scratch))
@@ -76,19 +76,19 @@ class Node(Named):
         return self._with(places=places, scratch=tuple(scratch), held=held)
 
     def with_later(self, **tensors: TensorSpec) -> Node:
-        """With memory behind all that a plan takes: `behind` says where that is."""
+        """The node with tensors after all scratch memory of a plan; `behind` resolves them."""
         places = {**self.places, **dict.fromkeys(tensors, LATER)}
         return self._with(places=places, held={**self.held, **tensors})
 
     def _with(self, **changes: object) -> Node:
-        """`replace` that keeps the dimensions, which do not change."""
+        """`replace` that keeps the cached dimensions."""
         made = copy(self)
         made.__dict__.update(changes)
         return made
 
     def part(self, op: Op, attrs: Attrs, **found: str) -> Node:
-        """A node of another op over the memory of this one. `found`: what its operands and results
-        are called here, where that is not the same."""
+        """A node of another op over the memory of this one. `found`: names here of its operands
+        and results, if they differ."""
         tensors = {**self.by_name, **self.held}
         given = tuple(o for o in op.given(attrs) if found.get(o.name, o.name) in tensors)
         named = op.named(attrs, tuple(tensors[found.get(o.name, o.name)] for o in given))
@@ -100,12 +100,12 @@ class Node(Named):
         )  # fmt: skip
 
     def plan(self, *launches: Launch, symmetric: int = 0) -> Plan:
-        """Launches, over the memory of this node."""
+        """A plan of launches over the memory of this node."""
         return Plan(launches, self.scratch, symmetric)
 
     def args(self, names: str, **values: int | float | Arg) -> tuple[Arg, ...]:
-        """The arguments that a kernel names. `values`: numbers, and others that are no memory of
-        the node: an int as i32, a float as f32."""
+        """The arguments with these names. `values`: numbers (an int as i32, a float as f32) and
+        other arguments that are not in the node."""
         return tuple(self._arg(name, values) for name in names.split())
 
     def _arg(self, name: str, values: Mapping[str, int | float | Arg]) -> Arg:
@@ -113,7 +113,7 @@ class Node(Named):
         value = values.get(known, self.places.get(known))
         if value is None:
             if name == known:
-                raise InternalError(f"{self.op}: a kernel wants {name}, which the node lacks")
+                raise InternalError(f"{self.op}: the node has no {name}, an argument of a kernel")
             return NULL
         if isinstance(value, int | float):
             return Scalar("f32" if isinstance(value, float) else "i32", value)
@@ -126,10 +126,9 @@ class Kernel:
 
     Attributes:
         symbol: its name.
-        args: names of what it is given, in order; one that ends in `?` is null where the node has
-            nothing of that name.
-        source: its file in `plugins/kernels/`, where it is not the candidate's.
-        pdl, early: `Launch`'s.
+        args: names of its arguments, in order; one that ends in `?` is null if the node lacks it.
+        source: its file in `plugins/kernels/`, if it is not the candidate's.
+        pdl, early: as in `Launch`.
     """
 
     symbol: str
@@ -149,7 +148,7 @@ class Kernel:
         resident: bool = False,
         **values: int | float | Arg,
     ) -> Launch:
-        """Over a node, with so many blocks of so many threads. `values`: `Node.args`'."""
+        """A launch over a node: `grid` blocks of `threads` threads. `values`: as in `Node.args`."""
         x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         return Launch(
             self.symbol,
@@ -167,7 +166,7 @@ class Kernel:
 
 
 def behind(launches: tuple[Launch, ...], scratch: tuple[Scratch, ...], later: int) -> Plan:
-    """Launches over scratch memory and, behind it, so many bytes `with_later`."""
+    """A plan of launches over `scratch`, followed by `later` bytes for `with_later`."""
     at = Pointer("scratch", len(scratch))
     moved = (
         replace(n, args=tuple(at if arg == LATER else arg for arg in n.args)) for n in launches
@@ -176,7 +175,7 @@ def behind(launches: tuple[Launch, ...], scratch: tuple[Scratch, ...], later: in
 
 
 def defines(macros: Macros) -> tuple[tuple[str, str], ...]:
-    """Macros as a launch has them."""
+    """Macros in the form of `Launch.defines`."""
     return tuple((n, repr(v) if isinstance(v, float) else str(int(v))) for n, v in macros.items())
 
 
@@ -186,7 +185,7 @@ def _never(node: Node) -> None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A `Tactic` before it is bound to an op, for nodes with the operands that it names.
+    """A `Tactic` before it is bound to an op; it names the operands of its nodes.
 
     `recorded`: the size and tokens of a node, for `tuning.recorded`.
     """
@@ -214,7 +213,7 @@ def node_of(
     whole: Whole = _same,
     called: Mapping[str, str] | None = None,
 ) -> Node:
-    """A node of an op, with packed weights. `whole` and `called`: `serve`'s."""
+    """A node of an op, with packed weights. `whole` and `called`: as in `serve`."""
 
     def name(own: str) -> str:
         return (called or {}).get(own, own)
@@ -235,11 +234,11 @@ def serve(
     whole: Whole = _same,
     called: Mapping[str, str] | None = None,
 ) -> Op:
-    """The op with tactics. `packs`: of operands by name; `whole` completes a node's attributes to
-    those that the candidates ask for, `called` has their names of its operands and results."""
+    """The op with tactics. `packs`: of operands, by name. `whole` completes a node's attributes to
+    those of the candidates; `called` maps names of the op to theirs."""
     packed = replace(op, cuda=Cuda(packs=packs or {}))
 
-    @lru_cache(maxsize=1)  # all tactics are asked for one node, then for the next
+    @lru_cache(maxsize=1)  # callers go over the tactics of one node, then of the next
     def made(attrs: tuple[tuple[str, Attr], ...], specs: Specs, target: Target) -> Node:
         return node_of(packed, dict(attrs), specs, target, whole, called)
 
@@ -250,7 +249,7 @@ def serve(
 
 
 def _seconds(candidate: Candidate, node: Node) -> float:
-    """Recorded, where the candidate says at which size and tokens, else its `cost`."""
+    """The recorded time at the candidate's size and tokens, if it has them; else its `cost`."""
     at, architecture = candidate.recorded(node), node.target.architecture
     name = architecture.rehearses or architecture.name
     return (at and recorded.seconds(name, node.op, candidate.name, *at)) or candidate.cost(node)
@@ -277,7 +276,7 @@ def standard(
     operands: Callable[[int], tuple[str, ...]],
     result: str,
 ) -> Cuda:
-    """The tactics of a standard operator of ONNX; `operands`: names of so many."""
+    """The tactics of a standard operator of ONNX; `operands(n)`: the names of n operands."""
 
     def view(attrs: Attrs, specs: Specs, target: Target) -> Node:
         given = tuple(Operand(n, Role.ACTIVATION, "") for n in operands(len(specs)))

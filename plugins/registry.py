@@ -1,5 +1,4 @@
-"""The table of ops: one row each, in the order of docs/graph.md, and the standard operators of ONNX
-that have kernels. Knows nothing else of them."""
+"""The table of ops in the order of docs/graph.md, and the standard ONNX operators with kernels."""
 
 from __future__ import annotations
 
@@ -26,13 +25,7 @@ from spark_engine.plugins.ops.drafts import (
     round_rows,
     shift_ids,
 )
-from spark_engine.plugins.ops.linear import (
-    fp8_block_linear,
-    fp8_linear,
-    linear,
-    nvfp4_linear,
-    nvfp4_linear_a4,
-)
+from spark_engine.plugins.ops.linear import linear
 from spark_engine.plugins.ops.moe import grouped_moe, moe_norm_quant, moe_router, shared_gate
 from spark_engine.plugins.ops.norm import norm_quant, rms_norm
 from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_norm_quant
@@ -56,11 +49,7 @@ OPS: tuple[Op, ...] = (
     fp8_block_quant.OP,
     nvfp4_quant.OP,
     norm_quant.OP,
-    linear.OP,
-    fp8_linear.OP,
-    fp8_block_linear.OP,
-    nvfp4_linear.OP,
-    nvfp4_linear_a4.OP,
+    *linear.OPS,
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
@@ -92,14 +81,14 @@ OPS: tuple[Op, ...] = (
     reduce_norm_quant.OP,
 )
 
-# Standard ONNX operators by op_type: all that a graph may hold beside our ops.
+# Standard ONNX operators by op_type: the only ones that a graph may have in addition to our ops.
 STANDARD: Mapping[str, Cuda] = MappingProxyType(
     {"Add": rows_kernels.ADD, "Concat": concat_kernels.CONCAT}
 )
 
 
 def index(ops: Iterable[Op]) -> Mapping[str, Op]:
-    """The ops by name, read-only. Raises GraphError when two share a name."""
+    """The ops by name, read-only. Raises GraphError if two have one name."""
     found: dict[str, Op] = {}
     for op in ops:
         if op.name in found:
@@ -112,7 +101,7 @@ REGISTRY: Mapping[str, Op] = index(OPS)
 
 
 def get(name: str) -> Op:
-    """The op called `name`. Raises GraphError listing the legal names."""
+    """The op with this name. Raises GraphError, with the legal names."""
     if name not in REGISTRY:
         raise GraphError(f"no op is named {name!r}; the ops are {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name]

@@ -61,7 +61,6 @@ def divisor(formula: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _number(formula: str, known: tuple[Dim | None, ...]) -> int:
-    """The value, of values of its names."""
     return _whole(_value(_parsed(formula), _fractions(formula, known)))
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 
 from spark_engine import hints
@@ -26,6 +26,7 @@ from spark_engine.manifest import (
     check_format,
     decode_manifest,
     parse_json,
+    plain_fields,
 )
 from spark_engine.manifest import WEIGHTS as WEIGHTS
 from spark_engine.progress import Advance, ignore
@@ -57,23 +58,7 @@ class EngineHeader:
 
     def to_json(self) -> dict[str, Json]:
         """The header without the payload's length and digest."""
-        specs = {k: [s.to_json() for s in getattr(self, k)] for k in _SPEC_KEYS}
-        plain = {k: getattr(self, k) for k in ("executor", "target", "family", "rows", "tile")}
-        return {**plain, **specs, "aliases": dict(self.aliases), "format": FORMAT}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Json]) -> EngineHeader:
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
-        inputs, states, outputs = (typed(tuple[TensorSpec, ...], row[k], k) for k in _SPEC_KEYS)
-        executor, target, family = (typed(str, row[k], k) for k in ("executor", "target", "family"))
-        rows, tile = (typed(int, row[k], k) for k in ("rows", "tile"))
-        aliases = typed(dict[str, str], row["aliases"], "aliases")
-        for spec in (*inputs, *states, *outputs):
-            _ = spec.dims  # raises where one is not bound
-        return cls(executor, target, family, rows, tile, inputs, states, outputs, aliases)
-
-
-_SPEC_KEYS = ("inputs", "states", "outputs")
+        return {**plain_fields(self), "format": FORMAT}
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,6 @@ class EngineFolder:
         return self.weights_of(0)
 
     def weights_of(self, rank: int) -> Path:
-        """The safetensors file of that rank."""
         return self.path / self.manifest.weights_files[rank]
 
     @property
@@ -128,7 +112,6 @@ class EngineFolder:
 
 
 def encode_engine(header: EngineHeader, payload: bytes) -> bytes:
-    """The bytes of an `.engine` file."""
     digest = hashlib.sha256(payload).hexdigest()
     row = {**header.to_json(), "payload_bytes": len(payload), "payload_sha256": digest}
     text = canonical_json(row)
@@ -155,9 +138,12 @@ def read_engine(path: Path) -> EngineFile:
     if hashlib.sha256(payload).hexdigest() != row.get("payload_sha256"):
         raise EngineError(f"{path} was changed after it was written; {remedy}")
     try:
-        return EngineFile(EngineHeader.from_json(row), payload)
+        header = typed(EngineHeader, {f.name: row[f.name] for f in fields(EngineHeader)})
+        for spec in (*header.inputs, *header.states, *header.outputs):
+            _ = spec.dims  # raises where one is not bound
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"{path} has a malformed header ({error!r}); {remedy}") from error
+    return EngineFile(header, payload)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -290,5 +276,5 @@ def _remedy(folder: Path) -> str:
 
 
 def has_text(folder: Path) -> bool:
-    """Whether an engine folder has a tokenizer; without one an engine takes token ids only."""
+    """True if an engine folder has a tokenizer; without one an engine takes token ids only."""
     return (folder / TOKENIZER / "tokenizer.json").exists()

@@ -34,7 +34,7 @@ class EngineError(UserError):
 
 
 class CapacityError(UserError):
-    """What was asked does not fit the machine or the engine's limits."""
+    """The request does not fit the machine or the engine's limits."""
 
 
 class RequestError(UserError):

@@ -41,7 +41,6 @@ _POINTER = b"version https://git-lfs"
 
 
 def no_checkpoint(path: Path) -> str:
-    """Why there is no checkpoint folder `path`, and what to do."""
     if words := gguf(path):
         return f"{path}: {words}"
     if path.exists():
@@ -52,7 +51,6 @@ def no_checkpoint(path: Path) -> str:
 
 
 def no_engine(path: Path) -> str:
-    """Why there is no engine at `path`, and what to do."""
     if (path / "config.json").is_file():
         name = path.resolve().name
         return (
@@ -111,7 +109,7 @@ def _meant(path: Path) -> str:
 
 
 def is_lfs_pointer(start: bytes) -> bool:
-    """Whether a file that starts so is what Git LFS leaves where the content was not fetched."""
+    """True if a file that starts so is what Git LFS leaves where the content was not fetched."""
     return start.startswith(_POINTER)
 
 
@@ -132,5 +130,5 @@ def cuda_missing() -> str:
 
 
 def driver_present() -> bool:
-    """Whether NVIDIA's driver is loaded on this machine, found without any of its libraries."""
+    """True if NVIDIA's driver is loaded on this machine, found without any of its libraries."""
     return any(path.exists() for path in DRIVER)

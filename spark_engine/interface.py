@@ -63,7 +63,6 @@ class Limits:
 
     @property
     def pages_per_seq(self) -> int:
-        """Pages of the longest sequence."""
         return -(-self.max_context // self.page_size)
 
     @property
@@ -77,7 +76,6 @@ class Limits:
         return self.max_seqs + self.snapshots + 1
 
     def to_json(self) -> dict[str, int]:
-        """The manifest's `limits`."""
         return {**asdict(self), "pages_per_seq": self.pages_per_seq, "tile": PREFILL_TILE}
 
     @classmethod
@@ -104,7 +102,6 @@ class Precision:
 
     @property
     def kv_storage(self) -> DType:
-        """The dtype of the page tensors."""
         return DType.U8 if self.kv is DType.F8E4M3 else self.kv
 
 

@@ -71,54 +71,45 @@ class Card:
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: an architecture, and the card of it that budgets and grids fit."""
+    """The target of compilation: an architecture, and its card for budgets and grids."""
 
     architecture: Architecture
     card: Card
 
     @property
     def name(self) -> str:
-        """The architecture's."""
         return self.architecture.name
 
     @property
     def shared_bytes(self) -> int:
-        """Of `Architecture`."""
         return self.architecture.shared_bytes
 
     @property
     def large_shared(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.large_shared
 
     @property
     def wgmma(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.wgmma
 
     @property
     def clusters(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.clusters
 
     @property
     def fp4_mma(self) -> bool:
-        """Of `Architecture`."""
         return self.architecture.fp4_mma
 
     @property
     def sms(self) -> int:
-        """Of `Card`."""
         return self.card.sms
 
     @property
     def bandwidth(self) -> float:
-        """Of `Card`."""
         return self.card.bandwidth
 
     @property
     def bf16_flops(self) -> float:
-        """Of `Card`."""
         return self.card.bf16_flops
 
 
@@ -209,6 +200,7 @@ class Scalar:
 
 Arg = Pointer | Scalar | Rank
 NCCL = "nccl"  # the `source` of a launch that is a call of that library, not a kernel
+DECLARED = -1  # the `shared` of a launch that takes what its kernel declares
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
@@ -258,7 +250,8 @@ class Launch:
     Attributes:
         symbol: the `extern "C"` name.
         grid, block, cluster: blocks, threads, blocks of a cluster, along x, y, z.
-        shared: bytes of dynamic shared memory.
+        shared: bytes of dynamic shared memory: where the plan depends on them, a bound of what the
+            kernel declares, and what its rows take; else DECLARED.
         args: in the kernel's order.
         defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
             compiled once.
@@ -350,7 +343,6 @@ class Tactic:
     size: Callable[[Attrs, Specs, Target], tuple[int, int] | None] = lambda *node: None
 
     def reduction_key(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        """`reduction` with its default."""
         return self.name if self.reduction is None else self.reduction(attrs, specs, target)
 
 

@@ -55,12 +55,10 @@ class StateInfo:
     unit: str
 
     def to_json(self) -> Json:
-        """`{"name", "dtype", "shape", "unit"}`."""
         return {**self.spec.to_json(), "unit": self.unit}
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of axis 0."""
         return self.spec.nbytes // max(1, self.spec.dims[0])
 
     @classmethod
@@ -114,7 +112,6 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """Token capacity of one launch."""
         return self.rows * self.tile
 
 
@@ -162,12 +159,10 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes of everything together."""
         kept = self.kv + self.states + self.tables + self.snapshots
         return self.weights + kept + self.arena + self.buffers
 
     def to_json(self) -> Json:
-        """The fields and their total."""
         return {**asdict(self), "total": self.total}
 
 
@@ -203,8 +198,7 @@ class Fingerprint:
 @dataclass(frozen=True)
 class Greedy:
     """What the buckets said to fixed prompts when the engine was built, as the md5 of their tokens
-    by the bucket's name, and the machine they ran on. Empty where the engine was not run.
-    """
+    by the bucket's name, and the machine they ran on. Empty where the engine was not run."""
 
     machine: str = ""
     md5: Mapping[str, str] = field(default_factory=dict)
@@ -252,20 +246,17 @@ class Manifest:
 
     @property
     def weights_files(self) -> tuple[str, ...]:
-        """Of each rank."""
         return tuple(weights_name(rank, self.ranks) for rank in range(self.ranks))
 
     @property
     def across_hosts(self) -> bool:
-        """Whether its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
+        """True if its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
         connects them."""
         shown = any(bucket.symmetric_bytes for bucket in self.buckets)
         return self.executor == NATIVE and self.ranks > 1 and not shown
 
     def to_json(self) -> Json:
-        """The JSON object without its `digest`."""
-        row = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-        return {**row, "format": FORMAT}
+        return {**plain_fields(self), "format": FORMAT}
 
     def encode(self) -> bytes:
         """The bytes of `manifest.json`: canonical JSON that holds its own digest."""
@@ -328,6 +319,11 @@ def _digest(row: Mapping[str, Json]) -> str:
     return hashlib.sha256(canonical_json(row)).hexdigest()
 
 
+def plain_fields(value: Any) -> dict[str, Json]:
+    """A dataclass as a JSON object."""
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+
+
 def _plain(value: object) -> Json:
     """A field as JSON: objects that know their form say it, dataclasses become dicts."""
     if hasattr(value, "to_json"):
@@ -335,7 +331,7 @@ def _plain(value: object) -> Json:
     if isinstance(value, Precision):
         return {k: v.value for k, v in vars(value).items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {f: _plain(getattr(value, f)) for f in value.__dataclass_fields__}
+        return plain_fields(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):

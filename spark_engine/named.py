@@ -34,16 +34,13 @@ class Named:
     packed: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> TensorSpec:
-        """An operand's spec."""
         return self.by_name[name]
 
     def __contains__(self, name: str) -> bool:
-        """Whether the node has such an operand."""
         return name in self.by_name
 
     @cached_property
     def by_name(self) -> Mapping[str, TensorSpec]:
-        """The operands' specs."""
         return {o.name: spec for o, spec in self._pairs()}
 
     def number(self, attr: str) -> int:
@@ -51,11 +48,9 @@ class Named:
         return int(self.attrs.get(attr, 0))
 
     def text(self, attr: str) -> str:
-        """An attribute."""
         return str(self.attrs[attr])
 
     def real(self, attr: str) -> float:
-        """An attribute."""
         return float(self.attrs[attr])
 
     def dim(self, name: str) -> int:
@@ -66,7 +61,6 @@ class Named:
         return size
 
     def shape(self, *names: str) -> tuple[int, ...]:
-        """Several dimensions."""
         return tuple(map(self.dim, names))
 
     # ---- what the declaration says -----------------------------------------------------------
@@ -112,7 +106,7 @@ class Named:
         return self._known[name]
 
     def _ruled(self, name: str, look: formulas.Look) -> Dim | None:
-        """What attributes say of a dimension."""
+        """The value of a dimension by the attributes."""
         rule = self.rules.get(name, name)
         if callable(rule):
             return None

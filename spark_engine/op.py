@@ -135,7 +135,6 @@ class Op:
     cuda: Cuda = field(default_factory=Cuda)
 
     def named(self, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> Named:
-        """A node's operands by name, and its dimensions."""
         defaults = {name: value for name, value in self.attrs.items() if value is not None}
         whole = {**defaults, **attrs}
         rows = {"tokens": "rows·tile"} if "tile" in self.attrs else {}
@@ -181,7 +180,6 @@ class Op:
 
     @property
     def stateful(self) -> bool:
-        """Whether it updates a state."""
         return any(r.updates for r in self.results)
 
     def given(self, attrs: Attrs) -> tuple[Operand, ...]:
@@ -193,7 +191,6 @@ class Op:
         return tuple(r for r in self.results if r.when is None or r.when.holds(attrs))
 
     def names(self, attrs: Attrs, count: int) -> list[str]:
-        """The names of a node's `count` operands."""
         return [o.name for o in self.given(attrs)][:count]
 
     def aliases(self, attrs: Attrs) -> dict[int, int]:

@@ -19,7 +19,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 
 class Role(enum.Enum):
-    """What writes an operand, and when."""
+    """The writer of an operand, and the time of the write."""
 
     ACTIVATION = "made by another node of the same launch"
     WEIGHT = "the same in every launch"
@@ -60,7 +60,7 @@ class When:
     values: tuple[Attr, ...] = ()
 
     def holds(self, attrs: Attrs) -> bool:
-        """Whether it is so. An attribute that is not given counts as 0."""
+        """True if the condition holds. An attribute that is not given counts as 0."""
         given = attrs.get(self.attr, 0)
         return given in self.values if self.values else bool(given)
 
@@ -96,7 +96,7 @@ class TimedLaunch:
 
     @property
     def round(self) -> bool:
-        """Whether each row is a sequence that continues: by one token, or by some of its drafts."""
+        """True if each row is a sequence that continues: by one token, or by some of its drafts."""
         return self.tile <= 1 + MOST_DRAFTS
 
     @property
@@ -157,32 +157,28 @@ class Operand:
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """Those it may have."""
         return _dtypes(self.dtype)
 
     @property
     def dtype(self) -> str:
-        """As `spec` has it."""
         return self.spec.partition("[")[0]
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Its dimensions by name or formula."""
         return dims_of(self.spec)
 
     @property
     def unit(self) -> str | None:
-        """What the first dimension counts: token, row, slot, page; None: anything else."""
+        """The unit of the first dimension: token, row, slot, page; None: others."""
         return UNITS.get(self.dims[0]) if self.dims else None
 
     @property
     def narrow(self) -> bool:
-        """Whether what is f32 on the CPU is bf16 on a GPU."""
+        """True if what is f32 on the CPU is bf16 on a GPU."""
         return self.dtype in NARROW
 
     @property
     def constant(self) -> bool:
-        """Whether it is the same in every launch."""
         return self.role in (Role.WEIGHT, Role.SCALE) and self.unit is None
 
 
@@ -208,10 +204,8 @@ class Result:
 
     @property
     def dtype(self) -> str:
-        """As `spec` has it."""
         return self.spec.partition("[")[0]
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Its dimensions by name or formula."""
         return dims_of(self.spec)

@@ -46,7 +46,7 @@ class Progress:
         self._show(text)
 
     def advance(self, done: int, total: int) -> None:
-        """How far the stage is; shown in percent."""
+        """Reports the progress of the stage, in percent."""
         text = f"{self._text}: {100 * done // max(total, 1)} %"
         due = self._terminal or time.monotonic() - self._last >= EVERY
         if due and text != self._shown:

@@ -47,7 +47,6 @@ class Collective:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The values that it reads."""
         return (self.input, self.rows) if self.rows else (self.input,)
 
 
@@ -59,7 +58,6 @@ class Segments:
     values: tuple[TensorSpec, ...]
 
     def encode(self) -> bytes:
-        """The bytes that `decode` takes."""
         steps = [_row(step) for step in self.steps]
         head = {"steps": steps, "values": [spec.to_json() for spec in self.values]}
         text = json.dumps(head, sort_keys=True).encode()

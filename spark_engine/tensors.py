@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -32,23 +33,26 @@ class DType(enum.StrEnum):
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The numpy dtype (bf16 and fp8 by ml_dtypes)."""
-        return _NUMPY[self]
+        return _FORMS[self].numpy
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return self.numpy.itemsize
 
     @property
     def onnx(self) -> int:
         """The number in `onnx.TensorProto.DataType`."""
-        return _ONNX[self]
+        return _FORMS[self].onnx
 
     @property
     def onnx_text(self) -> str:
         """The name in ONNX's textual syntax."""
-        return _ONNX_TEXT[self]
+        return _FORMS[self].onnx_text
+
+    @property
+    def safetensors(self) -> str:
+        """The name in a safetensors header."""
+        return _FORMS[self].safetensors
 
     @classmethod
     def of(cls, dtype: np.dtype[np.generic] | type) -> DType:
@@ -56,40 +60,27 @@ class DType(enum.StrEnum):
         return _BY_NUMPY[np.dtype(dtype)]
 
 
-_NUMPY: dict[DType, np.dtype[np.generic]] = {
-    DType.F32: np.dtype(np.float32),
-    DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
-    DType.U8: np.dtype(np.uint8),
-    DType.I32: np.dtype(np.int32),
-    DType.U32: np.dtype(np.uint32),
-    DType.I64: np.dtype(np.int64),
-    DType.BOOL: np.dtype(np.bool_),
+class _Forms(NamedTuple):
+    """A dtype elsewhere."""
+
+    numpy: np.dtype[np.generic]
+    onnx: int
+    onnx_text: str
+    safetensors: str
+
+
+_FORMS = {
+    DType.F32: _Forms(np.dtype(np.float32), 1, "float", "F32"),
+    DType.F16: _Forms(np.dtype(np.float16), 10, "float16", "F16"),
+    DType.BF16: _Forms(np.dtype(ml_dtypes.bfloat16), 16, "bfloat16", "BF16"),
+    DType.F8E4M3: _Forms(np.dtype(ml_dtypes.float8_e4m3fn), 17, "float8e4m3fn", "F8_E4M3"),
+    DType.U8: _Forms(np.dtype(np.uint8), 2, "uint8", "U8"),
+    DType.I32: _Forms(np.dtype(np.int32), 6, "int32", "I32"),
+    DType.U32: _Forms(np.dtype(np.uint32), 12, "uint32", "U32"),
+    DType.I64: _Forms(np.dtype(np.int64), 7, "int64", "I64"),
+    DType.BOOL: _Forms(np.dtype(np.bool_), 9, "bool", "BOOL"),
 }
-_BY_NUMPY = {v: k for k, v in _NUMPY.items()}
-_ONNX = {
-    DType.F32: 1,
-    DType.U8: 2,
-    DType.I32: 6,
-    DType.I64: 7,
-    DType.BOOL: 9,
-    DType.F16: 10,
-    DType.U32: 12,
-    DType.BF16: 16,
-    DType.F8E4M3: 17,
-}
-_ONNX_TEXT = {
-    DType.F32: "float",
-    DType.U8: "uint8",
-    DType.I32: "int32",
-    DType.U32: "uint32",
-    DType.I64: "int64",
-    DType.BOOL: "bool",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.F8E4M3: "float8e4m3fn",
-}
+_BY_NUMPY = {forms.numpy: dtype for dtype, forms in _FORMS.items()}
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,6 @@ class TensorSpec:
         return replace(self, shape=shape)
 
     def to_json(self) -> dict[str, object]:
-        """`{"name", "dtype", "shape"}`."""
         return {"name": self.name, "dtype": self.dtype.value, "shape": list(self.shape)}
 
     @classmethod

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +28,7 @@ PAD = ".pad."
 IN_FLIGHT = 8 << 30  # bytes that a parallel write may hold at once
 COPIES = 3  # arrays of a tensor's size alive while it is made: parts, whole, packed
 
-_TO_NAME = {
-    DType.F32: "F32",
-    DType.F16: "F16",
-    DType.BF16: "BF16",
-    DType.F8E4M3: "F8_E4M3",
-    DType.U8: "U8",
-    DType.I32: "I32",
-    DType.U32: "U32",
-    DType.I64: "I64",
-    DType.BOOL: "BOOL",
-}
-_FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
+_DTYPES = {dtype.safetensors: dtype for dtype in DType}
 
 
 @dataclass(frozen=True)
@@ -73,27 +62,11 @@ def plan_weights(specs: Sequence[TensorSpec]) -> WeightLayout:
         if start > end:
             rows[f"{PAD}{end}"] = _row("U8", (start - end,), end, start)
         end = start + spec.nbytes
-        rows[spec.name] = _row(_TO_NAME[spec.dtype], spec.dims, start, end)
+        rows[spec.name] = _row(spec.dtype.safetensors, spec.dims, start, end)
         places.append((spec, start))
     header = _header(rows)
     entries = {spec.name: WeightEntry(spec, len(header) + at) for spec, at in places}
     return WeightLayout(header, entries, len(header) + end)
-
-
-def write_weights(path: Path, layout: WeightLayout, arrays: Iterable[Array]) -> None:
-    """Writes the file; `arrays` yields the tensors in the layout's order, one at a time.
-
-    Raises InternalError when an array's dtype or shape is not what the layout says, or when
-    there are fewer or more arrays than tensors.
-    """
-    with path.open("wb") as file:
-        file.write(layout.header)
-        for entry, array in zip(layout.entries.values(), arrays, strict=True):
-            _check_array(entry.spec, array)
-            file.write(bytes(entry.offset - file.tell()))
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        if file.tell() != layout.total:
-            raise InternalError(f"{path} has {file.tell()} bytes, planned {layout.total}")
 
 
 def fill_weights(
@@ -212,7 +185,7 @@ def _entry(name: str, row: Mapping[str, object], base: int, size: int) -> Weight
     if not isinstance(offsets, list) or not isinstance(shape, list):
         raise ValueError(f"tensor {name} has shape {shape} and offsets {offsets}")
     start, end = (int(v) for v in offsets)
-    spec = TensorSpec(name, _FROM_NAME[str(row["dtype"])], tuple(int(d) for d in shape))
+    spec = TensorSpec(name, _DTYPES[str(row["dtype"])], tuple(int(d) for d in shape))
     if start < 0 or end - start != spec.nbytes or base + end > size:
         raise ValueError(f"tensor {name} is at {start}:{end} of {size - base} bytes")
     return WeightEntry(spec, base + start)

@@ -67,7 +67,7 @@ def seconds(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array
 
         def queued() -> None:
             for _ in range(SETS):
-                bench.launch(plan, functions, places)
+                bench.launch(functions, places)
 
         return mean_seconds(gpu, queued, ROUNDS) / SETS
 

@@ -29,6 +29,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.cli.embedded import find_checkpoint
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+from tests.runtime.engine.invariants import check_idle
 
 SIZES: dict[str, Any] = {"decode": (1, 8, 16), "prefill": (128, 512), "max_seqs": 16}
 CONTEXT, PROMPT, TOKENS = 1024, 200, 300  # positions; most of a request's prompt and answer
@@ -116,7 +117,7 @@ def run(folder: Path, shares: int, size: int = SHARE) -> Generator[dict[str, Any
             while not engine.idle:
                 engine.step()
             same = alone(engine, asked) == first
-            engine.check_idle()
+            check_idle(engine)
             times = {"median_ms": statistics.median(walls) * 1e3, "most_ms": max(walls) * 1e3}
             yield {
                 "same": same,

@@ -23,6 +23,7 @@ from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.policy.pacing import THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.engine.trace import NoTrace, Trace
+from tests.runtime.engine.invariants import check_idle
 
 WARM = 8  # steps
 SPARE = 32  # tokens a request may make beyond those counted
@@ -148,7 +149,7 @@ class Bench:
             self.engine.cancel(number, FinishReason.LENGTH)
         while not self.engine.idle:
             self.engine.step()
-        self.engine.check_idle()
+        check_idle(self.engine)
 
     def bucket(self, family: str, rows: int) -> int:
         """Rows of the bucket that holds so many; 0 where none does."""

@@ -293,7 +293,6 @@ def _check(model: onnx.ModelProto) -> None:
 
 
 def _attach_weights(graph: onnx.GraphProto, weights: Mapping[str, WeightEntry], file: str) -> None:
-    """Turns the inputs that are weights into initialisers stored in `file`."""
     used = [value.name for value in graph.input if value.name in weights]
     kept = [value for value in graph.input if value.name not in weights]
     del graph.input[:]

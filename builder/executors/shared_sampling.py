@@ -25,7 +25,7 @@ def divided(nodes: Iterable[gs.Node], ops: Ops) -> list[gs.Node]:
 
 
 def _parts(node: gs.Node, ops: Ops) -> list[gs.Node]:
-    """Over copies of its tensors, so that the graph's own tensors keep their consumers."""
+    """The nodes that replace `node`, over copies of its tensors: these keep their consumers."""
     inputs, outputs = ([_variable(spec_of(t)) for t in ts] for ts in (node.inputs, node.outputs))
     attrs = dict(attrs_of(node, ops["sample"]))
     ranks, (logits, *rest, _) = int(attrs["ranks"]), inputs

@@ -28,7 +28,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import CAPABILITIES, BuildPlan
-from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
+from spark_engine.device.trt_library import library, logger, out_of_memory, says
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.errors import CapacityError, GraphError, OptionError
 from spark_engine.tensors import DType
@@ -47,7 +47,7 @@ class TrtBackend(OrtBackend):
 
     def __init__(self, plan: BuildPlan, ops: Ops, cubins: Path) -> None:
         super().__init__(plan, ops, cubins)
-        self._trt = tensorrt()
+        self._trt = library("this target", OptionError)
         self._ops = ops
         if plan.precision.kv is DType.F8E4M3:
             raise OptionError(
@@ -79,18 +79,6 @@ class TrtBackend(OrtBackend):
 
 
 BACKEND = TrtBackend
-
-
-def tensorrt() -> ModuleType:
-    """The library. Raises OptionError where it is not installed, or of another version."""
-    try:
-        import tensorrt_rtx
-    except (ImportError, OSError) as error:  # the latter where its libraries cannot be loaded
-        raise OptionError(f"this target {missing(error)}") from error
-    found: ModuleType = tensorrt_rtx
-    if words := wrong_version(found):
-        raise OptionError(f"this target {words}")
-    return found
 
 
 def split(graph: gs.Graph) -> tuple[gs.Graph, gs.Graph]:
@@ -191,7 +179,6 @@ def compile_engine(trt: ModuleType, model: onnx.ModelProto, weights: Path, label
 
 
 def _refuse_memory(label: str, errors: Sequence[str]) -> None:
-    """Raises CapacityError if TensorRT's errors name memory."""
     if out_of_memory(errors):
         raise CapacityError(
             f"TensorRT lacks memory to build the {label} bucket: it holds the weights "

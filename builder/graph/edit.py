@@ -16,7 +16,6 @@ from spark_engine.tensors import TensorSpec
 
 
 def variable(spec: TensorSpec) -> gs.Variable:
-    """A new tensor without producer."""
     return gs.Variable(spec.name, spec.dtype.numpy, list(spec.shape))
 
 

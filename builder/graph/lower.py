@@ -48,7 +48,6 @@ def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
 
 
 def facts_of(model: Model) -> ModelFacts:
-    """The facts that the defaults of options depend on."""
     config = model.config
     linear = config.layers.count(LINEAR)
     values = config.value_heads * config.value_dim
@@ -94,11 +93,10 @@ def _row_bytes(model: Model) -> int:
 
 
 def _has_nvfp4_mlps(model: Model) -> bool:
-    """Whether the MLPs of the network's layers, without the draft head's, are NVFP4."""
+    """True if the MLPs of the network's layers, without the draft head's, are NVFP4."""
     fp4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
     return any(".mlp." in module and s in fp4 for module, s in model.table.modules.items())
 
 
 def _wide(tensor: StoredTensor) -> bool:
-    """Stored in f32, and of a matrix."""
     return tensor.dtype is DType.F32 and len(tensor.shape) > 1

@@ -27,7 +27,6 @@ class LiveBlock:
     last: int
 
     def meets(self, other: LiveBlock) -> bool:
-        """Are both alive at some step?"""
         return self.first <= other.last and other.first <= self.last
 
 

@@ -32,23 +32,15 @@ def spec_of(tensor: gs.Tensor) -> TensorSpec:
     return TensorSpec(tensor.name, dtype, tuple(tensor.shape))
 
 
-def specs_of(tensors: Iterable[gs.Tensor]) -> tuple[TensorSpec, ...]:
-    """`spec_of` each."""
-    return tuple(spec_of(t) for t in tensors)
-
-
 def is_op(node: gs.Node, *names: str) -> bool:
-    """Is the node of the domain `spark`, with one of these names?"""
     return node.domain == DOMAIN and node.op in names
 
 
 def is_standard(node: gs.Node, *names: str) -> bool:
-    """Is the node a standard ONNX operator with one of these names?"""
     return node.domain in (None, "") and node.op in names
 
 
 def attrs_of(node: gs.Node, op: Op) -> Attrs:
-    """The node's attributes over the op's defaults."""
     given = {**op.attrs, **node.attrs}
     return MappingProxyType({k: v for k, v in given.items() if v is not None})
 
@@ -64,7 +56,6 @@ def consumers(tensor: gs.Tensor) -> list[gs.Node]:
 
 
 def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
-    """Is the tensor one of the graph's outputs?"""
     return any(t is tensor for t in graph.outputs)
 
 
@@ -80,7 +71,7 @@ def read_alone(graph: gs.Graph, tensors: Iterable[gs.Tensor]) -> str | None:
 def infer(node: gs.Node, ops: Ops) -> tuple[TensorSpec, ...]:
     """Output specs of a node by its op's shape inference. Raises GraphError."""
     op = ops[node.op]
-    return op.infer(attrs_of(node, op), specs_of(node.inputs))
+    return op.infer(attrs_of(node, op), tuple(map(spec_of, node.inputs)))
 
 
 def aliases(node: gs.Node, ops: Ops) -> list[tuple[gs.Tensor, gs.Tensor]]:

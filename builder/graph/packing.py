@@ -26,7 +26,6 @@ class Packing:
     attrs: tuple[tuple[str, Attr], ...]
 
     def __call__(self, array: Array) -> Array:
-        """The packed array."""
         return self.op.cuda.packs[self.operand].apply(dict(self.attrs), array)
 
     def spec(self, spec: TensorSpec) -> TensorSpec:

@@ -22,7 +22,7 @@ MAX_ROUNDS = 100  # a rule that still finds matches after so many sweeps does no
 
 @dataclass(frozen=True)
 class RewriteContext:
-    """What a rule may read and change: the graph, and the recipes of its weights.
+    """The data that a rule may read and change: the graph, and the recipes of its weights.
 
     `checkpoint`: to read scalars from, when a rule compares them.
     """

@@ -53,7 +53,6 @@ class Subject:
 
     @classmethod
     def of(cls, graph: FamilyGraph, limits: Limits, ops: Ops) -> Subject:
-        """A family's graph."""
         states = {spec.name: (spec, unit) for spec, unit in graph.states}
         return cls(graph.graph, graph.family, limits, states, graph.weights, ops)
 
@@ -285,7 +284,6 @@ def launches_per_layer(graph: gs.Graph, kind: str = "layers") -> dict[int, int]:
 
 
 def _packing(s: Subject, tensor: gs.Tensor) -> Packing | None:
-    """How a weight was packed; None for what was not."""
     weight = s.weights.get(tensor.name)
     function = weight.recipe.function if weight else None
     return function if isinstance(function, Packing) else None

@@ -52,7 +52,6 @@ class NativeBackend(Backend):
         self.timed = self._times(plan.timing)
 
     def compile_candidates(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
-        """Compiles the candidate tactics, which can then be timed."""
         sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
         self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).candidates(sizes)), advance)
 
@@ -86,11 +85,9 @@ class NativeBackend(Backend):
         )
 
     def compile(self, advance: Advance) -> None:
-        """The kernels of all buckets."""
         self._cubins = self._compile(program.jobs(self._decided.values()), advance)
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
-        """Launch records and cubins."""
         made = header(graph, size, self.executor, self._target.name)
         payload, memory = program.encode(
             self._decided[size], weights, graph.state_names, self._ops, self._cubins
@@ -144,7 +141,7 @@ class NativeBackend(Backend):
         }
 
     def _times(self, requested: bool | None) -> bool:
-        """Whether tactics are timed: as requested, or else if this machine has the target's
+        """True if tactics are timed: as requested, or else if this machine has the target's
         card."""
         if not (timed_unasked(self._target) if requested is None else requested):
             return False

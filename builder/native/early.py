@@ -63,7 +63,6 @@ def begin_early(bucket: BucketTactics) -> BucketTactics:
 
 
 def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
-    """Each launch with its node's index."""
     for at, (_, choice) in enumerate(bucket.nodes):
         assert choice.plan is not None
         for launch in choice.plan.launches:
@@ -71,7 +70,7 @@ def _launches(bucket: BucketTactics) -> Iterator[tuple[int, Launch]]:
 
 
 def _older(bucket: BucketTactics, at: int, launches: list[tuple[int, Launch]], i: int) -> bool:
-    """Whether the node's first input was written before the launch that precedes its launch `i`."""
+    """True if the node's first input was written before the launch that precedes its launch `i`."""
     source = producer(bucket.nodes[at][0].inputs[0])
     if source is None or i == 0:
         return False

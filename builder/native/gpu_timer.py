@@ -9,9 +9,8 @@ after the kernel that writes them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -26,8 +25,9 @@ from spark_engine.device.resources import DeviceResources
 from spark_engine.device.shared_memory import kept_of
 from spark_engine.device.startup_lock import silent, startup_lock
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
-from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
+from spark_engine.kernel import NCCL, Launch, Plan, Pointer, Tactic, Target
 
+Launches = list[tuple[Function, Launch]]
 COLD = 2  # size of all copies, in L2 caches
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
@@ -57,19 +57,13 @@ class GpuTimer:
     def __enter__(self) -> GpuTimer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._timings.save()
         self._close_ranks()
         self._gpu.close()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the report."""
         lost = (
             f"{self._lost} measurements found too little memory free, and where one did, tactics "
         )
@@ -115,9 +109,9 @@ class GpuTimer:
             with startup_lock(self._gpu.integrated, self._say):  # while no engine starts
                 if bench.nbytes > share * (self._gpu.free_bytes - kept):
                     return None
-                functions, modules = self._functions(tactic, plan)
+                launches, modules = self._functions(tactic, plan)
                 bench.fill()
-            return bench.seconds(functions)
+            return bench.seconds(launches)
         finally:
             bench.free()
             for module in modules:
@@ -146,16 +140,18 @@ class GpuTimer:
             self._ranks = None
             self._gpu.use()
 
-    def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Function], list[Module]]:
-        functions, modules = [], []
+    def _functions(self, tactic: Tactic, plan: Plan) -> tuple[Launches, list[Module]]:
+        launches, modules = [], []
         for launch in plan.launches:
             source = launch.source or tactic.source
             job = nvrtc.Job(source, launch.defines, (launch.symbol,))
-            code = nvrtc.compile(job, self._target, self._cubins).code
-            modules.append(self._gpu.module(code))
-            functions.append(self._gpu.function(modules[-1], launch.symbol))
-            self._gpu.allow_shared(functions[-1], launch.shared)
-        return functions, modules
+            cubin = nvrtc.compile(job, self._target, self._cubins)
+            modules.append(self._gpu.module(cubin.code))
+            launch = cubin.launched(launch)
+            function = self._gpu.function(modules[-1], launch.symbol)
+            self._gpu.allow_shared(function, launch.shared)
+            launches.append((function, launch))
+        return launches, modules
 
 
 class _Bench:
@@ -184,15 +180,15 @@ class _Bench:
         ]
         self._gpu.wait()
 
-    def seconds(self, functions: Sequence[Function]) -> float:
+    def seconds(self, launches: Launches) -> float:
         """The median over replays, divided by the number of repetitions in the graph."""
         sets = max(self.copies, LEAST_LAUNCHES)
-        self._run(functions, 0)  # outside a graph, so that an error has a name
+        self._run(launches, 0)  # outside a graph, so that an error has a name
         self._gpu.wait()
 
         def record() -> None:
             for turn in range(sets):
-                self._run(functions, turn)
+                self._run(launches, turn)
 
         replay = self._held.graph(record)
         first, last = (self._held.event(timed=True) for _ in range(2))
@@ -206,11 +202,9 @@ class _Bench:
         return statistics.median(times[WARM:])
 
     def free(self) -> None:
-        """Frees all resources."""
         self._held.close()
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
-        """The addresses of the operand's copies."""
         copies = self.copies if index in self._work.cold else 1
         addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
         for address in addresses:
@@ -228,8 +222,8 @@ class _Bench:
             self._gpu.copy(address + done, address, more)
             done += more
 
-    def _run(self, functions: Sequence[Function], turn: int) -> None:
-        for launch, function in zip(self._plan.launches, functions, strict=True):
+    def _run(self, launches: Launches, turn: int) -> None:
+        for function, launch in launches:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
             ]
@@ -244,7 +238,6 @@ class _Bench:
 
 
 def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
-    """The plan's sources and their headers, by name."""
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
         found |= sources(name)
@@ -252,7 +245,7 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """What the times of the first GPU depend on. Raises ExecutorError without a GPU."""
+    """The machine on which times depend, with its first GPU. Raises ExecutorError without a GPU."""
     name, version = name_and_driver()
     try:
         found = driver_version(VERSION.read_text())

@@ -56,7 +56,6 @@ class Launched:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The logs of measured variants, as paths from the repository's root."""
         return () if self.source == NCCL else logs(self.source)
 
 
@@ -73,7 +72,6 @@ def bucket_of(manifest: Manifest, name: str) -> Bucket:
 
 
 def launches(payload: bytes) -> tuple[Launched, ...]:
-    """The launches of a native payload in their order."""
     length = int.from_bytes(payload[:8], "little")
     body = json.loads(payload[8 : 8 + length])
     return tuple(_launched(row, body["kernels"][row["kernel"]]) for row in body["launches"])
@@ -129,7 +127,7 @@ def describe(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], 
 
 
 def _decides(row: Json, launch: Launched, file: str) -> bool:
-    """Whether a row of the manifest's `tactics` may have chosen this launch's tactic."""
+    """True if a row of the manifest's `tactics` may have chosen this launch's tactic."""
     return (row["bucket"], row["op"], row["chosen"]) == (file, launch.op, launch.tactic)
 
 

@@ -46,7 +46,6 @@ def check(buckets: Iterable[BucketTactics], target: Target, ops: Ops) -> None:
 
 
 def _lines(untaken: Sequence[Untaken], ops: Ops) -> Iterator[str]:
-    """The lines for one op's nodes."""
     node, size, choice = untaken[0]
     nodes, buckets = ({n.name for n, _, _ in untaken}, {s.file for _, s, _ in untaken})
     where = f"{node.name} in {size.file.removesuffix('.engine')}"
@@ -61,7 +60,6 @@ def _lines(untaken: Sequence[Untaken], ops: Ops) -> Iterator[str]:
 
 
 def _values(node: gs.Node, size: Size, ops: Ops) -> Iterator[str]:
-    """Attributes, and the matrices among the operands."""
     op = ops.get(node.op)
     attrs = attrs_of(node, op) if op else node.attrs
     yield from (f"{name} {value}" for name, value in attrs.items())

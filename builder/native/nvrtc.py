@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from cuda.core import Program, ProgramOptions
 
 from spark_engine.builder.native.cuda_sources import SOURCES, sources
 from spark_engine.errors import InternalError
-from spark_engine.kernel import NCCL, Plan, Target
+from spark_engine.kernel import DECLARED, NCCL, Launch, Plan, Target
 from spark_engine.progress import Advance, ignore
 
 Defines = tuple[tuple[str, str], ...]
@@ -35,6 +35,7 @@ _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _FUNCTION = re.compile(r"Function properties for (\S+)\s[^\n]*?" + _STACK.pattern)
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_DYNAMIC = re.compile(rb"dynamic shared:\0(.{44})(.{4})", re.DOTALL)  # DynamicShared of ptx.cuh
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,14 @@ class KernelUsage:
 
     `spills`: bytes of spill stores and loads, of the kernel and of each function of its source that
         is not inlined, since ptxas does not report which kernel calls it.
+    `dynamic`: bytes of dynamic shared memory that it declares.
     """
 
     registers: int
     shared: int
     stack: int
     spills: int
+    dynamic: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,21 @@ class Cubin:
 
     code: bytes
     usage: Mapping[str, KernelUsage]
+
+    def launched(self, launch: Launch) -> Launch:
+        """A launch of this cubin's with the shared memory that its kernel declares.
+
+        Raises InternalError where the plan has less, or where only one of the two has any.
+        """
+        own = self.usage[launch.symbol].dynamic
+        if launch.shared == DECLARED and own:
+            return replace(launch, shared=own)
+        if own > launch.shared or (own == 0) != (launch.shared == 0):
+            raise InternalError(
+                f"{launch.symbol} declares {own} bytes of dynamic shared memory and is planned "
+                f"with {launch.shared}: correct DYNAMIC_SHARED in its source or its planner"
+            )
+        return launch
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,8 @@ def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
 def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = SOURCES) -> Cubin:
     """The job's cubin for `target`, from the folder `cache` if it is there.
 
-    Raises InternalError, with the compiler's messages, if the source does not compile or lacks one
-    of the job's symbols.
+    Raises InternalError, with the compiler's messages, if the source does not compile, lacks one
+    of the job's symbols or takes more shared memory than `target` has.
     """
     texts = sources(job.source, folder)
     kept = cache / f"{_key(job, target, texts)}.cubin" if cache else None
@@ -95,6 +113,13 @@ def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = 
     missing = sorted(set(job.symbols) - set(cubin.usage))
     if missing:
         raise InternalError(f'{_label(job, target)} has no extern "C" kernel {missing}')
+    for symbol in job.symbols:
+        most = cubin.usage[symbol].shared + cubin.usage[symbol].dynamic
+        if most > target.shared_bytes:
+            raise InternalError(
+                f"{symbol} takes {most} bytes of shared memory, a block has {target.shared_bytes}: "
+                f"refuse this node ({_label(job, target)})"
+            )
     return cubin
 
 
@@ -154,11 +179,13 @@ def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
         raise InternalError(
             f"{_label(job, target)} does not compile: {error}\n{log.getvalue()}"
         ) from error
-    return Cubin(code, dict(_usage(log.getvalue())))
+    names = ((m[1].rstrip(b"\0").decode(), m[2]) for m in _DYNAMIC.finditer(code))
+    dynamic = {name: int.from_bytes(size, "little") for name, size in names}
+    usage = _usage(log.getvalue())
+    return Cubin(code, {k: replace(v, dynamic=dynamic.get(k, 0)) for k, v in usage})
 
 
 def _usage(log: str) -> Iterator[tuple[str, KernelUsage]]:
-    """Parses ptxas' report of every kernel."""
     names = list(_ENTRY.finditer(log))
     if not names:
         raise InternalError(f"ptxas reports no kernel: {log!r}")

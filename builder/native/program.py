@@ -45,7 +45,6 @@ class BucketTactics:
 
 
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> BucketTactics:
-    """Chooses every node's tactic."""
     return BucketTactics(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
 
 
@@ -59,7 +58,6 @@ def check_across(buckets: Iterable[BucketTactics]) -> None:
 
 
 def jobs(buckets: Iterable[BucketTactics]) -> tuple[nvrtc.Job, ...]:
-    """The distinct compilations of all buckets."""
     pairs = []
     for bucket in buckets:
         for _, choice in bucket.nodes:
@@ -75,7 +73,6 @@ def compile_jobs(
     workers: int,
     advance: Advance = ignore,
 ) -> Cubins:
-    """Cubins by (source, defines)."""
     made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
     return {(job.source, job.defines): cubin for job, cubin in made.items()}
 
@@ -95,6 +92,9 @@ def encode(
     for step, (node, choice) in enumerate(bucket.nodes):
         assert choice.tactic is not None and choice.plan is not None
         for launch in choice.plan.launches:
+            if launch.source != NCCL:
+                source = launch.source or choice.tactic.source
+                launch = cubins[source, launch.defines].launched(launch)
             kernel = kernels.index(choice.tactic.source, launch)
             args = [_argument(places, step, node, a) for a in launch.args]
             pdl = launch.pdl and not called  # a library's kernels do not trigger the next launch
@@ -155,7 +155,6 @@ class _Places:
         self._sizes = {block.name: block.nbytes for block in blocks}
 
     def of(self, step: int, node: gs.Node, pointer: Pointer) -> Json:
-        """The argument record of a pointer."""
         if pointer.kind == "scratch":
             zeroed = self._zeroed.get((step, pointer.index))
             return zeroed or self._inside(_scratch_name(node, pointer.index))

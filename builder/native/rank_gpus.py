@@ -27,7 +27,7 @@ NODES, REPEATS, WARM = 32, 7, 2
 
 
 def reach_each_other(ranks: int) -> bool:
-    """Whether this process has that many GPUs, and each reads the others' memory."""
+    """True if this process has that many GPUs, and each reads the others' memory."""
     value(driver.cuInit(0))
     if value(driver.cuDeviceGetCount()) < ranks:
         return False
@@ -73,7 +73,6 @@ class RankGpus:
         self._undo.close()
 
     def use(self, rank: int) -> None:
-        """Makes the rank's GPU current in this thread."""
         value(driver.cuCtxSetCurrent(self._contexts[rank]))
 
     def put(self, rank: int, array: Array) -> int:
@@ -87,12 +86,10 @@ class RankGpus:
         return address
 
     def free(self, rank: int, address: int) -> None:
-        """Frees memory of `put`."""
         self.use(rank)
         value(driver.cuMemFree(address))
 
     def wait(self, rank: int) -> None:
-        """Waits until all queued work is done."""
         self.use(rank)
         value(driver.cuStreamSynchronize(self.streams[rank]))
 
@@ -113,17 +110,17 @@ class RankGpus:
             key = (rank, launch.source or tactic.source, launch.defines, launch.symbol)
             if key not in self._functions:
                 job = nvrtc.Job(launch.source or tactic.source, launch.defines, (launch.symbol,))
-                module = value(
-                    driver.cuModuleLoadData(nvrtc.compile(job, self.target, self._cache).code)
-                )
+                cubin = nvrtc.compile(job, self.target, self._cache)
+                module = value(driver.cuModuleLoadData(cubin.code))
                 self._later(rank, driver.cuModuleUnload, module)
                 entry = value(driver.cuModuleGetFunction(module, launch.symbol.encode()))
                 value(driver.cuFuncLoad(entry))
-                if launch.shared:
-                    value(driver.cuFuncSetAttribute(entry, MAX_SHARED, launch.shared))
-                self._functions[key] = entry
-            function = self._functions[key]
-            found.append(queueing(self.streams[rank], function, launch.shape, values))
+                if shared := cubin.launched(launch).shared:
+                    value(driver.cuFuncSetAttribute(entry, MAX_SHARED, shared))
+                self._functions[key] = entry, cubin
+            function, cubin = self._functions[key]
+            shape = cubin.launched(launch).shape
+            found.append(queueing(self.streams[rank], function, shape, values))
         return found
 
     @contextmanager

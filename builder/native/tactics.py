@@ -73,12 +73,10 @@ class Work:
 
     @property
     def prefills(self) -> bool:
-        """Whether rows are tiles of prompts (prefill)."""
         return int(self.attrs.get("tile", 1)) > 1 + MOST_DRAFTS
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """The weight of each of `contexts`."""
         return (PREFILL_SHARES if self.prefills else SHARES)[: len(self.contexts)]
 
     @property
@@ -198,7 +196,6 @@ class Chooser:
     _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def node(self, node: gs.Node, size: Size) -> TacticChoice:
-        """The decision for a node in a bucket."""
         cuda, work = self._work(node, size)
         order = self._orders.get((size.family, node.name))
         key = (order, *work.key)

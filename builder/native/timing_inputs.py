@@ -31,7 +31,6 @@ class Filling:
 
 
 def operands(work: Work) -> list[Operand]:
-    """The declarations of the node's operands."""
     if work.op is None:
         return [PLAIN] * len(work.ins)
     return list(work.op.given(work.attrs))[: len(work.ins)]
@@ -54,7 +53,6 @@ def launch_of(work: Work) -> TimedLaunch:
 
 
 def fillings(work: Work, rng: np.random.Generator) -> list[Filling]:
-    """The contents of each operand."""
     launch = launch_of(work)
     found = []
     for operand, spec in zip(operands(work), work.ins, strict=True):

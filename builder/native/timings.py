@@ -26,7 +26,7 @@ _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
 @dataclass(frozen=True)
 class Machine:
-    """What every time in a file depends on."""
+    """The machine and versions on which all times of a file depend."""
 
     gpu: str
     driver: str
@@ -34,7 +34,6 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """The key of this machine's times."""
         return f"{self.gpu}, driver {self.driver}, NVRTC {self.compiler}"
 
 
@@ -71,11 +70,9 @@ class Timings:
         self._mine = self._all.setdefault(self._label, {})
 
     def get(self, key: str) -> float | None:
-        """The seconds for a key, or None."""
         return self._mine.get(key)
 
     def put(self, key: str, seconds: float) -> None:
-        """Stores a time; `save` writes the file."""
         self._mine[key] = seconds
 
     def save(self) -> None:

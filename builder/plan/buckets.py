@@ -39,12 +39,10 @@ class Size:
 
     @property
     def tile(self) -> int:
-        """Tokens of a row."""
         return tile_of(self.family)
 
     @property
     def dims(self) -> dict[str, int]:
-        """The values of the graph's named dimensions."""
         return {"rows": self.rows, "tokens": self.rows * self.tile}
 
     @property
@@ -66,7 +64,6 @@ class Buckets:
     verify: tuple[Size, ...] = ()
 
     def of(self, family: str) -> tuple[Size, ...]:
-        """The sizes of one family."""
         return tuple(s for s in (*self.decode, *self.prefill, *self.verify) if s.family == family)
 
     def families(self, drafts: int) -> tuple[str, ...]:

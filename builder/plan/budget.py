@@ -69,5 +69,4 @@ def cpu_snapshots(needs: Needs, seqs: int, cache: int | None = None) -> int:
 
 
 def prefill(target: Target) -> tuple[int, ...]:
-    """Tokens of the prefill buckets."""
     return LARGE_PREFILL if target.large_shared else PREFILL

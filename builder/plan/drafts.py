@@ -116,7 +116,6 @@ def parse_vocab(text: str) -> Vocab:
 
 
 def _listed(text: str) -> list[int]:
-    """The ids. Raises ValueError."""
     rows = json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
     found = []
     for row in rows:

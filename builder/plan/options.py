@@ -6,6 +6,7 @@ once, so that no later step has to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from spark_engine import hints, kernel
@@ -37,13 +38,8 @@ OTHER_CARDS = (
 )
 RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
 CAPABILITIES = ("SM89", "SM120", "SM121")  # its GPUs: one engine runs on all of them
-# Each target's backend, as a module of the builder.
-TARGETS = {
-    CPU: "executors.ort",
-    RTX: "executors.trt",
-    **dict.fromkeys(kernel.TARGETS, "native.backend"),
-}
-EXECUTORS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}
+TARGETS = {CPU: "ort", RTX: "trt", **dict.fromkeys(kernel.TARGETS, "native")}  # and its executor
+BACKENDS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}  # modules
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
@@ -86,13 +82,12 @@ class Options:
     gpu: Target | None = None  # the resolved target and card
 
     def to_json(self) -> dict[str, object]:
-        """The options as the fingerprint hashes them."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the defaults depend on. `kv_token_width` counts K and V values of one token.
+    """The facts on which defaults depend. `kv_token_width` counts K and V values of one token.
 
     `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
     keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
@@ -226,20 +221,15 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
 
 
 def timed_unasked(gpu: Target) -> bool:
-    """Whether tactics are timed by default: not in a rehearsal, which uses the tactics that are
+    """True if tactics are timed by default: not in a rehearsal, which uses the tactics that are
     chosen for the rehearsed GPU, since this GPU's memory is faster."""
     return not gpu.architecture.rehearses
 
 
 def _hardware(options: Options, present: Target | None) -> Target | None:
-    target, card = check_target(options.target), options.card
+    target, card = _checked_target(options.target), options.card
     if card != "auto":
-        named = kernel.CARDS.get(card)
-        if named is None:
-            known = ("auto", *kernel.CARDS)
-            near = hints.near(card, known)
-            words = f"--card {card} is not known{near} (choose from {', '.join(known)})"
-            raise OptionError(f"{words}; {OTHER_CARDS}")
+        named = kernel.CARDS[_known("--card", card, kernel.CARDS, more=f"; {OTHER_CARDS}")]
         if target not in ("auto", named.name):
             raise OptionError(f"--card {card} is of {named.name}, not of --target {target}")
         return named
@@ -252,12 +242,9 @@ def target_for(executor: str, target: str) -> str:
     """The target that both names select. Raises OptionError if they contradict each other."""
     if executor == "auto":
         return target
-    mine = [name for name, module in TARGETS.items() if EXECUTORS.get(executor) == module]
-    if not mine:
-        near = hints.near(executor, (*EXECUTORS,))
-        known = ", ".join(("auto", *EXECUTORS))
-        raise OptionError(f"--executor {executor} is not known{near} (choose from {known})")
-    if check_target(target) == "auto" and len(mine) == 1:
+    _known("--executor", executor, BACKENDS)
+    mine = [name for name, found in TARGETS.items() if found == executor]
+    if _checked_target(target) == "auto" and len(mine) == 1:
         return mine[0]
     if target not in mine:
         raise OptionError(
@@ -266,14 +253,19 @@ def target_for(executor: str, target: str) -> str:
     return target
 
 
-def check_target(name: str) -> str:
-    """The name, if it is a target or `auto`. Else raises OptionError with the likely target."""
-    known = ("auto", *TARGETS)
-    if name not in known:
-        near = hints.near(name, known)
-        if name.lower() in ("cuda", "gpu", "nvidia"):
-            near = f"; a GPU is named by its architecture: {', '.join(kernel.TARGETS)}"
-        raise OptionError(f"--target {name} is not known{near} (choose from {', '.join(known)})")
+def _checked_target(name: str) -> str:
+    by_name = f"; a GPU is named by its architecture: {', '.join(kernel.TARGETS)}"
+    general = name.lower() in ("cuda", "gpu", "nvidia")
+    return _known("--target", name, TARGETS, by_name if general else "")
+
+
+def _known(option: str, name: str, known: Iterable[str], near: str = "", more: str = "") -> str:
+    """The name, if it is known or `auto`. Else raises OptionError with the likely name."""
+    names = ("auto", *known)
+    if name not in names:
+        near = near or hints.near(name, names)
+        words = f"{option} {name} is not known{near} (choose from {', '.join(names)})"
+        raise OptionError(words + more)
     return name
 
 

@@ -18,6 +18,7 @@ from spark_engine.builder.rules.quant import QUANT
 from spark_engine.errors import GraphError
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.op import Op
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.registry import OPS
 
 
@@ -34,14 +35,12 @@ class Operands:
 
     @classmethod
     def of(cls, op: Op) -> Operands:
-        """The operands by the op's declaration."""
         joins = [operand.joins for operand in op.operands]
         shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
         return cls(tuple(shared), tuple(joined), max(joins))
 
     @property
     def weight(self) -> int:
-        """The matrix; its rows are the outputs."""
         return self.joined[0]
 
 
@@ -69,7 +68,7 @@ def can_merge(context: RewriteContext, match: Match) -> str | None:
         if other.attrs != first.attrs:
             return f"{other.name} and {first.name} have different attributes"
         for i in roles.shared:
-            if not weights.same_values(context, [other.inputs[i]], [first.inputs[i]]):
+            if not weights.same_value(context, other.inputs[i], first.inputs[i]):
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"
@@ -104,7 +103,7 @@ def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
     return None
 
 
-FORMATS = {op.name: op.format for op in OPS if op.format}
+STORED_AS = {op.name: op.format for op in OPS if op.format}
 
 
 def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:
@@ -127,7 +126,7 @@ def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:
 def can_join_expert(context: RewriteContext, match: Match) -> str | None:
     """The shared expert is stored and sized like a routed one."""
     routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
-    stored = sorted({FORMATS.get(n.op, n.op) for n in (down, gate_up)})
+    stored = sorted({STORED_AS.get(n.op, n.op) for n in (down, gate_up)})
     if stored != [routed.attrs["format"]]:
         return f"the shared expert is {' and '.join(stored)}, the routed {routed.attrs['format']}"
     if len(consumers(routed.outputs[0])) > 1 or len(match.parts["router"].inputs) > 2:
@@ -165,11 +164,14 @@ def _pairs(context: RewriteContext, match: Match) -> list[tuple[Recipe, gs.Tenso
     routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
     makers = (gate_up, down)
     mine = [weights.recipe_of(context, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
-    if routed.attrs["format"] == "nvfp4_a4":  # x_scale and h_scale are no part of the product
-        mine = [m if i % 3 < 2 else weights.without_input_scale(m) for i, m in enumerate(mine)]
+    inputs, stored = FORMATS[routed.attrs["format"]].inputs, FORMATS[routed.attrs["format"]].stored
+    if inputs is not None and inputs.scale:  # the stacks have the input's scales apart
+        folded = [operand.name == inputs.scale for operand in stored] * len(makers)
+        mine = [
+            weights.without_input_scale(m) if both else m
+            for m, both in zip(mine, folded, strict=True)
+        ]
         mine += [weights.recipe_of(context, _quantiser(n).inputs[1]) for n in makers]
-    if routed.attrs["format"] == "fp8":
-        mine += [weights.recipe_of(context, n.inputs[2]) for n in makers]
     return list(zip(mine, routed.inputs[3:], strict=True))
 
 

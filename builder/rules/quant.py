@@ -113,39 +113,28 @@ def fuse_norm(context: RewriteContext, match: Match) -> None:
     fuse(context, found, first, [x], plain)
 
 
-def find_act(context: RewriteContext, node: gs.Node) -> Match | None:
-    """silu_mul or sigmoid_gate with a quantised result."""
-    found = made(context, node) if is_op(node, "silu_mul", "sigmoid_gate") else None
-    return Match(node, {"made": found}) if found and found.groups else None
+def _quantised(name: str, *makers: str) -> Rule:
+    """The rule that makes an op of any of these, with a quantised result, the op `name`."""
 
+    def find(context: RewriteContext, node: gs.Node) -> Match | None:
+        found = made(context, node) if is_op(node, *makers) else None
+        return Match(node, {"made": found}) if found and found.groups else None
 
-def fuse_act(context: RewriteContext, match: Match) -> None:
-    """act_quant(x, [qkv], [scales]) -> [y], quantised…"""
-    node = match.root
-    fused = Fused("act_quant", list(node.inputs), {"act": node.op, **node.attrs})
-    detach(node)
-    fuse(context, match.parts["made"], fused, [], fused)
+    def replace(context: RewriteContext, match: Match) -> None:
+        node = match.root
+        act = {"act": node.op} if "act" in context.ops[name].attrs else {}
+        fused = Fused(name, list(node.inputs), {**act, **node.attrs})
+        detach(node)
+        fuse(context, match.parts["made"], fused, [], fused)
 
-
-def find_gated(context: RewriteContext, node: gs.Node) -> Match | None:
-    """gated_norm with a quantised result."""
-    found = made(context, node) if is_op(node, "gated_norm") else None
-    return Match(node, {"made": found}) if found and found.groups else None
-
-
-def fuse_gated(context: RewriteContext, match: Match) -> None:
-    """gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…"""
-    node = match.root
-    fused = Fused("gated_norm_quant", list(node.inputs), dict(node.attrs))
-    detach(node)
-    fuse(context, match.parts["made"], fused, [], fused)
+    return Rule(name, find, always, replace)
 
 
 def always(context: RewriteContext, match: Match) -> str | None:
-    """Refuses nothing."""
     return None
 
 
 NORM_QUANT = Rule("norm_quant", find_norm, always, fuse_norm)
-ACT_QUANT = Rule("act_quant", find_act, always, fuse_act)
-GATED_NORM_QUANT = Rule("gated_norm_quant", find_gated, always, fuse_gated)
+# act_quant(x, [qkv], [scales]) and gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…
+ACT_QUANT = _quantised("act_quant", "silu_mul", "sigmoid_gate")
+GATED_NORM_QUANT = _quantised("gated_norm_quant", "gated_norm")

@@ -8,6 +8,7 @@ ranks is for executors with ranks that exchange data within a launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -17,24 +18,19 @@ from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 
-def find_experts(context: RewriteContext, node: gs.Node) -> Match | None:
-    """norm_quant(x, weight, residual, …) that adds the result of grouped_moe to another value."""
-    return _find(node, "grouped_moe")
+def _sum_of(op: str) -> Callable[[RewriteContext, gs.Node], Match | None]:
+    """The pattern: norm_quant(x, weight, residual, …) that adds the result of `op` to a value."""
 
-
-def find_ranks(context: RewriteContext, node: gs.Node) -> Match | None:
-    """norm_quant(x, weight, residual, …) that adds a sum over ranks to something else."""
-    return _find(node, "all_reduce")
-
-
-def _find(node: gs.Node, op: str) -> Match | None:
-    if not is_op(node, "norm_quant") or not node.attrs["add"]:
+    def find(context: RewriteContext, node: gs.Node) -> Match | None:
+        if not is_op(node, "norm_quant") or not node.attrs["add"]:
+            return None
+        for i, other in ((0, 2), (2, 0)):
+            total = producer(node.inputs[i])
+            if total is not None and is_op(total, op):
+                return Match(node, {"total": total, "residual": node.inputs[other]})
         return None
-    for i, other in ((0, 2), (2, 0)):
-        total = producer(node.inputs[i])
-        if total is not None and is_op(total, op):
-            return Match(node, {"total": total, "residual": node.inputs[other]})
-    return None
+
+    return find
 
 
 def can_join(context: RewriteContext, match: Match) -> str | None:
@@ -71,5 +67,5 @@ def _join(
     context.graph.nodes.append(add_node(context.ops, norm.name, op, inputs, outputs, **attrs))
 
 
-MOE_NORM = Rule("moe_norm", find_experts, can_join, join_experts)
-REDUCE_NORM = Rule("reduce_norm", find_ranks, can_join, join_ranks)
+MOE_NORM = Rule("moe_norm", _sum_of("grouped_moe"), can_join, join_experts)
+REDUCE_NORM = Rule("reduce_norm", _sum_of("all_reduce"), can_join, join_ranks)

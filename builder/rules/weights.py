@@ -20,15 +20,7 @@ from spark_engine.models.weights.recipes import Recipe
 SMALL = 64  # the most elements of a weight that is evaluated for a comparison
 
 
-def same_values(
-    context: RewriteContext, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]
-) -> bool:
-    """Whether each pair is one tensor, or two small weights of equal value."""
-    return all(a is b or _equal(context, a, b) for a, b in zip(ours, theirs, strict=True))
-
-
 def concat(context: RewriteContext, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
-    """The weights joined along the first axis."""
     parts = [recipe_of(context, t) for t in tensors]
     return add_weight(context, joined_name([t.name for t in tensors]), recipes.concat0(parts))
 
@@ -63,11 +55,6 @@ def recipe_of(context: RewriteContext, tensor: gs.Tensor) -> Recipe:
     return context.weights[tensor.name].recipe
 
 
-def is_weight(context: RewriteContext, tensor: gs.Tensor) -> bool:
-    """Whether the tensor is computed from the checkpoint."""
-    return tensor.name in context.weights
-
-
 def add_weight(context: RewriteContext, name: str, recipe: Recipe) -> gs.Tensor:
     """A new graph input for the recipe, or the existing one of that name."""
     if name in context.weights:
@@ -91,8 +78,11 @@ def joined_name(names: Sequence[str]) -> str:
     return ".".join("+".join(column) for column in columns)
 
 
-def _equal(context: RewriteContext, a: gs.Tensor, b: gs.Tensor) -> bool:
-    if not (is_weight(context, a) and is_weight(context, b)):
+def same_value(context: RewriteContext, a: gs.Tensor, b: gs.Tensor) -> bool:
+    """Whether they are one tensor, or two small weights of equal value."""
+    if a is b:
+        return True
+    if a.name not in context.weights or b.name not in context.weights:
         return False
     one, two = context.weights[a.name], context.weights[b.name]
     if one.recipe == two.recipe:

@@ -35,7 +35,7 @@ GRAPH = "ort"  # the executor with a graph in its payload, which references can 
 
 
 def is_engine(path: Path) -> bool:
-    """Whether it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
+    """True if it is an engine folder, not a checkpoint. Raises OptionError if it is neither."""
     if (path / MANIFEST).is_file():
         return True
     if (path / "config.json").is_file():
@@ -61,7 +61,7 @@ def open_engine(path: Path) -> Loaded:
 
 
 def has_graph(loaded: Loaded) -> bool:
-    """Whether the engine has a graph of nodes; a native one has launches and cubins."""
+    """True if the engine has a graph of nodes; a native one has launches and cubins."""
     return folder_of(loaded).manifest.executor == GRAPH
 
 
@@ -94,7 +94,7 @@ def open_by_reference(path: Path) -> Loaded:
 
 
 def is_fused(manifest: Manifest) -> bool:
-    """Whether the engine's graph was rewritten."""
+    """True if the engine's graph was rewritten."""
     return any(sum(counts.values()) for counts in manifest.fusions.values())
 
 
@@ -109,15 +109,15 @@ def build_twin(
     """
     manifest = folder_of(engine).manifest
     limits = manifest.limits
-    by_family = {
-        family: tuple(b.tokens for b in manifest.buckets if b.family == family)
+    decode, prefill = (
+        tuple(b.tokens for b in manifest.buckets if b.family == family)
         for family in (DECODE, PREFILL)
-    }
+    )
     rounds = tuple((b.rows, k) for b in manifest.buckets if (k := drafts_of(b.family)))
     options = Options(
         target=CPU,
-        decode=by_family["decode"],
-        prefill=by_family["prefill"],
+        decode=decode,
+        prefill=prefill,
         verify=rounds if limits.drafts else None,
         drafts=limits.drafts,
         draft_dtype=_draft_dtype(manifest),

@@ -178,20 +178,12 @@ def _rounds(
 
 def default_tables(limits: interface.Limits) -> dict[str, Array]:
     """Tables for greedy decoding without penalties, and without pages."""
-    slots = limits.max_seqs + 1
-    sampling_f = np.zeros((slots, len(interface.SAMPLING_F)), np.float32)
-    sampling_f[:, interface.SAMPLING_F.index("top_p")] = 1
-    sampling_f[:, interface.SAMPLING_F.index("repetition")] = 1
-    return {
-        "page_table": np.full((slots, limits.pages_per_seq), -1, np.int32),
-        "prompt_lens": np.zeros(slots, np.int32),
-        "sampling_f": sampling_f,
-        "sampling_i": np.zeros((slots, len(interface.SAMPLING_I)), np.int32),
-        "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
-        "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
-        "bias_until": np.zeros((slots, limits.bias_slots), np.int32),
-        "allow": np.zeros((slots, limits.mask_words), np.uint32),
-    }
+    tables = {spec.name: np.zeros(spec.dims, spec.dtype.numpy) for spec in interface.tables(limits)}
+    for name in ("page_table", "bias_ids"):
+        tables[name][:] = -1
+    for column in ("top_p", "repetition"):
+        tables["sampling_f"][:, interface.SAMPLING_F.index(column)] = 1
+    return tables
 
 
 def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
@@ -248,7 +240,7 @@ def _session(
 
 
 def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
-    """Whether the text takes part in a step of the bucket."""
+    """True if the text takes part in a step of the bucket."""
     return rows == max(steps) or text < rows
 
 

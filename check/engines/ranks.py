@@ -20,13 +20,13 @@ from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.by_buffers import ByBuffers
+from spark_engine.runtime.executors.executor import Executor, SynchronousExecutor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, Pairs, Snapshot, allocate
 from spark_engine.runtime.ranks.communicator import sum_of
 from spark_engine.tensors import Array
 
 LIMIT_S = 600.0  # seconds: one thread may compute a step by reference while the others wait
-MOST_MERGED = 4  # cached sets of buffers; a runner has one
 Buffers = Mapping[str, Array]
 
 
@@ -81,22 +81,12 @@ class ThreadCommunicator:
     here = True
 
     def __init__(self, rendezvous: Rendezvous, rank: int, ranks: int) -> None:
-        self._rendezvous, self._rank, self._ranks = rendezvous, rank, ranks
+        self._rendezvous, self.rank, self.ranks = rendezvous, rank, ranks
         self.limit_s = LIMIT_S
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self._ranks
 
     def parts(self, array: Array) -> list[Array]:
         """The arrays of all ranks, in order."""
-        return self._rendezvous.exchange(self._rank, array.copy())
+        return self._rendezvous.exchange(self.rank, array.copy())
 
     def all_reduce(self, array: Array) -> Array:
         """The sum, in rank order."""
@@ -108,7 +98,7 @@ class ThreadCommunicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._rendezvous.exchange(self._rank, None)
+        self._rendezvous.exchange(self.rank, None)
 
     def abort(self, why: str) -> None:
         """Ends all waiting calls."""
@@ -198,17 +188,12 @@ class RanksExecutor(SynchronousExecutor):
         self._cut = cut
         whole = (replace(s, shape=(*s.shape[:-1], vocab)) if s.name in cut else s
                  for s in specs.outputs)  # fmt: skip
-        self._specs = replace(specs, outputs=tuple(whole))
+        self.specs = replace(specs, outputs=tuple(whole))  # rank 0's, with all ranks' logits
         self._own = [
             {s.name: allocate(s) for s in specs.outputs if rank or s.name in cut}
             for rank in range(ranks)
         ]
-        self._known: list[tuple[Buffers, list[Buffers]]] = []
-
-    @property
-    def specs(self) -> Specs:
-        """Rank 0's outputs, which are equal on all ranks, except logits."""
-        return self._specs
+        self._known = ByBuffers[list[Buffers]]()
 
     def run(self, buffers: Buffers) -> None:
         """One step of all ranks over their states. Raises the error of a rank."""
@@ -219,20 +204,15 @@ class RanksExecutor(SynchronousExecutor):
 
     def of(self, buffers: Buffers) -> list[Buffers]:
         """The buffers by rank; cached for the same buffers."""
-        for known, made in self._known:
-            if known is buffers:
-                return made
-        made = []
-        for states, outputs in zip(self._states.of, self._own, strict=True):
-            outs = {name + STATE_OUT: array for name, array in states.arrays.items()}
-            made.append({**buffers, **states.arrays, **outs, **outputs})
-        self._known = [*self._known[1 - MOST_MERGED :], (buffers, made)]
-        return made
 
-    def launch(self, buffers: Buffers) -> Wait:
-        """Runs at once."""
-        self.run(buffers)
-        return lambda: None
+        def make() -> list[Buffers]:
+            made: list[Buffers] = []
+            for states, outputs in zip(self._states.of, self._own, strict=True):
+                outs = {name + STATE_OUT: array for name, array in states.arrays.items()}
+                made.append({**buffers, **states.arrays, **outs, **outputs})
+            return made
+
+        return self._known.find(buffers, make)
 
     def close(self) -> None:
         """Closes the executors of all ranks."""

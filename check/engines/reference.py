@@ -25,7 +25,7 @@ from spark_engine.interface import STATE_OUT
 from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
@@ -83,7 +83,7 @@ class ReferenceExecutor(SynchronousExecutor):
         threads: int = 0,
         comm: ThreadCommunicator | None = None,
     ) -> None:
-        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._comm = comm
         self._steps: list[ReferenceStep | Collective] = (
             [*read_steps(payload)] if comm is None else []
@@ -96,16 +96,11 @@ class ReferenceExecutor(SynchronousExecutor):
         self._limits, self._states = manifest.limits, manifest.states
         self.watch: Watch | None = None
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
-
     def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
         live = LiveRows.of(buffers, self._limits, self._states, NEAR if self.watch else 0)
         values: Values = {**self._weights}
-        for spec in (*self._specs.inputs, *self._specs.states):
+        for spec in (*self.specs.inputs, *self.specs.states):
             values[spec.name] = live.cut(spec.name, buffers[spec.name].view())
             values[spec.name].flags.writeable = False
         for step in self._steps:
@@ -117,16 +112,11 @@ class ReferenceExecutor(SynchronousExecutor):
             values.update(zip(step.outputs, results, strict=True))
             if self.watch is not None:
                 self.watch(step, operands, results, live)
-        for spec in self._specs.outputs:
+        for spec in self.specs.outputs:
             live.put_output(buffers[spec.name], _checked(values[spec.name], spec))
-        for spec in self._specs.states:
+        for spec in self.specs.states:
             if (value := values.get(spec.name + STATE_OUT)) is not None:  # it may be read-only
                 live.put(spec.name, buffers[spec.name], value)
-
-    def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
-        """Runs at once."""
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         """Does nothing: weights are mapped."""

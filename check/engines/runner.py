@@ -1,8 +1,7 @@
-"""Polygraphy runners over any executor: the only file that knows both.
+"""A Polygraphy runner over any executor: the only file that knows both.
 
-`EngineRunner` is pure: states are named inputs and outputs, so that an iteration depends on nothing
-before it. `SessionRunner` keeps the states from launch to launch, as a server does, and returns the
-`defined_values`. Both choose the bucket by the shapes of the input.
+It keeps the states from launch to launch, as a server does, chooses the bucket by the shapes of the
+inputs, and returns the `defined_values`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 
 from spark_engine import interface
-from spark_engine.check.engines.prompts import CheckSession
+from spark_engine.check.engines.prompts import CheckLaunch, CheckSession
 from spark_engine.check.verdicts.defined_values import defined_values, ends
 from spark_engine.errors import InternalError
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, STATE_OUT, verify_family
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import (
     BucketKey,
@@ -37,79 +35,7 @@ SESSION = "session"  # i32 [1]: a changed number starts a session with empty sta
 SHOW = "show_states"  # i32 [1]: 0 omits the states from the result
 
 
-class EngineRunner(BaseRunner):  # type: ignore[misc]
-    """Steps, tables and states are inputs; outputs and `<state>.out` are outputs. Has its own
-    buffers.
-
-    Arrays of types that numpy lacks (bf16) are passed as their bits, u16.
-    """
-
-    def __init__(self, name: str, engine: Loaded) -> None:
-        super().__init__(name=name)
-        self._engine = engine
-        self._memory: EngineMemory | None = None
-
-    def activate_impl(self) -> None:
-        """Allocates the buffers of every bucket."""
-        specs = {key: executor.specs for key, executor in self._engine.executors.items()}
-        self._memory = EngineMemory(self._engine.states, self._engine.tables, specs)
-
-    def deactivate_impl(self) -> None:
-        """Frees them."""
-        self._memory = None
-
-    def get_input_metadata_impl(self) -> TensorMetadata:
-        """Names, types and shapes; rows and tokens are unbound."""
-        metadata = TensorMetadata()
-        for spec in self._wanted():
-            shape = [d if isinstance(d, int) else None for d in spec.shape]
-            metadata.add(spec.name, _bits(np.empty(0, spec.dtype.numpy)).dtype, shape)
-        return metadata
-
-    def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
-        """One launch. Raises InternalError if the engine has no bucket of these shapes."""
-        key = self._key(feed_dict)
-        buffers = self._run(key, feed_dict)
-        results = [s.name for s in self._engine.executors[key].specs.outputs]
-        states = [info.spec.name for info in self._engine.states]
-        return {n: _bits(buffers[n]).copy() for n in results} | {
-            n + STATE_OUT: _bits(buffers[n]).copy() for n in states
-        }
-
-    def _wanted(self) -> Iterator[TensorSpec]:
-        yield from self._steps()
-        yield from self._engine.tables
-        yield from (info.spec for info in self._engine.states)
-
-    def _steps(self) -> Iterator[TensorSpec]:
-        """The step inputs of all families, with and without drafts, as in `Launch.feed`."""
-        yield from interface.steps(PREFILL, drafts=1)
-
-    def _key(self, feed: Feed) -> BucketKey:
-        rows, tokens = len(feed["slots"]), len(feed["token_ids"])
-        family = {rows: DECODE, rows * PREFILL_TILE: PREFILL}.get(tokens, "")
-        family = family or verify_family(tokens // rows - 1)
-        if (family, rows) not in self._engine.executors:
-            raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
-        return family, rows
-
-    def _buffers(self, key: BucketKey) -> Mapping[str, NDArray[Any]]:
-        if self._memory is None:
-            raise InternalError(f"{self.name} was not activated")
-        return self._memory.buffers(*key, 0)
-
-    def _run(self, key: BucketKey, feed: Feed) -> Mapping[str, NDArray[Any]]:
-        buffers = self._buffers(key)
-        for name, array in feed.items():
-            if name in buffers:
-                buffers[name].view(array.dtype)[...] = array
-        start = time.perf_counter()
-        self._engine.executors[key].run(buffers)
-        self.inference_time = time.perf_counter() - start
-        return buffers
-
-
-class SessionRunner(EngineRunner):
+class SessionRunner(BaseRunner):  # type: ignore[misc]
     """Keeps the states between launches; a feed has steps, tables and two numbers.
 
     A new session starts with NaN in all states, so a launch that reads undefined values yields NaN.
@@ -118,13 +44,15 @@ class SessionRunner(EngineRunner):
     """
 
     def __init__(self, name: str, engine: Loaded) -> None:
-        super().__init__(name, engine)
+        super().__init__(name=name)
+        self._engine = engine
+        self._memory: EngineMemory | None = None
         self._session: int | None = None
         self._states: Mapping[str, NDArray[Any]] = {}
         self._paired: dict[int, NDArray[np.int32]] = {}
 
     def activate_impl(self) -> None:
-        """Allocates the buffers; no session is open."""
+        """Allocates the buffers of every bucket; no session is open."""
         engine = self._engine
         specs = {key: executor.specs for key, executor in engine.executors.items()}
         self._memory = EngineMemory(engine.states, engine.tables, specs, store=engine.device_states)
@@ -133,9 +61,19 @@ class SessionRunner(EngineRunner):
         self._session = None
 
     def deactivate_impl(self) -> None:
-        """Frees the buffers and ends the session."""
-        super().deactivate_impl()
-        self._session = None
+        """Frees the buffers."""
+        self._memory = None
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """Names, types and shapes; rows and tokens are unbound."""
+        numbers = (TensorSpec(name, DType.I32, (1,)) for name in (SESSION, SHOW))
+        # the step inputs of all families, with and without drafts, as in `CheckLaunch.feed`
+        steps = interface.steps(PREFILL, drafts=1)
+        metadata = TensorMetadata()
+        for spec in (*numbers, *steps, *self._engine.tables):
+            shape = [d if isinstance(d, int) else None for d in spec.shape]
+            metadata.add(spec.name, spec.dtype.numpy, shape)
+        return metadata
 
     def launch(self, feed: Feed) -> dict[str, NDArray[Any]]:
         """`infer` of a feed of `feeds`, without Polygraphy's checks of every input."""
@@ -143,7 +81,8 @@ class SessionRunner(EngineRunner):
         return shown
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
-        """One launch of a session; returns the defined part of outputs and states."""
+        """One launch of a session; returns the defined part of outputs and states. Raises
+        InternalError if the engine has no bucket of these shapes."""
         key = self._key(feed_dict)
         if (session := int(feed_dict[SESSION][0])) != self._session:
             self._session, self._paired = session, {}
@@ -176,11 +115,25 @@ class SessionRunner(EngineRunner):
                 said = sampled.reshape(len(counts), -1)[row]
                 mine[start : after[row]] = said[: after[row] - start]
 
-    def _wanted(self) -> Iterator[TensorSpec]:
-        yield TensorSpec(SESSION, DType.I32, (1,))
-        yield TensorSpec(SHOW, DType.I32, (1,))
-        yield from self._steps()
-        yield from self._engine.tables
+    def _key(self, feed: Feed) -> BucketKey:
+        rows, tokens = len(feed["slots"]), len(feed["token_ids"])
+        family = {rows: DECODE, rows * PREFILL_TILE: PREFILL}.get(tokens, "")
+        family = family or verify_family(tokens // rows - 1)
+        if (family, rows) not in self._engine.executors:
+            raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
+        return family, rows
+
+    def _run(self, key: BucketKey, feed: Feed) -> Mapping[str, NDArray[Any]]:
+        if self._memory is None:
+            raise InternalError(f"{self.name} was not activated")
+        buffers = self._memory.buffers(*key, 0)
+        for name, array in feed.items():
+            if name in buffers:
+                buffers[name][...] = array
+        start = time.perf_counter()
+        self._engine.executors[key].run(buffers)
+        self.inference_time = time.perf_counter() - start
+        return buffers
 
     def _poison(self, page_table: NDArray[Any]) -> None:
         """Writes NaN into the session's slots and pages, and into the scratch ones."""
@@ -230,13 +183,15 @@ def feeds(sessions: Iterable[CheckSession]) -> Iterator[dict[str, NDArray[Any]]]
         families = [launch.family for launch in session.launches]
         last = {family: i for i, family in enumerate(families)}
         for i, launch in enumerate(session.launches):
-            marks = {SESSION: number, SHOW: i in last.values()}
-            numbers = {name: np.array([value], np.int32) for name, value in marks.items()}
-            yield {**numbers, **session.tables, **launch.feed()}
+            yield feed(session, launch, number, i in last.values())
 
 
-def _bits(array: NDArray[Any]) -> NDArray[Any]:
-    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+def feed(
+    session: CheckSession, launch: CheckLaunch, number: int, show: bool = False
+) -> dict[str, NDArray[Any]]:
+    """The inputs of one launch; another `number` starts a session with empty states."""
+    marks = {name: np.array([x], np.int32) for name, x in ((SESSION, number), (SHOW, show))}
+    return {**marks, **session.tables, **launch.feed()}
 
 
 def _wild(dtype: np.dtype[Any]) -> Any:

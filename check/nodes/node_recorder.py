@@ -24,7 +24,7 @@ from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
+from spark_engine.runtime.executors.executor import Executor, SynchronousExecutor
 from spark_engine.runtime.executors.memory import BucketKey
 
 Buffers = Mapping[str, NDArray[Any]]
@@ -146,18 +146,11 @@ class _RecordingExecutor(SynchronousExecutor):
     """An `Executor` that reports every launch to the recorder."""
 
     def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
+        self.specs = inner.specs
         self._key, self._inner, self._recorder = key, inner, recorder
-
-    @property
-    def specs(self) -> Specs:
-        return self._inner.specs
 
     def run(self, buffers: Buffers) -> None:
         self._recorder.launch(self._key, self._inner, buffers)
-
-    def launch(self, buffers: Buffers) -> Wait:
-        self.run(buffers)
-        return lambda: None
 
     def close(self) -> None:
         self._inner.close()

@@ -53,7 +53,7 @@ class Repeated:
 
     @property
     def passed(self) -> bool:
-        """Whether no text differs that must not."""
+        """True if no text differs that must not."""
         return not self.invariant or all(run.same == self.texts for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 import numpy as np
 
 from spark_engine.check.engines.prompts import CheckLaunch, CheckSession, next_launches
-from spark_engine.check.engines.runner import SESSION, SHOW, Feed, SessionRunner
+from spark_engine.check.engines.runner import Feed, SessionRunner, feed
 from spark_engine.check.texts.verify_buckets import Decoded, check_verify_buckets
 from spark_engine.check.verdicts.compare import Verdict
 from spark_engine.check.verdicts.metrics import near_tie_rows
@@ -40,7 +40,7 @@ def read_texts(reference: Loaded, session: CheckSession, rows: int) -> Iterator[
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     with SessionRunner("reference", reference) as runner:
         for launch in _launches(session, said, rows):
-            truth, _ = _logits(runner, _feed(session, launch))
+            truth, _ = _logits(runner, feed(session, launch, 0))
             for slot, best in zip(_saying(launch), truth.argmax(axis=1).tolist(), strict=True):
                 said[slot].append(best)
             yield truth
@@ -72,7 +72,7 @@ def compare_texts(
         shown.track("text level, tokens", total) as step,
     ):
         for launch, truth in zip(_launches(session, said, rows), truths, strict=True):
-            logits, sampled = _logits(one, _feed(session, launch))
+            logits, sampled = _logits(one, feed(session, launch, 0))
             apart = logits.shape[1] < truth.shape[1]  # several GPUs show rank 0's ids
             chosen = sampled if apart else logits.argmax(axis=1)
             logits = truth if apart else logits
@@ -127,14 +127,9 @@ def _saying(launch: CheckLaunch) -> list[int]:
     return slots
 
 
-def _feed(session: CheckSession, launch: CheckLaunch) -> Feed:
-    marks = {name: np.zeros(1, np.int32) for name in (SESSION, SHOW)}
-    return {**marks, **session.tables, **launch.feed()}
-
-
-def _logits(runner: SessionRunner, feed: Feed) -> tuple[Array, Array]:
+def _logits(runner: SessionRunner, inputs: Feed) -> tuple[Array, Array]:
     """Logits [emitting rows, V] of one launch, and the ids that it sampled."""
-    shown = runner.launch(feed)
+    shown = runner.launch(inputs)
     if not shown.get("emitted", np.empty(0)).size:
         return np.empty((0, 1), np.float32), np.empty(0, np.int32)
     sampled = shown["next_tokens"].copy() if "next_tokens" in shown else np.empty(0, np.int32)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_engine.check.engines import prompts
-from spark_engine.check.engines.runner import SESSION, SHOW, SessionRunner
+from spark_engine.check.engines.runner import SessionRunner, feed
 from spark_engine.check.verdicts.compare import Verdict
 from spark_engine.check.verdicts.metrics import near_tie_rows
 from spark_engine.check.verdicts.report import Finding
@@ -146,6 +146,4 @@ class _Run:
         return Verdict(name, not self.wrong, reason, figures, hard=bool(self.wrong))
 
     def _launch(self, launch: prompts.CheckLaunch) -> dict[str, Array]:
-        numbers = {SESSION: self._number, SHOW: 0}
-        marks = {name: np.array([value], np.int32) for name, value in numbers.items()}
-        return self._runner.launch({**marks, **self._session.tables, **launch.feed()})
+        return self._runner.launch(feed(self._session, launch, self._number))

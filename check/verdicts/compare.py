@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,12 +51,9 @@ class Compare:
     def __init__(self, thresholds: Thresholds) -> None:
         self._limits = thresholds
 
-    def __call__(self, candidate: Named, reference: Named) -> OrderedDict[str, Verdict]:
-        verdicts: OrderedDict[str, Verdict] = OrderedDict()
-        for name in candidate:
-            if name in reference and name not in (PAIRED, LAST):
-                verdicts[name] = self._one(name, candidate, reference)
-        return verdicts
+    def __call__(self, candidate: Named, reference: Named) -> dict[str, Verdict]:
+        names = [name for name in candidate if name in reference and name not in (PAIRED, LAST)]
+        return {name: self._one(name, candidate, reference) for name in names}
 
     def _one(self, name: str, candidate: Named, reference: Named) -> Verdict:
         a, b = candidate[name], reference[name]

@@ -11,23 +11,8 @@ from rich.table import Table
 
 from spark_engine.check.verdicts.compare import Verdict
 
-FIGURES = (
-    *(
-        "rel_l2",
-        "scale",
-        "cosine",
-        "max_abs",
-        "kl",
-        "texts",
-        "same",
-        "tokens",
-        "flips",
-        "near_ties",
-    ),
-    "differ",
-)
 _WORST_IS_LEAST = ("cosine", "same")
-# The meaning of each figure of the worst row (a token, a slot), in the order of FIGURES.
+# The meaning of each figure of the worst row (a token, a slot), in the order of columns.
 LEGEND = {
     "rel_l2": "length of the difference, as a part of the reference's length",
     "scale": "part by which neighbouring columns are too large or too small beyond rounding",
@@ -41,6 +26,7 @@ LEGEND = {
     "near_ties": "flips where the reference holds both tokens equally likely, within `tie`",
     "differ": "values that differ",
 }
+FIGURES = tuple(LEGEND)
 # The relation of each figure to its limit.
 _AT_LEAST = ("cosine",)
 LIMITS = {

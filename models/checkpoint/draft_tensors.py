@@ -8,7 +8,7 @@ drafts. Knows no name of the head's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import CheckpointError
@@ -43,7 +43,8 @@ def draft_table(
         if linear.group and layout.fused(linear.group):
             scheme = Scheme.PLAIN  # a quantised stack matches no expected tensor
         else:
-            scheme = _scheme(layout.file_name(linear.module), tensors, dialect, rounds_inputs)
+            module = layout.file_name(linear.stored.module)
+            scheme = _scheme(module, tensors, dialect, rounds_inputs)
         if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
     return QuantTable(MappingProxyType(table), dialect, False)
@@ -54,7 +55,7 @@ def draft_tensors(
 ) -> tuple[QuantTable, Mapping[str, Expected], str]:
     """(`text` with the head's schemes, the head's tensors, "") of a file; if its head is
     incomplete, (`text`, nothing, the reason)."""
-    there = sorted(_head_names(tensors, layout))
+    there = sorted(n for n in tensors if n.startswith(layout.draft_prefix + DRAFT))
     if not there:
         return text, {}, "the checkpoint's files hold no tensor of the draft head (mtp.*)"
     try:
@@ -70,14 +71,10 @@ def draft_tensors(
     return table, expected, ""
 
 
-def _head_names(tensors: Files, layout: Layout) -> Iterator[str]:
-    return (name for name in tensors if name.startswith(layout.draft_prefix + DRAFT))
-
-
 def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Dialect) -> Dialect:
     """The dialect of the head's quantised projections; `usual` if their names do not show it."""
     for linear in linears(rows):
-        module = layout.file_name(linear.module)
+        module = layout.file_name(linear.stored.module)
         for dialect in (Dialect.COMPRESSED, Dialect.MODELOPT):
             names = SUFFIXES[dialect]
             if dialect is Dialect.MODELOPT and f"{module}.{names.block_scale}" in tensors:
@@ -90,16 +87,16 @@ def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Diale
 
 
 def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
-    """Whether an FP8 weight's scale is of blocks: it has more than one column."""
+    """True if an FP8 weight's scale is of blocks: it has more than one column."""
     weight = tensors.get(f"{scale.rpartition('.')[0]}.weight")
     found = tensors.get(scale)
     if weight is None or weight.dtype is not DType.F8E4M3 or found is None:
         return False
-    return tuple(found.shape) == (-(-linear.rows // 128), -(-linear.columns // 128))
+    return tuple(found.shape) == (-(-linear.stored.rows // 128), -(-linear.columns // 128))
 
 
 def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) -> Scheme:
-    """How the file stores a projection."""
+    """The scheme of a projection in the file."""
     names = SUFFIXES[dialect]
     if f"{module}.{names.fp4_global}" in tensors:
         rounded = rounds_inputs and f"{module}.{names.fp4_input}" in tensors

@@ -63,7 +63,7 @@ class Expected:
 
 
 class Stored(Protocol):
-    """What a file says of a tensor (`files.StoredTensor`)."""
+    """A tensor's entry in a file (`files.StoredTensor`)."""
 
     @property
     def dtype(self) -> DType: ...
@@ -180,9 +180,9 @@ def _unquantised(
 def _projection(
     linear: Linear, scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...], layout: Layout
 ) -> Iterator[Expected]:
-    """The tensors that hold one projection."""
-    n, k = linear.rows, linear.columns
-    module, suffixes = layout.file_name(linear.module), SUFFIXES[dialect]
+    """The tensors that hold one projection, or the matrix of which it is a slice."""
+    n, k = linear.stored.rows, linear.columns
+    module, suffixes = layout.file_name(linear.stored.module), SUFFIXES[dialect]
 
     def tensor(
         suffix: str, dtypes: tuple[DType, ...], shapes: tuple[Shape, ...], need: str = "required"
@@ -197,6 +197,13 @@ def _projection(
         yield tensor("input_scale", SCALE, SCALAR)
     elif scheme is Scheme.FP8_BLOCK:
         blocks = (-(-n // 128), -(-k // 128))
+        if not linear.stored.blocks(128):
+            first, end = next((a, b) for a, b in linear.stored.ranges if a % 128 or b % 128)
+            raise CheckpointError(
+                f"{module}.{suffixes.block_scale}: a scale covers 128 rows, and {linear.module} is "
+                f"rows {first} to {end - 1} of {n}, not whole blocks; give an export that leaves "
+                f"{linear.stored.module} unquantised"
+            )
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
         yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), (blocks,))
     else:

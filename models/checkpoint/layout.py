@@ -1,4 +1,4 @@
-"""A checkpoint's names of tensors, and whether its experts are stacked.
+"""A checkpoint's names of tensors, which of them are slices, and whether its experts are stacked.
 
 Inside the package names have no prefix (`layers.0.mlp.gate_proj`, `embed_tokens`, `lm_head`);
 files put `model.language_model.` or `model.` before all but the head's. Knows no dtype and no
@@ -7,11 +7,11 @@ quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
+from spark_engine.models.checkpoint.tensor_list import Row, Slice, ValueKind, linears, of_kind
 
 HEAD = "lm_head"
 DRAFT = "mtp."  # prefix of the package's names of the draft head's tensors
@@ -25,30 +25,37 @@ class Layout:
     """The differences between files of one network.
 
     The draft head has a separate prefix, and its experts may be stored in another form than the
-    network's.
+    network's. `slices`: the projections that are rows of a stored matrix, by module.
     """
 
     prefix: str
     fused_experts: bool
     draft_prefix: str = ""
     fused_draft_experts: bool = True
+    slices: Mapping[str, Slice] = field(default_factory=dict)
 
     def fused(self, experts: str) -> bool:
-        """Whether the experts of this group are stacked."""
+        """True if the experts of this group are stacked."""
         drafts = experts.startswith(DRAFT)
         return self.fused_draft_experts if drafts else self.fused_experts
 
     def file_name(self, name: str) -> str:
-        """The name in the file of a module or tensor."""
+        """The name in the file of a module or tensor; of a slice that of the stored matrix."""
+        module, _, suffix = name.rpartition(".")
+        if module in self.slices:
+            name = f"{self.slices[module].module}.{suffix}"
         if name.startswith(DRAFT):
             return self.draft_prefix + name
         return name if name.startswith(HEAD) else self.prefix + name
 
     @classmethod
-    def usual(cls, nested: bool, quantised: bool, quantised_head: bool = False) -> Layout:
-        """The layout of published files: quantised experts are stored one by one."""
+    def usual(
+        cls, nested: bool, quantised: bool, quantised_head: bool, rows: Iterable[Row]
+    ) -> Layout:
+        """The layout of published files: quantised experts are stored one by one. `rows`: the
+        tensors of network and draft head."""
         prefix = PREFIXES[0 if nested else 1]
-        return cls(prefix, not quantised, fused_draft_experts=not quantised_head)
+        return cls(prefix, not quantised, "", not quantised_head, _slices(rows))
 
     @classmethod
     def detect(
@@ -67,7 +74,8 @@ class Layout:
         for prefix in PREFIXES:
             if prefix + embedding.name in known:
                 fused = _any_stacked(known, prefix, rows)
-                return cls(prefix, fused, before or "", stacked)
+                slices = _slices((*rows, *drafts))
+                return cls(prefix, fused, before or "", stacked, slices)
         raise CheckpointError(
             f"no {embedding.name} under {' or '.join(PREFIXES)}: the files hold no text model, "
             "or name its tensors otherwise; give a checkpoint as transformers saves it"
@@ -80,6 +88,10 @@ def spellings(module: str) -> tuple[str, ...]:
         return (HEAD, f"language_model.{HEAD}", f"model.{HEAD}")
     bare = (module,) if module.startswith(DRAFT) else ()
     return (*bare, *(prefix + module for prefix in SPELLINGS))
+
+
+def _slices(rows: Iterable[Row]) -> Mapping[str, Slice]:
+    return {linear.module: linear.slice for linear in linears(rows) if linear.slice is not None}
 
 
 def _any_stacked(known: Collection[str], prefix: str, rows: Iterable[Row]) -> bool:

@@ -21,7 +21,6 @@ from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Di
 
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]
-Lookup = Callable[[tuple[str, ...]], Scheme]
 
 ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
@@ -149,11 +148,8 @@ def _group_scheme(group: Json, where: str) -> Scheme:
     if kind == ("float", 4) and weights.get("group_size") == 16:
         if inputs is None:
             return Scheme.NVFP4
-        if (inputs.get("type"), inputs.get("num_bits"), inputs.get("group_size")) == (
-            "float",
-            4,
-            16,
-        ):
+        rounded = tuple(map(inputs.get, ("type", "num_bits", "group_size")))
+        if rounded == ("float", 4, 16):
             return Scheme.NVFP4_A4
     if kind == ("float", 8) and inputs is not None:
         bits = (inputs.get("type"), inputs.get("num_bits")) == ("float", 8)

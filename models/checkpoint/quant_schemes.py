@@ -12,13 +12,18 @@ from dataclasses import dataclass
 
 
 class Scheme(enum.StrEnum):
-    """How one projection's weight is stored and what its input is rounded to."""
+    """The storage of a projection's weight, and the rounding of its input."""
 
     PLAIN = "plain"  # bf16, f16 or f32, as the file says
     FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
     FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
+
+    @property
+    def weights(self) -> str:
+        """The weight format (plugins/formats) that ops have such a projection in."""
+        return "dense" if self is Scheme.PLAIN else self.value
 
 
 class Dialect(enum.StrEnum):
@@ -60,7 +65,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Declared:
-    """What one JSON file says. `scheme` takes the spellings of one module's name."""
+    """The declarations of one JSON file. `scheme` takes the spellings of one module's name."""
 
     where: str
     dialect: Dialect

@@ -56,7 +56,7 @@ class QuantTable:
 
     @property
     def quantised(self) -> bool:
-        """Whether any module of the text network is quantised."""
+        """True if any module of the text network is quantised."""
         return any(s is not Scheme.PLAIN for s in self.modules.values())
 
     def summary(self) -> Mapping[str, int]:
@@ -89,7 +89,7 @@ def quant_table(
 
 
 def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) -> list[Declared]:
-    """What the two files declare, the more specific hf_quant_config.json first."""
+    """The declarations of the two files, the more specific hf_quant_config.json first."""
     found = []
     if hf_quant:
         with malformed_json("hf_quant_config.json"):
@@ -103,12 +103,12 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
 
 
 def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
-    names = spellings(linear.module)
+    names = spellings(linear.stored.module)
     said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{linear.module} is {said[0]} in {first.where} but {said[1]} in {second.where}; take "
-            "both files from one export of the checkpoint"
+            f"{linear.stored.module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
+            "; take both files from one export of the checkpoint"
         )
     return said[0]

@@ -74,11 +74,36 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Slice:
+    """Rows of a matrix that files store for several projections.
+
+    Attributes:
+        module, rows: of the stored matrix; its scheme is that of all its slices.
+        ranges: (first, last + 1) of the rows, in the projection's order.
+    """
+
+    module: str
+    rows: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def blocks(self, size: int) -> tuple[tuple[int, int], ...]:
+        """The ranges in blocks of `size` rows; empty if one ends inside a block. The matrix's last
+        block may be short, and is the last then."""
+        if self.rows <= size:
+            return ((0, 1),)
+        *ends, last = (end for one in self.ranges for end in one)
+        if any(end % size for end in ends) or (last % size and last != self.rows):
+            return ()
+        return tuple((first // size, -(-end // size)) for first, end in self.ranges)
+
+
+@dataclass(frozen=True)
 class Linear:
     """A projection, which may be quantised: weights [rows, columns], and their scales.
 
     `group`: the name of a group of experts, which are stored alike and which configs name as one;
-        else empty. Ranks share the projection by `split`; without it each has all of it.
+        else empty. Ranks share the projection by `split`; without it each has all of it. `slice`:
+        the rows that it is of a stored matrix; without it the file stores it under its name.
     """
 
     module: str
@@ -86,16 +111,17 @@ class Linear:
     columns: int
     group: str = ""
     split: Split | None = None
+    slice: Slice | None = None
 
     @property
-    def weight(self) -> str:
-        """The weight's name; some schemes have another."""
-        return f"{self.module}.weight"
+    def stored(self) -> Slice:
+        """The stored matrix and this projection's rows of it."""
+        return self.slice or Slice(self.module, self.rows, ((0, self.rows),))
 
     @property
     def table_key(self) -> str:
         """The key of its scheme in the quantisation table."""
-        return self.group or self.module
+        return self.group or self.stored.module
 
 
 Row = Tensor | Linear

@@ -16,7 +16,7 @@ DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16, "float32": DType.F32}
 
 
 def is_nested(config: Json) -> bool:
-    """Whether the text configuration is inside a multimodal one."""
+    """True if the text configuration is inside a multimodal one."""
     return "text_config" in config
 
 

@@ -22,13 +22,13 @@ SAMPLED = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok")
 
 
 class Mixer(Protocol):
-    """What mixes tokens: x [tokens, H] -> [tokens, H], with states named after `layer`."""
+    """A block that mixes tokens: x [tokens, H] -> [tokens, H], with states named after `layer`."""
 
     def write(self, w: Writer, x: gs.Variable, layer: str) -> gs.Variable: ...
 
 
 class Mlp(Protocol):
-    """What works on each token: x [tokens, H] -> [tokens, H]."""
+    """A block over each token: x [tokens, H] -> [tokens, H]."""
 
     def write(self, w: Writer, x: gs.Variable) -> gs.Variable: ...
 

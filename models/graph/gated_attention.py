@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights import recipes
+from spark_engine.models.weights.operands import scalar
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.tensors import DType, TensorSpec
 
@@ -94,9 +95,7 @@ class GatedAttention:
         for i, scales in enumerate((self.k_scales, self.v_scales) if fp8 else ()):
             for scale in scales:
                 if w.model.has(scale.name):
-                    found[i] = recipes.reshape(
-                        recipes.cast(recipes.whole_scale(w.model.source(scale.name))), ()
-                    )
+                    found[i] = scalar(w.model, scale.name)
         return recipes.stack(found)
 
 

@@ -1,7 +1,7 @@
 """Writes nodes, weights and states into a graphsurgeon graph, typed by the ops' own inference.
 
-Knows the graph's conventions (docs/graph.md) and the ops of a projection of each scheme; knows no
-block. Use one writer per graph.
+Knows the graph's conventions (docs/graph.md); knows no block and no weight format.
+Use one writer per graph.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins import registry
+from spark_engine.plugins.formats.format import Inputs
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.tensors import DType, TensorSpec
 
 OPSET = 23
@@ -47,7 +49,7 @@ class Writer:
         self._tensors: dict[str, gs.Variable] = {}
         self._rows: Sequence[gs.Variable] = ()
         self._scope = ""
-        self._quantised: dict[object, list[gs.Variable]] = {}
+        self._quantised: dict[object, dict[str, gs.Variable]] = {}
 
     @property
     def activation(self) -> str:
@@ -79,7 +81,7 @@ class Writer:
         return self._tensors[name]
 
     def has(self, name: str) -> bool:
-        """Whether something has written the tensor."""
+        """True if something has written the tensor."""
         return name in self._tensors
 
     def input(self, spec: TensorSpec) -> gs.Variable:
@@ -185,7 +187,7 @@ class Writer:
 
         y is named after the module unless `output` names it.
         """
-        p = projection(self.model, linear.module, self.model.table[linear.module])
+        p = projection(self.model, linear.module, self.model.table[linear.table_key])
         return self.multiply(x, linear.module, p, dtype, output)
 
     def multiply(
@@ -195,12 +197,13 @@ class Writer:
         output, weight = output or f"{module}.y", f"{module}.weight"
         if p.scheme is Scheme.PLAIN:
             return self.matmul(x, self.matrix(weight, p.weight), output, dtype)
+        form = FORMATS[p.scheme.weights]
         scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]
-        operands = [*self._quantise(x, module, p), self.weight(weight, p.weight)]
-        if p.scheme is Scheme.FP8:  # xq, w, x_scale, w_scale
-            operands = [operands[0], operands[2], operands[1]]
-        attrs = {"dtype": dtype or self.activation}
-        return self.one(_LINEAR[p.scheme], [*operands, *scales], output, **attrs)
+        given = self._quantise(x, module, p)
+        stored = (self.weight(weight, p.weight), *scales)
+        given |= zip((o.name for o in form.stored), stored, strict=True)
+        operands = [given[operand.name] for operand in form.operands]
+        return self.one(form.op, operands, output, dtype=dtype or self.activation)
 
     def matmul(
         self, x: gs.Variable, matrix: gs.Variable, output: str, dtype: str | None = None
@@ -208,24 +211,27 @@ class Writer:
         """`linear` over an unquantised matrix."""
         return self.one("linear", [x, matrix], output, dtype=dtype or self.activation)
 
-    def _quantise(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
-        """x in the scheme's form, followed by its scales; quantised once per scale value."""
-        if p.scheme is Scheme.NVFP4:
-            return [x]
+    def _quantise(self, x: gs.Variable, module: str, p: Projection) -> dict[str, gs.Variable]:
+        """The operands that x becomes in the scheme's form; quantised once per scale value."""
+        inputs = FORMATS[p.scheme.weights].inputs
+        if inputs is None:
+            return {"x": x}
         value = None if p.input_scale is None else self.model.key_of(p.input_scale)
         key = (x.name, p.scheme, value)
         if key not in self._quantised:
-            self._quantised[key] = self._quantiser(x, module, p)
-        return self._quantised[key]
+            self._quantised[key] = self._quantiser(x, module, p, inputs)
+        return dict(self._quantised[key])
 
-    def _quantiser(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
+    def _quantiser(
+        self, x: gs.Variable, module: str, p: Projection, inputs: Inputs
+    ) -> dict[str, gs.Variable]:
         base = f"{x.name.removeprefix(self._scope)}.{module.rsplit('.', 1)[-1]}"
+        results = [f"{base}.{part}" for part, _ in zip("qs", inputs.makes, strict=False)]
         if p.input_scale is None:
-            return self.op("fp8_block_quant", [x], [f"{base}.q", f"{base}.s"])
+            return dict(zip(inputs.makes, self.op(inputs.op, [x], results), strict=True))
         scale = self.weight(f"{module}.input_scale", p.input_scale)
-        if p.scheme is Scheme.FP8:
-            return [*self.op("fp8_quant", [x, scale], [f"{base}.q"]), scale]
-        return self.op("nvfp4_quant", [x, scale], [f"{base}.q", f"{base}.s"])
+        made = self.op(inputs.op, [x, scale], results)
+        return {inputs.scale: scale, **dict(zip(inputs.makes, made, strict=True))}
 
     def _scoped(self, name: str) -> str:
         """A node's output name with the scope; a state's last update keeps its own name."""
@@ -253,11 +259,3 @@ class Writer:
 def state_out(name: str) -> str:
     """The name of a state's updated value."""
     return name + STATE_OUT
-
-
-_LINEAR = {
-    Scheme.FP8: "fp8_linear",
-    Scheme.FP8_BLOCK: "fp8_block_linear",
-    Scheme.NVFP4: "nvfp4_linear",
-    Scheme.NVFP4_A4: "nvfp4_linear_a4",
-}

@@ -36,5 +36,6 @@ def head_rows(model: Model, module: str, ids: Sequence[int]) -> Projection:
             f"a draft shortlist takes rows of {module}, but its scales cover 128 rows; draft "
             "from the whole vocabulary"
         )
-    scales = {name: take(scale, ids) for name, scale in whole.scales.items()}
-    return replace(whole, weight=take(whole.weight, ids), scales=scales)
+    rows = tuple((i, i + 1) for i in ids)
+    scales = {name: take(scale, rows) for name, scale in whole.scales.items()}
+    return replace(whole, weight=take(whole.weight, rows), scales=scales)

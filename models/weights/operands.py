@@ -19,6 +19,7 @@ from spark_engine.models.weights import recipes
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.formats.registry import FORMATS
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,10 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
     """
-    if scheme is not Scheme.PLAIN and is_plain(model, f"{module}.weight"):
-        return _share(model, module, quantised(model.whole(f"{module}.weight"), scheme))
+    weight = f"{module}.weight"
+    if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
+        return _share(model, module, quantised(model.whole(weight), scheme))
     return _READERS[scheme](model, module)
-
-
-def is_plain(model: Model, name: str) -> bool:
-    """Whether the file has the tensor as a plain matrix."""
-    return model.has(name) and model.whole(name).dtype in PLAIN
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:
@@ -74,7 +71,7 @@ def _plain(model: Model, module: str) -> Projection:
 def _fp8(model: Model, module: str) -> Projection:
     weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
-    read = _scalar(model, f"{module}.input_scale")
+    read = scalar(model, f"{module}.input_scale")
     return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
 
 
@@ -105,7 +102,7 @@ def _fp4_tensors(
     suffixes = SUFFIXES[dialect]
 
     def multiplier(suffix: str) -> Recipe:
-        stored = _scalar(model, f"{module}.{suffix}")
+        stored = scalar(model, f"{module}.{suffix}")
         return recipes.reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
 
     packed = model.source(f"{module}.{suffixes.fp4_weight}")
@@ -114,7 +111,8 @@ def _fp4_tensors(
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
 
-def _scalar(model: Model, name: str) -> Recipe:
+def scalar(model: Model, name: str) -> Recipe:
+    """f32 []: a stored scale of a whole tensor."""
     return recipes.reshape(recipes.cast(recipes.whole_scale(model.source(name))), ())
 
 
@@ -132,7 +130,6 @@ _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
     Scheme.NVFP4: _nvfp4,
     Scheme.NVFP4_A4: _nvfp4_a4,
 }
-MOE_FORMATS: Mapping[Scheme, str] = {s: s.value for s in Scheme} | {Scheme.PLAIN: "dense"}
 
 
 def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
@@ -160,14 +157,14 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
         whole = model.whole(stacked.name)
         p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
         p = _share(model, stacked.name, p)
-        out |= {name: p.weight, **_named(name, p)}
+        out |= _named(name, p)
     return out
 
 
 def _named(weight: str, p: Projection) -> dict[str, Recipe]:
-    """The scales of `weight` as `grouped_moe` calls them."""
-    suffixes = zip(p.scales.values(), ("scale", "scale2"), strict=False)
-    return {f"{weight}_{suffix}": scale for scale, suffix in suffixes}
+    """The weight and its scales as `grouped_moe` calls them."""
+    names = FORMATS[p.scheme.weights].names_of(weight)
+    return dict(zip(names, (p.weight, *p.scales.values()), strict=True))
 
 
 def _expert(
@@ -177,12 +174,10 @@ def _expert(
     # The op needs the weight's global scale apart from the input's, so W4A4 is read as W4A16.
     stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
-    out = {"w13": recipes.concat0([gate.weight, up.weight])}
-    for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
-        out[f"w13_{suffix}"] = recipes.concat0([gate.scales[name], up.scales[name]])
-    out["w2"] = down.weight
+    parts = zip(_named("w13", gate).items(), _named("w13", up).values(), strict=True)
+    out = {name: recipes.concat0([first, second]) for (name, first), second in parts}
     out |= _named("w2", down)
-    if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
+    if FORMATS[scheme.weights].static:
         of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
         # The input is quantised once for both; calibration gives both the same scale.
         out["x_scale"] = recipes.maximum(of_gate, of_up)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError, GraphError
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.weights.recipes import Recipe, transform
+from spark_engine.models.weights.recipes import Recipe, leaf, transform
 from spark_engine.plugins.formats import numeric
 from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -38,15 +38,15 @@ def quantised_parts(weight: Recipe, scheme: Scheme) -> dict[str, Recipe]:
     *stack, n, k = weight.shape
     if scheme is Scheme.NVFP4 and k % NVFP4_BLOCK:
         raise CheckpointError(
-            f"{weight.source}: {k} columns do not split into NVFP4 groups of {NVFP4_BLOCK}; choose "
-            "another dtype for the draft head"
+            f"{leaf(weight).source}: {k} columns do not split into NVFP4 groups of {NVFP4_BLOCK}; "
+            "choose another dtype for the draft head"
         )
     if scheme not in _PARTS:
         raise GraphError(f"no matrix is quantised to {scheme} at build")
     return {
         suffix: transform(weight, TensorSpec("", dtype, (*stack, *shape(n, k))), part)
         for suffix, (dtype, shape, make) in _PARTS[scheme].items()
-        for part in (_Part(weight.source, scheme, suffix),)
+        for part in (_Part(leaf(weight).source, scheme, suffix),)
     }
 
 
@@ -90,30 +90,22 @@ def _rows(matrix: Array) -> Iterator[tuple[int, F32]]:
 def _block_codes(matrix: Array, out: Array, amax: Amax) -> None:
     for first, part in _rows(matrix):
         amax(part)
-        wide = numeric.fp8_block_expand(_block_scale(part), part.shape)
+        wide = numeric.fp8_block_expand(numeric.fp8_block_scale(part), part.shape)
         out[first : first + len(part)] = numeric.e4m3(np.divide(part, wide, out=part))
 
 
 def _block_scales(matrix: Array, out: Array, amax: Amax) -> None:
     for first, part in _rows(matrix):
         amax(part)
-        scales = _block_scale(part)
+        scales = numeric.fp8_block_scale(part)
         out[first // FP8_BLOCK : first // FP8_BLOCK + len(scales)] = scales
-
-
-def _block_scale(part: F32) -> F32:
-    """f32 [⌈rows/128⌉, ⌈K/128⌉]."""
-    rows, columns = (np.arange(0, size, FP8_BLOCK) for size in part.shape)
-    largest = np.maximum.reduceat(np.abs(part), columns, axis=1)
-    largest = np.maximum.reduceat(largest, rows, axis=0)
-    return _or_one(np.asarray(largest, np.float32) / np.float32(E4M3_MAX))
 
 
 def _fp4_codes(matrix: Array, out: Array, amax: Amax) -> None:
     whole = _global(matrix, amax)
     for first, part in _rows(matrix):
         groups = part.reshape(len(part), -1, NVFP4_BLOCK)
-        unit = _group_scale(groups, whole).astype(np.float32)[..., None] * whole
+        unit = numeric.nvfp4_scale(groups, whole).astype(np.float32)[..., None] * whole
         codes = np.divide(groups, unit, out=groups).astype(E2M1).view(np.uint8).reshape(part.shape)
         out[first : first + len(part)] = numeric.pack(codes)
 
@@ -122,13 +114,7 @@ def _fp4_scales(matrix: Array, out: Array, amax: Amax) -> None:
     whole = _global(matrix, amax)
     for first, part in _rows(matrix):
         groups = part.reshape(len(part), -1, NVFP4_BLOCK)
-        out[first : first + len(part)] = _group_scale(groups, whole)
-
-
-def _group_scale(groups: F32, whole: np.float32) -> Array:
-    """e4m3 [rows, K/16] of [rows, K/16, 16]."""
-    raw = _or_one(np.abs(groups).max(axis=-1) / (np.float32(E2M1_MAX) * whole))
-    return numeric.e4m3(np.maximum(raw, np.float32(2.0**-9)))
+        out[first : first + len(part)] = numeric.nvfp4_scale(groups, whole)
 
 
 def _fp4_globals(matrix: Array, out: Array, amax: Amax) -> None:
@@ -138,11 +124,6 @@ def _fp4_globals(matrix: Array, out: Array, amax: Amax) -> None:
 def _global(matrix: Array, amax: Amax) -> np.float32:
     largest = max(amax(part) for _, part in _rows(matrix))
     return largest / np.float32(E2M1_MAX * E4M3_MAX) or np.float32(1)
-
-
-def _or_one(scale: F32) -> F32:
-    """The scales, with 1 for parts that are all zeros or too small to have a scale."""
-    return np.where(scale == 0, np.float32(1), scale).astype(np.float32)
 
 
 Shape = Callable[[int, int], tuple[int, ...]]

@@ -15,11 +15,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from spark_engine.errors import GraphError
+from spark_engine.errors import CheckpointError, GraphError
 from spark_engine.models.weights import value_checks
 from spark_engine.tensors import Array, DType, TensorSpec
 
 ROUND = "to_bf16"  # the op of a recipe
+Ranges = tuple[tuple[int, int], ...]
 
 
 class Reads(Protocol):
@@ -36,9 +37,9 @@ class Recipe:
         op: a key of the evaluator's table.
         dtype, shape: of the result.
         args: operands.
-        source: the tensor's name in the file, for the leaves "source" and "cut".
-        values: the elements in order, for the leaf "constant"; the rows, for "take".
-        function: of "transform" and "cut"; equal functions make equal recipes.
+        source: the tensor's name in the file, for the leaf "source".
+        values: the elements in order, for the leaf "constant".
+        function: of "transform"; equal functions make equal recipes.
     """
 
     op: str
@@ -91,6 +92,19 @@ class Weight:
         return self.recipe.evaluate(checkpoint)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The function of `take`: a view if there is one range."""
+
+    ranges: Ranges
+
+    def __call__(self, array: Array) -> Array:
+        if len(self.ranges) == 1:
+            return array[slice(*self.ranges[0])]
+        rows = np.concatenate([np.arange(*one) for one in self.ranges])
+        return np.take(array, rows, axis=0)
+
+
 def weight(name: str, recipe: Recipe) -> Weight:
     """A weight with its recipe's spec."""
     return Weight(TensorSpec(name, recipe.dtype, recipe.shape), recipe)
@@ -107,9 +121,10 @@ def constant(values: ArrayLike, dtype: DType = DType.F32) -> Recipe:
     return Recipe("constant", dtype, given.shape, values=tuple(map(float, given.ravel())))
 
 
-def take(x: Recipe, rows: Sequence[int]) -> Recipe:
-    """Rows of a matrix or vector, in this order."""
-    return Recipe("take", x.dtype, (len(rows), *x.shape[1:]), (x,), values=tuple(map(float, rows)))
+def take(x: Recipe, ranges: Ranges) -> Recipe:
+    """Rows of a matrix or vector: (first, last + 1) of each range, in this order."""
+    rows = sum(end - first for first, end in ranges)
+    return part(x, (rows, *x.shape[1:]), _Rows(ranges))
 
 
 def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
@@ -144,7 +159,7 @@ def to_bf16(x: Recipe) -> Recipe:
 def rounded(recipe: Recipe) -> Iterator[Recipe]:
     """The sources that evaluating rounds to bf16, repeats included."""
     if recipe.op == ROUND:
-        yield _leaf(recipe)
+        yield leaf(recipe)
     for arg in recipe.args:
         yield from rounded(arg)
 
@@ -201,6 +216,11 @@ def transform(x: Recipe, to: TensorSpec, function: Callable[[Array], Array]) -> 
     return Recipe("transform", to.dtype, to.dims, (x,), function=function)
 
 
+def part(x: Recipe, shape: tuple[int, ...], function: Callable[[Array], Array]) -> Recipe:
+    """The part of `x` that `function` selects: of a tensor of the file no other is read."""
+    return transform(x, TensorSpec("", x.dtype, shape), function)
+
+
 def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     """[E, ...] and one more [...] -> [E+1, ...]."""
     if one.shape != experts.shape[1:] or one.dtype is not experts.dtype:
@@ -210,7 +230,7 @@ def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     return concat0([experts, reshape(one, (1, *one.shape))])
 
 
-def _leaf(recipe: Recipe) -> Recipe:
+def leaf(recipe: Recipe) -> Recipe:
     """The source under operations on a single value."""
     while recipe.args:
         recipe = recipe.args[0]
@@ -235,10 +255,14 @@ _JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
 }
 
 
-def _checked(recipe: Recipe, value: Array) -> Array:
-    """The value itself, a view as before."""
-    _CHECKS[recipe.op](recipe.args[0].source, value)
-    return value
+def _checked(recipe: Recipe, value: Array, checkpoint: Reads) -> Array:
+    """The value as its check returns it."""
+    check, name = _CHECKS[recipe.op], leaf(recipe).source
+    try:
+        return check(name, value)
+    except CheckpointError:
+        check(name, checkpoint.read(name))  # the place in the file, if the value is a part
+        raise
 
 
 def _transform(recipe: Recipe, value: Array) -> Array:
@@ -250,11 +274,11 @@ _CHECKS = {
     "codes": value_checks.check_codes,
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
+    ROUND: value_checks.round_to_bf16,
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "source": lambda r, a, c: c.read(r.source),
     "constant": lambda r, a, c: np.array(r.values).astype(r.dtype.numpy).reshape(r.shape),
-    "take": lambda r, a, c: np.take(a[0], np.array(r.values).astype(np.int64), axis=0),
     "cast": lambda r, a, c: a[0].astype(r.dtype.numpy),
     "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
     "reciprocal": lambda r, a, c: np.asarray(np.float32(1) / a[0].astype(np.float32)),
@@ -263,7 +287,5 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
-    "cut": lambda r, a, c: _transform(r, c.read(r.source)),
-    ROUND: lambda r, a, c: value_checks.round_to_bf16(_leaf(r).source, a[0]),
-    **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
+    **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0], c)),
 }

@@ -18,9 +18,9 @@ from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Split
 from spark_engine.models.config.model_config import ModelConfig
-from spark_engine.models.weights.recipes import Recipe, constant, transform
+from spark_engine.models.weights.recipes import Recipe, constant, part
 from spark_engine.plugins.formats.numeric import FP8_BLOCK, NVFP4_BLOCK
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.tensors import Array, DType
 
 MOST_RANKS = 8
 TILE = 64  # columns and rows of a matrix that kernels read together
@@ -114,7 +114,7 @@ class Shards:
         function = Cut(split.axis, _scaled(name, split, entries), self.ranks)
         shape = list(x.shape)
         shape[split.axis] = function.length
-        return cut(x, function, tuple(shape))
+        return part(x, tuple(shape), function)
 
     def share_of(self, name: str) -> float:
         """The share of a stored tensor's bytes that one rank has."""
@@ -127,13 +127,6 @@ class Shards:
 def share(units: int, ranks: int) -> int:
     """Units of one rank; one if there are fewer units than ranks."""
     return max(1, units // ranks)
-
-
-def cut(x: Recipe, function: Cut, shape: tuple[int, ...]) -> Recipe:
-    """A rank's share of `x`; of a tensor of the file only the share is read."""
-    if x.op == "source":
-        return Recipe("cut", x.dtype, shape, source=x.source, function=function)
-    return transform(x, TensorSpec("", x.dtype, shape), function)
 
 
 def of_rank(recipe: Recipe, rank: int) -> Recipe:
@@ -150,7 +143,7 @@ def of_rank(recipe: Recipe, rank: int) -> Recipe:
 def by_rank(values: list[int]) -> Recipe:
     """i32 [1]: the number of each rank."""
     parts = ((len(values), 1),)
-    return cut(constant(values, DType.I32), Cut(0, parts, len(values)), (1,))
+    return part(constant(values, DType.I32), (1,), Cut(0, parts, len(values)))
 
 
 def local_config(config: ModelConfig, ranks: int) -> ModelConfig:

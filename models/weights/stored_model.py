@@ -19,6 +19,7 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
+from spark_engine.plugins.formats.numeric import FP8_BLOCK
 from spark_engine.tensors import TensorSpec
 
 _COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)
@@ -53,11 +54,11 @@ class Model:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether graphs with drafts can be written."""
+        """True if graphs with drafts can be written."""
         return not self.draft_note
 
     def has(self, name: str) -> bool:
-        """Whether the file holds the tensor of this name (without prefix)."""
+        """True if the file holds the tensor of this name (without prefix)."""
         return self.layout.file_name(name) in self.tensors
 
     @property
@@ -70,9 +71,15 @@ class Model:
         return self.shards.cut(name, self.whole(name))
 
     def whole(self, name: str) -> recipes.Recipe:
-        """The recipe that reads all of a tensor."""
+        """The recipe that reads all of a tensor. Of a slice it reads the rows, and the scales that
+        belong to them: of the tensor, of each row, or of blocks of rows."""
         spec = self.tensors[self.layout.file_name(name)]
-        return recipes.source(spec.name, spec.dtype, spec.dims)
+        recipe = recipes.source(spec.name, spec.dtype, spec.dims)
+        stored = self.layout.slices.get(name.rpartition(".")[0])
+        if stored is None or recipe.shape in ((), (1,)):
+            return recipe
+        by_row = recipe.shape[0] == stored.rows
+        return recipes.take(recipe, stored.ranges if by_row else stored.blocks(FP8_BLOCK))
 
     def key_of(self, recipe: recipes.Recipe) -> object:
         """A key that is equal for small recipes of equal value; the recipe itself if no file is
@@ -87,7 +94,7 @@ class Model:
         return sum(_elements(row) for row in self.rows)
 
     def tensors_by_module(self) -> Counter[str]:
-        """How many of the file's tensors store each module of the quantisation table."""
+        """The number of tensors of the file for each module of the quantisation table."""
         rows = (self.expected[name].row for name in self.tensors if name in self.expected)
         return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
 

@@ -24,29 +24,30 @@ from spark_engine.tensors import Array, DType
 
 _NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
 _AT_ONCE = 1 << 18  # bytes
-_LEAST = np.finfo(
-    np.float32
-).tiny  # the least number with a finite reciprocal that kernels do not flush to zero
+# The least number with a finite reciprocal that kernels do not flush to zero.
+_LEAST = np.finfo(np.float32).tiny
 U8 = NDArray[np.uint8]
 
 
-def check_codes(name: str, array: Array) -> None:
-    """Refuses NaN among e4m3 codes. Raises CheckpointError naming tensor, place and value."""
+def check_codes(name: str, array: Array) -> Array:
+    """e4m3 codes without NaN. Raises CheckpointError naming tensor, place and value."""
     at = _first(array, lambda part: (part & np.uint8(_NAN)).max() == _NAN, _is_nan)
     if at is not None:
         _refuse(name, array, at, "an FP8 weight must be a number")
+    return array
 
 
-def check_whole(name: str, array: Array) -> None:
-    """Refuses a tensor's scale that is not above 0. Raises as `check_codes` does."""
+def check_whole(name: str, array: Array) -> Array:
+    """A tensor's scale above 0. Raises as `check_codes` does."""
     wide = array.astype(np.float32).reshape(-1)
     bad = ~((wide >= _LEAST) & (wide < np.inf))
     if bad.any():
         _refuse(name, array, int(bad.argmax()), "the scale of a tensor must be finite and above 0")
+    return array
 
 
-def check_part(name: str, array: Array) -> None:
-    """Refuses scales of rows, blocks or groups below 0. Raises as `check_codes` does."""
+def check_part(name: str, array: Array) -> Array:
+    """Scales of rows, blocks or groups, 0 or above. Raises as `check_codes` does."""
     if array.dtype == DType.F8E4M3.numpy:
         at = _first(array, lambda part: part.max() >= _NAN, lambda part: part >= _NAN)
     else:
@@ -55,6 +56,7 @@ def check_part(name: str, array: Array) -> None:
         at = int(bad.argmax()) if bad.any() else None
     if at is not None:
         _refuse(name, array, at, "the scale of a part must be finite and 0 or above")
+    return array
 
 
 def round_to_bf16(name: str, array: Array) -> Array:

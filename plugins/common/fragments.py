@@ -1,13 +1,13 @@
-"""Pieces of ONNX bodies that several ops share: each appends nodes and returns a value's name.
+"""Parts of ONNX bodies that several ops share: each appends nodes and returns a value's name.
 
-Knows no op. A fused op is written with the very fragments of the ops it replaces, in their
-order: that is what makes fusion bit-equal on the CPU. All values are f32 unless said.
+The body of a fused op consists of the fragments of the ops that it replaces, in their order, so
+fusion does not change bits on the CPU. All values are f32 unless stated.
 
-Measured on onnxruntime 1.31 (CPU): Exp, Log, Sqrt, Div, Reciprocal and last-axis maxima give
-a row the same bits whatever the other rows are, sums where a row is a multiple of 16 bytes;
-Softplus, Sin and Cos do not (their vector tails differ), and Sigmoid and Softmax are accurate
-only absolutely (a SiLU of them has no relative accuracy for negative numbers). Hence the
-fragments are made of Exp and Log.
+Measured on onnxruntime 1.31 (CPU): with Exp, Log, Sqrt, Div, Reciprocal and last-axis maxima, and
+with sums if a row is a multiple of 16 bytes, a row's bits do not depend on other rows. With
+Softplus, Sin and Cos they do (their vector tails differ). Sigmoid and Softmax have an absolute
+accuracy only, so a SiLU of them has no relative accuracy for negative numbers. Hence the fragments
+use Exp and Log.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def columns(f: Text, x: str, start: int, stop: int) -> str:
 def sigmoid(f: Text, x: str) -> str:
     """1 / (1 + exp(-x)); an infinite exponential gives 0.
 
-    Not Div by a constant 1: onnxruntime fuses (1/a)·b to b/a, which has other bits and which,
-    beside a cast, fails to load ("Node input is not a graph input").
+    Not Div by a constant 1: onnxruntime fuses (1/a)·b to b/a, which has other bits and, next to a
+    cast, fails to load ("Node input is not a graph input").
     """
     return f("Reciprocal", f("Add", f("Exp", f("Neg", x)), 1.0))
 
@@ -56,8 +56,8 @@ def softplus(f: Text, x: str) -> str:
 def row_sum(f: Text, x: str, width: int) -> str:
     """Σ over the last axis of `x` [..., width], kept as 1.
 
-    onnxruntime's ReduceSum adds in another order when a row does not start on a vector
-    boundary, so a row of odd width would depend on its place: zeros make the width even.
+    onnxruntime's ReduceSum uses another order if a row does not start on a vector boundary, so the
+    bits of a row of odd width would depend on its index: zeros make the width even.
     """
     if width % 16:
         x = f("Pad", x, [0, -width % 16], 0.0, [-1])

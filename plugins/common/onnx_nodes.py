@@ -1,6 +1,6 @@
-"""Writes ONNX's textual syntax: one function, node by node, with fresh names.
+"""Writes a function in ONNX's textual syntax, node by node, with generated names.
 
-Knows the syntax, no op's maths. A body reads as the maths it is: `f("Mul", f("Exp", g), s)`.
+A body reads like its formula: `f("Mul", f("Exp", g), s)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_engine.op import DOMAIN
 from spark_engine.tensors import Array, DType
 
 OPSET = 23
-DOUBLE = 11  # onnx.TensorProto.DOUBLE: bodies may widen, tensors of the graph never do
+DOUBLE = 11  # onnx.TensorProto.DOUBLE: only for values within bodies
 LOOP_TYPES = ("int64", "bool")  # iteration and condition, scalars
 Operand = str | int | float | Sequence[int] | Array | np.generic
 
@@ -66,8 +66,8 @@ class Text:
     ) -> Graph:
         """A nested graph: `build(text, *input names)` appends its nodes and returns its outputs.
 
-        An output must be made inside (an outer name or an input needs an Identity). `types`
-        are those of the first inputs; a Loop needs LOOP_TYPES, the rest is inferred.
+        An output must be the result of a node inside (an outer name or an input needs an Identity).
+        `types`: of the first inputs; a Loop needs LOOP_TYPES, other types are inferred.
         """
         inner = Text(self._numbers)
         names = [self.fresh() for _ in range(inputs)]
@@ -83,7 +83,7 @@ class Text:
         return f"{head}\n{name} ({', '.join(inputs)}) => ({', '.join(outputs)})\n{{\n{lines}\n}}\n"
 
     def fresh(self) -> str:
-        """A name no other node of this function has."""
+        """A name that is unique in this function."""
         return f"t{next(self._numbers)}"
 
     def _append(

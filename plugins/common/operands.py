@@ -1,6 +1,6 @@
-"""Operands that several ops share, and the values that timed nodes get for them.
+"""Operands that several ops share, and their values in timed nodes.
 
-Names, types and meanings are those of docs/graph.md. Knows no op.
+docs/graph.md defines names, types and meanings.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SLOTS = Operand("slots", Role.STEP, "i32[rows]", fill=_slots)
 STARTS = Operand("starts", Role.STEP, "i32[rows]", fill=_starts)
 COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
 ROWS = (SLOTS, STARTS, COUNTS)
-# Of what remembers a whole sequence: the row of its states that a prompt's first tile begins from,
-# and the one that a tile leaves them in besides.
+# Of ops over recurrent states: the row of the state from which a prompt's first tile begins, and
+# the further row to which a tile writes it.
 _PREFILL = When("tile", (PREFILL_TILE,))
 SOURCES = Operand("sources", Role.STEP, "i32[rows]", _PREFILL, fill=_slots)
 SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=_nowhere)
@@ -61,7 +61,7 @@ PAGE_TABLE = Operand("page_table", Role.TABLE, "i32[S+1,MP]", fill=_pages)
 
 
 def x(spec: str = "A[tokens,K]", note: str = "", name: str = "x") -> Operand:
-    """The activations that an op works on."""
+    """The activations of an op."""
     return Operand(name, Role.ACTIVATION, spec, note=note)
 
 
@@ -70,5 +70,5 @@ def weight(name: str, spec: str, note: str = "") -> Operand:
     return Operand(name, Role.WEIGHT, spec, note=note)
 
 
-# Of what quantises: one static scale for each of its n copies.
+# A static scale for each of n quantised copies.
 SCALES = Operand("scales", Role.SCALE, "f32[n]", When("quant", ("fp8", "nvfp4")))

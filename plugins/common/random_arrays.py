@@ -1,4 +1,4 @@
-"""Seeded arrays that the ops' cases share. Knows no op."""
+"""Seeded arrays for the ops' cases."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Rng = np.random.Generator
 
 
 def normal(rng: Rng, *shape: int, scale: float = 1.0, dtype: DType = DType.F32) -> Array:
-    """Normal values of the given spread."""
+    """Normal values with the standard deviation `scale`."""
     values: Array = (rng.standard_normal(shape) * scale).astype(dtype.numpy)
     return values
 
 
 def positive(rng: Rng, *shape: int, low: float = 0.5, high: float = 2.0) -> NDArray[np.float32]:
-    """f32 values between `low` and `high`, as scales are."""
+    """f32 values between `low` and `high`, for scales."""
     return np.asarray(rng.uniform(low, high, shape), np.float32)
 
 

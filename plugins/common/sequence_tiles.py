@@ -1,6 +1,6 @@
-"""What the ops over sequences share: rows, tiles, and which tile continues which.
+"""Shared by the ops over sequences: rows, tiles, and the order of a sequence's tiles.
 
-The rules are those of docs/graph.md, "Rules of a prefill launch". Knows no op's maths.
+The rules are in docs/graph.md, "Rules of a prefill launch".
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from spark_engine.tensors import Array
 
 
 def continues(slots: Array, row: int) -> bool:
-    """Whether tile `row` carries on where tile `row - 1` of the same launch stopped."""
+    """True if tile `row` continues tile `row - 1` of the same launch."""
     return bool(row > 0 and slots[row] >= 0 and slots[row] == slots[row - 1])
 
 
 def ends(slots: Array, row: int) -> bool:
-    """Whether tile `row` is its sequence's last tile in this launch."""
+    """True if tile `row` is its sequence's last tile in this launch."""
     return bool(slots[row] >= 0 and not (row + 1 < len(slots) and continues(slots, row + 1)))
 
 
-def state_rows(slots: Array, starts: Array, told: Sequence[Array]) -> tuple[Array, Array]:
-    """i32 [rows] of a launch's states: (where each row begins from, where it saves to or −1).
+def state_rows(slots: Array, starts: Array, prefill: Sequence[Array]) -> tuple[Array, Array]:
+    """i32 [rows] twice, of a launch's states: the state from which each row begins, the one to
+    which it saves or −1.
 
-    `told` are `sources` and `saves`, which prefills alone have. A row that begins from zeros or
-    carries on says its own slot.
+    `prefill`: `sources` and `saves`, or () in decode. A row that begins from zeros or continues
+    another tile has its own slot as source.
     """
-    if not told:
+    if not prefill:
         return slots, np.full_like(slots, -1)
     own = [starts[row] == 0 or continues(slots, row) for row in range(len(slots))]
     live = np.greater_equal(slots, 0)
-    return np.where(own, slots, told[0]), np.where(live, told[1], -1)
+    return np.where(own, slots, prefill[0]), np.where(live, prefill[1], -1)
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Rows:
 
     Attributes:
         slots: −1 where inert. starts: never negative, 0 where inert. counts: 0 where inert.
-        live: bool. fresh: bool, the old state does not count (position 0, or inert).
-        sources: the state's row that the row begins from; its slot, but for some of a prefill.
-        saves: the state's row that it is also left in after a tile, or −1; "" but for a prefill.
+        live: bool. fresh: bool, the old state is ignored (position 0, or inert).
+        sources: the row of the state from which the row begins; usually its slot.
+        saves: a further row of the state to which a prefill tile writes, or −1; "" in decode.
     """
 
     slots: str
@@ -58,7 +59,7 @@ class Rows:
 
 
 def read_rows(f: Text, slots: str, starts: str, counts: str) -> Rows:
-    """Widens the step inputs and makes inert rows harmless whatever they hold."""
+    """Widens the step inputs, and replaces the values of inert rows by legal ones."""
     slot = f.long(slots)
     live = f("GreaterOrEqual", slot, 0)
     start = f("Where", live, f.long(starts), 0)
@@ -67,7 +68,7 @@ def read_rows(f: Text, slots: str, starts: str, counts: str) -> Rows:
 
 
 def read_tiles(f: Text, count: int) -> Rows:
-    """The step inputs of a prefill's ops over states that remember a sequence."""
+    """The step inputs of a prefill's ops over recurrent states."""
     rows = read_rows(f, "slots", "starts", "counts")
     own = f("Or", rows.fresh, continuing(f, rows, count))
     sources = f("Where", own, rows.slots, f.long("sources"))
@@ -85,19 +86,19 @@ def positions(f: Text, rows: Rows, tile: int) -> str:
 
 
 def continuing(f: Text, rows: Rows, count: int) -> str:
-    """bool [rows]: the tile carries on where the one before it stopped."""
+    """bool [rows]: the tile continues the one before it."""
     before = f("Concat", [-1], f("Slice", rows.slots, [0], [count - 1], [0]), axis=0)
     return f("And", rows.live, f("Equal", before, rows.slots))
 
 
 def final_slots(f: Text, rows: Rows, count: int) -> str:
-    """int64 [rows]: the slot where the tile ends its sequence's part of the launch, else −1."""
+    """int64 [rows]: the slot, if the tile is its sequence's last in the launch; else −1."""
     after = f("Concat", f("Slice", rows.slots, [1], [count], [0]), [-1], axis=0)
     return f("Where", f("Equal", after, rows.slots), -1, rows.slots)
 
 
 def store_tiles(f: Text, rows: Rows, count: int, state: str, new: str, out: str) -> None:
-    """`state` with every tile's `new` [rows, …] where a sequence ends and where a tile saves."""
+    """`state` with `new` [rows, …] in the rows of last tiles' slots and of tiles' `saves`."""
     where = over(f, f("Concat", final_slots(f, rows, count), rows.saves, axis=0), [1])
     f("ScatterND", state, where, f("Concat", new, new, axis=0), out=out)
 

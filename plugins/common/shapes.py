@@ -1,4 +1,4 @@
-"""What activations and weights may be, and the attribute that says so. Knows no op."""
+"""Legal dtypes of activations and weights, and their attribute."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from spark_engine.plugins.formats.weight_packing import (
 from spark_engine.tensors import Array
 
 PANEL = 64  # rows
+M16 = 16  # rows of an m16 tile
 KSLAB = 64  # k
 EIGHT = 8
 
@@ -46,7 +47,7 @@ def arranged(rows: Array, up: bool) -> Array:
 def pack_codes(rows: U8) -> U8:
     """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of an m16 tile.
 
-    Word 2p + r: row g + 8r, the p-th eight k; its bits stand as nvfp4_decode.cuh takes them.
+    Word 2p + r: row g + 8r, the p-th eight k; its bits are placed as nvfp4_decode.cuh takes them.
     """
     whole = pad_columns(rows, KSLAB // 2)
     slabs = whole.shape[1] // (KSLAB // 2)
@@ -62,7 +63,7 @@ def pack_scales(rows: U8) -> U8:
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
     adds a constant to have bf16. Zero becomes 0, which kernels read as 2^-22, too small to be
-    seen beside the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
+    seen next to the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
     check_scales(rows)
     whole = np.take(WIDE, pad_columns(rows, KSLAB // 16))

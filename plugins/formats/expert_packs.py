@@ -1,82 +1,66 @@
-"""Which operands of `grouped_moe` are packed, in each format; how is expert_layout's.
+"""Which operands of `grouped_moe` are packed in each format (`Format.experts`).
 
-Knows the order of the operands (docs/graph.md) and no kernel.
+Knows no kernel. How rows are packed is in expert_layout.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
 from spark_engine.kernel import Attrs, Pack
 from spark_engine.plugins.formats import expert_layout as et
+from spark_engine.plugins.formats.format import Format
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.tensors import Array, DType, TensorSpec
 
-# Params by format.
-OPERANDS: Mapping[str, tuple[str, ...]] = {
-    "dense": ("w13", "w2"),
-    "nvfp4": ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
-    "nvfp4_a4": (
-        *("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
-        *("x_scale", "h_scale"),
-    ),
-    "fp8": ("w13", "w13_scale", "w2", "w2_scale", "x_scale", "h_scale"),
-    "fp8_block": ("w13", "w13_scale", "w2", "w2_scale"),
-}
-# k that a byte or element of a packed row holds.
-_WIDTH = {"dense": 1, "nvfp4": 2, "nvfp4_a4": 2, "fp8": 1, "fp8_block": 1}
 _BLOCK_SCALE = 16
 
 
-def _shape(kind: str, dims: tuple[int, ...], up: bool, scale: bool) -> tuple[int, int, int]:
-    experts, n, width = dims
-    each = et.KSLAB // (_BLOCK_SCALE if scale else _WIDTH[kind])
-    return experts, et.rows_of(n, up), padded(width, each)
+def _shape(form: Format, spec: TensorSpec, up: bool, scale: bool) -> tuple[int, int, int]:
+    experts, n, width = spec.dims
+    each = _BLOCK_SCALE if scale else spec.dtype.itemsize * 8 // int(form.bits)  # k of an element
+    return experts, et.rows_of(n, up), padded(width, et.KSLAB // each)
 
 
-def _apply(kind: str, array: Array, up: bool, scale: bool) -> Array:
-    pack = et.pack_scales if scale else et.pack_codes
-    if kind == "dense":
-        pack = et.pack_dense
-    elif kind.startswith("fp8"):
-        pack = et.pack_fp8
-    out = np.empty(_shape(kind, array.shape, up, scale), np.uint8 if scale else array.dtype)
-    for packed, rows in zip(out, array, strict=True):
-        whole = np.ascontiguousarray(et.arranged(rows, up))
-        packed[...] = pack(whole.view(np.uint8)).view(out.dtype)
-    return out
-
-
-def _packed(kind: str, name: str, spec: TensorSpec) -> bool:
-    """Whether an operand is packed: weights of the format's type and NVFP4's block scales."""
-    fp4 = kind.startswith("nvfp4")
-    if name.endswith("_scale"):
-        return fp4 and name in ("w13_scale", "w2_scale") and spec.dtype is DType.F8E4M3
-    if name not in ("w13", "w2"):
+def _packed(form: Format, name: str, spec: TensorSpec) -> bool:
+    """Whether an operand is packed: weights of the format's type and scales of blocks with them."""
+    experts = form.experts
+    if experts is None or name not in ("w13", "w2", "w13_scale", "w2_scale"):
         return False
-    want = DType.U8 if fp4 else DType.BF16 if kind == "dense" else DType.F8E4M3
-    return spec.dtype is want and (fp4 or spec.dims[2] % 16 == 0)
+    if name.endswith("_scale"):
+        return experts.pack_scales is not None and spec.dtype is DType.F8E4M3
+    whole = experts.pack_scales is not None or spec.dims[2] % 16 == 0
+    return spec.dtype is experts.dtype and whole
 
 
 def _pack(name: str) -> Pack:
     """The pack of an operand, whatever it is in a format."""
-    scale = name.endswith("_scale")
+    up, scale = name.startswith("w13"), name.endswith("_scale")
 
     def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
-        kind = str(attrs["format"])
-        if not _packed(kind, name, spec):
+        form = FORMATS[str(attrs["format"])]
+        if not _packed(form, name, spec):
             return spec
-        shape = _shape(kind, spec.dims, name.startswith("w13"), scale)
+        shape = _shape(form, spec, up, scale)
         return dataclasses.replace(spec, dtype=DType.U8 if scale else spec.dtype, shape=shape)
 
     def apply(attrs: Attrs, array: Array) -> Array:
-        kind = str(attrs["format"])
-        if not _packed(kind, name, TensorSpec(name, DType.of(array.dtype), array.shape)):
+        form, spec = (
+            FORMATS[str(attrs["format"])],
+            TensorSpec(name, DType.of(array.dtype), array.shape),
+        )
+        if form.experts is None or not _packed(form, name, spec):
             return array
-        return _apply(kind, array, name.startswith("w13"), scale)
+        pack = form.experts.pack_scales if scale else form.experts.pack
+        assert pack is not None
+        out = np.empty(_shape(form, spec, up, scale), np.uint8 if scale else array.dtype)
+        for packed, rows in zip(out, array, strict=True):
+            whole = np.ascontiguousarray(et.arranged(rows, up))
+            packed[...] = pack(whole.view(np.uint8)).view(out.dtype)
+        return out
 
     return Pack(infer, apply)
 

@@ -8,6 +8,8 @@ of one MatMul, for which onnxruntime gives a row the same bits whatever the othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from spark_engine.plugins.common.fragments import columns
@@ -51,7 +53,7 @@ def fp8_quantise(f: Text, x: str, scale: str, out: str = "") -> str:
     return e4m3(f, f("Div", x, scale), out)
 
 
-def fp8_block_quantise(f: Text, x: str, width: int, outs: tuple[str, str]) -> tuple[str, str]:
+def fp8_block_quantise(f: Text, x: str, width: int, outs: Sequence[str]) -> tuple[str, str]:
     """f32 [rows, width] -> (e4m3 codes, f32 scales [rows, ⌈width/128⌉])."""
     wide = f("Pad", x, [0, 0, 0, -width % FP8_BLOCK], 0.0)
     blocks = f("Reshape", wide, [0, -1, FP8_BLOCK])
@@ -63,7 +65,7 @@ def fp8_block_quantise(f: Text, x: str, width: int, outs: tuple[str, str]) -> tu
 
 
 def nvfp4_quantise(
-    f: Text, x: str, input_scale: str, width: int, outs: tuple[str, str]
+    f: Text, x: str, input_scale: str, width: int, outs: Sequence[str]
 ) -> tuple[str, str]:
     """f32 [rows, width] -> (u8 [rows, width/2], e4m3 scales [rows, width/16])."""
     blocks = f("Reshape", x, [0, width // NVFP4_BLOCK, NVFP4_BLOCK])

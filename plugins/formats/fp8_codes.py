@@ -2,7 +2,7 @@
 
 onnxruntime's CPU cannot gather or scatter float8 tensors and opset 23 cannot reinterpret bits, so
 KV pages hold codes and bodies compute with them. Finite values are exact; values beyond ±448
-saturate; −0 is stored as +0. The two NaN codes decode to 0: nobody reads them.
+saturate; −0 is stored as +0. The two NaN codes decode to 0: nothing reads them.
 """
 
 from __future__ import annotations

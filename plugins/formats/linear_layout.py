@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.plugins.formats.weight_packing import (
-    NARROW,
     U8,
     U32,
     WIDE,
@@ -22,7 +21,6 @@ from spark_engine.plugins.formats.weight_packing import (
     check_scales,
     pad_columns,
     padded,
-    unpack_pair,
 )
 from spark_engine.tensors import Array
 
@@ -59,16 +57,6 @@ def pack_bytes(rows: U8) -> U8:
     return _by_panels(pad_columns(rows, KSLAB), arrange)
 
 
-def unpack_bytes(packed: U8, width: int) -> U8:
-    """The inverse of `pack_bytes` for rows of `width` bytes."""
-
-    def arrange(part: U8, m16_tiles: int) -> U8:
-        grid = part.reshape(-1, part.shape[1] // KSLAB, m16_tiles, 4, 8, 4, 2, 2, 4)
-        return grid.transpose(0, 2, 7, 4, 1, 3, 6, 5, 8)
-
-    return _by_panels(packed, arrange)[:, :width]
-
-
 def pack_fp4(codes: U8) -> U8:
     """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of a 16 x 64 tile.
 
@@ -87,26 +75,13 @@ def pack_fp4(codes: U8) -> U8:
     return _by_panels(pad_columns(codes, KSLAB // 4), arrange)
 
 
-def unpack_fp4(packed: U8, width: int) -> U8:
-    """The inverse of `pack_fp4` for rows of `width` bytes."""
-
-    def arrange(part: U8, m16_tiles: int) -> U8:
-        slabs = part.shape[1] // (KSLAB // 4)
-        words = np.ascontiguousarray(part).view(np.uint32)
-        grid = words.reshape(-1, slabs, m16_tiles, 8, 4, 2, 2).transpose(0, 2, 6, 3, 1, 5, 4)
-        pairs = np.stack([unpack_pair(grid, j) for j in range(4)], axis=-2)
-        return pairs.reshape(-1, slabs * (KSLAB // 4))
-
-    return _by_panels(packed, arrange)[:, :width]
-
-
 def pack_scales(scales: U8) -> U8:
     """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of an m16 tile, four blocks each.
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
-    adds a constant to have bf16; in a word the first two scales stand where bf16 has them, the
+    adds a constant to have bf16; in a word the first two scales are where bf16 has them, the
     other two a rotation by 8 away. Zero becomes 0, which kernels read as 2^-22, too small to be
-    seen beside the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
+    seen next to the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
     check_scales(scales)
 
@@ -133,19 +108,6 @@ def pack_step_scales(scales: U8) -> U8:
         return grid.transpose(0, 4, 1, 3, 6, 2, 5, 7)
 
     return _by_panels(pad_columns(scales, 16), arrange)
-
-
-def unpack_scales(packed: U8, width: int) -> U8:
-    """The inverse of `pack_scales` for rows of `width` blocks."""
-
-    def arrange(part: U8, m16_tiles: int) -> U8:
-        words = np.ascontiguousarray(part).view(np.uint32)
-        grid = words.reshape(-1, part.shape[1] // 4, m16_tiles, 8, 2)
-        w = grid.transpose(0, 2, 4, 3, 1)
-        four = (w >> 4, w >> 20, (w & 15) << 4 | w >> 28, w >> 12 & 0xF0 | w >> 12 & 15)
-        return NARROW[np.stack([s.astype(np.uint8) for s in four], axis=-1)]
-
-    return _by_panels(packed, arrange)[:, :width]
 
 
 def _by_panels(rows: U8, arrange: Callable[[U8, int], U8]) -> U8:

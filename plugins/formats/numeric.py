@@ -68,7 +68,7 @@ def fp8_quantise(x: F32, scale: F32 | np.float32) -> Fp8:
 
 def fp8_weight(w: F32) -> tuple[Fp8, F32]:
     """A weight as (codes, f32 scale = amax/448; 1 for a weight of zeros)."""
-    scale = np.asarray(_or_one(np.abs(w).max() / np.float32(E4M3_MAX)), np.float32)
+    scale = np.asarray(or_one(np.abs(w).max() / np.float32(E4M3_MAX)), np.float32)
     return fp8_quantise(w, scale), scale
 
 
@@ -78,19 +78,26 @@ def fp8_block_quantise(x: F32) -> tuple[Fp8, F32]:
     Per row and 128 columns: scale = amax/448 (1 where that is 0), code = e4m3(x / scale).
     """
     blocks = -(-x.shape[1] // FP8_BLOCK)
-    wide = _pad(np.asarray(x, np.float32), -1).reshape(len(x), blocks, FP8_BLOCK)
-    scale = _or_one(np.abs(wide).max(axis=-1) / np.float32(E4M3_MAX))
+    wide = np.pad(np.asarray(x, np.float32), ((0, 0), (0, -x.shape[1] % FP8_BLOCK))).reshape(
+        len(x), blocks, FP8_BLOCK
+    )
+    scale = or_one(np.abs(wide).max(axis=-1) / np.float32(E4M3_MAX))
     codes = e4m3(wide / scale[..., None]).reshape(len(x), blocks * FP8_BLOCK)
     return np.ascontiguousarray(codes[:, : x.shape[1]]), scale
 
 
 def fp8_block_weight(w: F32) -> tuple[Fp8, F32]:
     """A weight [N, K] -> codes [N, K], f32 scales [⌈N/128⌉, ⌈K/128⌉], per 128×128 block."""
-    n, k = w.shape
-    tiles = _pad(_pad(np.asarray(w, np.float32), 0), 1)
-    tiles = tiles.reshape(-(-n // FP8_BLOCK), FP8_BLOCK, -(-k // FP8_BLOCK), FP8_BLOCK)
-    scale = _or_one(np.abs(tiles).max(axis=(1, 3)) / np.float32(E4M3_MAX))
-    return e4m3(w / fp8_block_expand(scale, (n, k))), scale
+    scale = fp8_block_scale(w)
+    return e4m3(w / fp8_block_expand(scale, w.shape)), scale
+
+
+def fp8_block_scale(w: F32) -> F32:
+    """The scales f32 [⌈N/128⌉, ⌈K/128⌉] of a weight [N, K]: amax/448 of each block."""
+    rows, columns = (np.arange(0, size, FP8_BLOCK) for size in w.shape)
+    largest = np.maximum.reduceat(np.abs(w), columns, axis=1)
+    largest = np.maximum.reduceat(largest, rows, axis=0)
+    return or_one(np.asarray(largest, np.float32) / np.float32(E4M3_MAX))
 
 
 def fp8_block_expand(scale: F32, shape: tuple[int, ...]) -> F32:
@@ -109,7 +116,7 @@ def nvfp4_quantise(x: F32, input_scale: F32 | np.float32) -> tuple[U8, Fp8]:
     gain = np.float32(1.0) / np.float32(input_scale)
     scale = e4m3(np.abs(blocks).max(axis=-1) / np.float32(E2M1_MAX) * gain)
     wide = scale.astype(np.float32)[..., None]
-    codes = e2m1_encode(np.where(wide == 0, np.float32(0), blocks * gain / _or_one(wide)))
+    codes = e2m1_encode(np.where(wide == 0, np.float32(0), blocks * gain / or_one(wide)))
     return pack(codes.reshape(x.shape)), scale
 
 
@@ -121,11 +128,16 @@ def nvfp4_weight(w: F32, w_scale2: F32 | np.float32 | None = None) -> tuple[U8, 
     """
     blocks = np.asarray(w, np.float32).reshape(w.shape[0], -1, NVFP4_BLOCK)
     if w_scale2 is None:
-        w_scale2 = _or_one(np.abs(blocks).max() / np.float32(E2M1_MAX * E4M3_MAX))
-    raw = np.abs(blocks).max(axis=-1) / (np.float32(E2M1_MAX) * np.float32(w_scale2))
-    scale = e4m3(np.clip(_or_one(raw), 2.0**-9, E4M3_MAX))
+        w_scale2 = or_one(np.abs(blocks).max() / np.float32(E2M1_MAX * E4M3_MAX))
+    scale = nvfp4_scale(blocks, np.float32(w_scale2))
     codes = e2m1_encode(blocks / (scale.astype(np.float32)[..., None] * np.float32(w_scale2)))
     return pack(codes.reshape(w.shape)), scale, np.asarray(w_scale2, np.float32)
+
+
+def nvfp4_scale(blocks: F32, w_scale2: np.float32) -> Fp8:
+    """The e4m3 scales [..., K/16] of a weight's blocks [..., K/16, 16]."""
+    raw = or_one(np.abs(blocks).max(axis=-1) / (np.float32(E2M1_MAX) * w_scale2))
+    return e4m3(np.maximum(raw, np.float32(2.0**-9)))
 
 
 def nvfp4_decode(packed: U8, scale: Fp8) -> F32:
@@ -134,13 +146,6 @@ def nvfp4_decode(packed: U8, scale: Fp8) -> F32:
     return values * scale.astype(np.float32).repeat(NVFP4_BLOCK, axis=-1)
 
 
-def _or_one(scale: F32) -> F32:
+def or_one(scale: F32) -> F32:
     """1 where the scale is 0 (a block of zeros, or one too small to have a scale)."""
     return np.where(scale == 0, np.float32(1), scale).astype(np.float32)
-
-
-def _pad(x: F32, axis: int) -> F32:
-    """`x` with zeros up to a multiple of 128 along `axis`."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, -x.shape[axis] % FP8_BLOCK)
-    return np.pad(x, widths)

@@ -1,8 +1,8 @@
 """The quantised outputs that a fused op appends: their declaration, reference and body.
 
-Knows the formats `fp8`, `fp8_block`, `nvfp4` and `none`, and no op. A fused op with attribute
-`n` feeds n consumers of different static scales from one value; fp8_block has no static scale
-and so one consumer's worth of output.
+A format's quantiser is `Format.inputs`; `quant` names it, or is `none`. A fused op with attribute
+`n` feeds n consumers of different static scales from one value; a format without a static scale
+has one consumer's worth of output. Knows no op.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from spark_engine.named import Named
 from spark_engine.op import Attrs, Chain, Part
 from spark_engine.operand import Result
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats import format_fragments as ff
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.tensors import Array
 
-QUANTS = ("none", "fp8", "fp8_block", "nvfp4")
-
-
+_FORMATS = {
+    form.inputs.op.removesuffix("_quant"): (form, form.inputs)
+    for form in FORMATS.values()
+    if form.inputs is not None
+}
+QUANTS = ("none", *_FORMATS)
 LEGAL = {"quant": QUANTS}  # `Op.legal`
 
 
 def takes_scales(attrs: Attrs) -> bool:
     """Whether the op has a `scales` operand."""
-    return attrs["quant"] in ("fp8", "nvfp4")
+    return attrs["quant"] != "none" and _FORMATS[str(attrs["quant"])][0].static
 
 
 def check(node: Named) -> str | None:
@@ -52,12 +54,10 @@ def several(text: str, k: str, *kept: Result) -> Result:
 
 
 def _quantised(attrs: Attrs, k: str) -> tuple[Result, ...]:
-    made = {
-        "none": (),
-        "fp8": (f"f8[tokens,{k}]",),
-        "fp8_block": (f"f8[tokens,{k}]", f"f32[tokens,⌈{k}/{numeric.FP8_BLOCK}⌉]"),
-        "nvfp4": (f"u8[tokens,{k}/2]", f"f8[tokens,{k}/{numeric.NVFP4_BLOCK}]"),
-    }[str(attrs["quant"])]
+    if attrs["quant"] == "none":
+        return ()
+    form, inputs = _FORMATS[str(attrs["quant"])]
+    made = [o.spec.replace("K", k) for o in form.operands if o.name in inputs.makes]
     copies = range(int(attrs["n"]))
     return tuple(
         Result(f"{name}{i}", spec) for i in copies for name, spec in zip("qs", made, strict=False)
@@ -71,9 +71,9 @@ def chain(
     after: Sequence[str] = (),
 ) -> Chain:
     """`parts`, which make y, then the stand-alone quantisers: before…, [y], after…, quantised…"""
-    quant, tail = attrs["quant"], []
+    quant, tail = str(attrs["quant"]), []
     for i in range(0 if quant == "none" else int(attrs["n"])):
-        outs = (f"q{i}",) if quant == "fp8" else (f"q{i}", f"s{i}")
+        outs = tuple(f"{part}{i}" for part, _ in zip("qs", _FORMATS[quant][1].makes, strict=False))
         scale = (f"scales[{i}]",) if takes_scales(attrs) else ()
         tail.append(Part(f"{quant}_quant", ("y", *scale), outs))
     kept = ("y",) if attrs["keep"] else ()
@@ -83,27 +83,21 @@ def chain(
 
 def reference(attrs: Attrs, y: Array, scales: Array | None) -> list[Array]:
     """The quantised outputs of `y`, which is already rounded to the activation dtype."""
-    wide = y.astype(np.float32)
     if attrs["quant"] == "none":
         return []
-    if attrs["quant"] == "fp8_block":
-        return list(numeric.fp8_block_quantise(wide))
-    assert scales is not None
-    each = scales.astype(np.float32)
-    if attrs["quant"] == "fp8":
-        return [numeric.fp8_quantise(wide, s) for s in each]
-    return [part for s in each for part in numeric.nvfp4_quantise(wide, s)]
+    _, inputs = _FORMATS[str(attrs["quant"])]
+    each = np.ones(1, np.float32)  # not read where the format has no static scale
+    if takes_scales(attrs) and scales is not None:
+        each = scales.astype(np.float32)
+    return [part for s in each for part in inputs.quantise(y.astype(np.float32), np.asarray(s))]
 
 
 def body(f: Text, attrs: Attrs, y: str, k: int, scales: str, outs: Sequence[str]) -> None:
     """Appends the quantised outputs, named `outs`, of f32 `y` [tokens, k]."""
-    if attrs["quant"] == "fp8_block":
-        ff.fp8_block_quantise(f, y, k, (outs[0], outs[1]))
-    if not takes_scales(attrs):
+    if attrs["quant"] == "none":
         return
+    _, inputs = _FORMATS[str(attrs["quant"])]
+    each = len(inputs.makes)
     for i in range(int(attrs["n"])):
-        scale = f("Gather", scales, i, axis=0)
-        if attrs["quant"] == "fp8":
-            ff.fp8_quantise(f, y, scale, outs[i])
-        else:
-            ff.nvfp4_quantise(f, y, scale, k, (outs[2 * i], outs[2 * i + 1]))
+        scale = f("Gather", scales, i, axis=0) if takes_scales(attrs) else ""
+        inputs.quantise_body(f, y, scale, k, outs[each * i : each * (i + 1)])

@@ -15,7 +15,7 @@ from spark_engine.errors import GraphError
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 
-# Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
+# Where the bits of a code (sign, 2, 1, 0) are in the low half of a bf16: the code · 2^-126.
 _TARGETS = (15, 8, 7, 6)
 # Left rotations that bring the bits of each of a word's four pairs there. A search over all
 # rotations found none with one rotation a pair; with one pair taking two there are 16.
@@ -31,16 +31,6 @@ def pad_columns(rows: U8, multiple: int) -> U8:
     """The rows with zeros up to a multiple of `multiple` bytes."""
     extra = -rows.shape[1] % multiple
     return np.pad(rows, ((0, 0), (0, extra))) if extra else np.ascontiguousarray(rows)
-
-
-def unpack_pair(words: U32, j: int) -> U8:
-    """The byte (two codes) that is pair j of each word."""
-    byte = np.zeros(words.shape, np.uint8)
-    for nibble, places in enumerate(_places(j)):
-        for i, place in enumerate(places):
-            bit = (words >> np.uint32(place) & np.uint32(1)).astype(np.uint8)
-            byte |= bit << np.uint8(4 * nibble + 3 - i)
-    return byte
 
 
 def check_scales(scales: U8) -> None:
@@ -82,5 +72,3 @@ def _wide_table() -> U8:
 # The bits of two pairs at a time, by their two bytes: half the lookups of a table a pair.
 WORDS = tuple(_both(_word_table(j), _word_table(j + 1)) for j in (0, 2))
 WIDE = _wide_table()
-NARROW = np.zeros(256, np.uint8)  # the inverse of WIDE
-NARROW[WIDE[:128]] = np.arange(128, dtype=np.uint8)

@@ -1,11 +1,12 @@
-"""A replay ring behind the recurrent state of the gated delta rule: layout, and its sum in numpy.
+"""A recurrent state behind a replay ring: the layout, and one slot of it in numpy.
 
-docs/graph.md tells how a step reads, writes and folds. A record is δ [Hv,Dv], k [Hk,Dk], g [Hv] and
-padding. With the n records that a value row lags behind numbered by age, 1 the newest, the state S
-that is stored for it stands for
+docs/graph.md says how a step reads, writes and folds. A record is the update that a token makes,
+S ← e^g S + δ kᵀ: δ [Hv,Dv], k [Hk,Dk], g [Hv] and padding. With the n records that a value row lags
+behind numbered by age, 1 the newest, the stored state S of the row means
     e^(g_1 + … + g_n) S + Σ_j e^(g_1 + … + g_{j−1}) δ_j k_jᵀ,
-what token after token would have left but for the order of the sums. With `drafts` the ring is
-longer and ends in a header (see `round_ring`). Knows no op.
+which token after token would have left but for the order of the sums. With `drafts` the ring is
+longer and ends in a header. A state without a ring is as one record, which each token folds. Knows
+no op.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FOLD_ROWS = 16  # value rows that fold together
 ALIGNMENT = 16  # floats: a record starts on 64 bytes
 LEAST, MOST = 2, 16  # records
 Wide = NDArray[np.float64]
+Update = tuple[Wide, Wide, Wide]  # a token's δ [Hv,Dv], k [Hk,Dk], g [Hv]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def heads_of(attrs: Attrs) -> Heads:
 
 @dataclass(frozen=True)
 class Ring:
-    """Where things stand in one slot's ring f32 [rows, width]; offsets in floats.
+    """The layout of one slot's ring f32 [rows, width]; offsets in floats.
 
     `length`: tokens after which a value row folds. `drafts`: most drafts of a round.
     """
@@ -66,7 +68,7 @@ class Ring:
 
     @property
     def records(self) -> int:
-        """Records of the ring: position q stands at q mod so many."""
+        """Records of the ring: position q is at q mod this number."""
         return self.length + 2 * self.drafts
 
     @property
@@ -76,7 +78,7 @@ class Ring:
 
     @property
     def keys(self) -> int:
-        """Offset of k [Hk,Dk] in a record; δ stands at 0."""
+        """Offset of k [Hk,Dk] in a record; δ is at 0."""
         return self.heads.values * self.heads.value_dim
 
     @property
@@ -84,15 +86,15 @@ class Ring:
         """Offset of g [Hv] in a record."""
         return self.keys + self.heads.keys * self.heads.key_dim
 
-    def __post_init__(self) -> None:
-        if self.heads.key_dim < ALIGNMENT:
-            raise GraphError(f"a ring of keys of {self.heads.key_dim}; {ALIGNMENT} is the least")
+    @property
+    def used(self) -> int:
+        """Floats of a record before its padding."""
+        return self.decays + self.heads.values
 
     @property
     def width(self) -> int:
         """Floats of a record; without drafts the last of record 0 is `base`."""
-        used = self.decays + self.heads.values + 1
-        return -(-used // ALIGNMENT) * ALIGNMENT
+        return -(-(self.used + 1) // ALIGNMENT) * ALIGNMENT
 
     @property
     def groups(self) -> NDArray[np.int64]:
@@ -106,9 +108,20 @@ class Ring:
         found: NDArray[np.int64] = (start + self.groups) % self.length
         return found
 
-    def folds(self, start: int) -> NDArray[np.bool_]:
-        """Whether a step at position `start` > 0 rewrites each value row, [Hv,Dv]."""
-        return np.asarray(self.phases(start) == self.length - 1)
+    def since(self, records: Array, start: int) -> NDArray[np.int64]:
+        """The position before which each value row of the stored state is, [Hv,Dv], of a sequence
+        before position `start` > 0: with drafts it was left before the header's."""
+        if not self.drafts:
+            return start - np.minimum(start - int(records[0, -1]), self.phases(start))
+        done, base = (int(records[-1, i * self.heads.values]) for i in range(2))
+        return np.maximum(base, done - self.phases(done))
+
+    def settle(self, records: Array, end: int) -> None:
+        """Writes to a slot's `records` that all before position `end` is folded."""
+        if self.drafts:
+            records[-1, : 2 * self.heads.values] = end
+        else:
+            records[0, -1] = end
 
 
 def ring_of(attrs: Attrs) -> Ring | None:
@@ -121,7 +134,10 @@ def ring_of(attrs: Attrs) -> Ring | None:
         )
     if length and not LEAST <= length <= MOST:
         raise GraphError(f"a ring of {length} records; {LEAST} to {MOST} are possible, or 0: none")
-    return Ring(length, heads_of(attrs), drafts) if length else None
+    heads = heads_of(attrs)
+    if length and heads.key_dim < ALIGNMENT:
+        raise GraphError(f"a ring of keys of {heads.key_dim}; {ALIGNMENT} is the least")
+    return Ring(length, heads, drafts) if length else None
 
 
 def ring_records(length: int, drafts: int) -> int:
@@ -133,16 +149,10 @@ def ring_records(length: int, drafts: int) -> int:
 def ring_behind(state: tuple[int, ...], records: tuple[int, ...], drafts: int = 0) -> Ring:
     """The ring of one slot by the shapes of its state [Hv,Dv,Dk] and of its records."""
     values, value_dim, key_dim = state
-    # Padding is shorter than a key, whose size is at least its alignment.
+    # Padding is shorter than a key, which has at least ALIGNMENT floats.
     keys = (records[1] - values * (value_dim + 1) - 1) // key_dim
     length = records[0] - ring_records(0, drafts)
     return Ring(length, Heads(1, keys, values, key_dim, value_dim), drafts)
-
-
-def whole_state(state: Array, records: Array, end: int, drafts: int = 0) -> Array:
-    """The state of a slot after `end` tokens, by its records [rows, width]: `caught_up`."""
-    ring = ring_behind(state.shape, records.shape, drafts)
-    return caught_up(ring, state.astype(np.float64), records, end)
 
 
 def ring_width(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
@@ -158,46 +168,69 @@ def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int
     return 4 * floats
 
 
-def append(ring: Ring, records: Array, start: int, token: tuple[Wide, Wide, Wide]) -> None:
-    """Writes the record of the token at position `start`, its (δ, k, g), into a slot's `records`
-    [rows, width], and without drafts `base` at position 0."""
-    parts = [x.reshape(-1) for x in token]
-    records[start % ring.records, : ring.decays + ring.heads.values] = np.concatenate(parts)
-    if start == 0 and not ring.drafts:
-        records[0, -1] = 1
+class StoredState:
+    """One slot while a launch steps over it.
 
-
-def since(ring: Ring, records: Array, start: int) -> NDArray[np.int64]:
-    """The position before which each value row of the stored state stands, [Hv,Dv], of a sequence
-    that is before position `start` > 0: with drafts it was left before the header's."""
-    if not ring.drafts:
-        return start - np.minimum(start - int(records[0, -1]), ring.phases(start))
-    done, base = (int(records[-1, i * ring.heads.values]) for i in range(2))
-    return np.maximum(base, done - ring.phases(done))
-
-
-def caught_up(ring: Ring, state: Wide, records: Array, start: int) -> Wide:
-    """The state [Hv,Dv,Dk] that the sequence has before position `start` > 0.
-
-    `state` is the stored one, `records` [rows, width] the slot's ring.
+    With drafts a row folds after the same tokens as without, but the slot gets only the folds of
+    positions below `done`: those from there on may be rejected. So tokens have the same bits
+    however they are cut into rounds and whatever was rejected in between.
     """
-    return replayed(ring, state, records, start - since(ring, records, start), start)
+
+    def __init__(self, ring: Ring, state: Array, records: Array, start: int) -> None:
+        """The slot's `state` [Hv,Dv,Dk] and `records` [rows,width] before position `start`."""
+        self.ring, self.state, self.records = ring, state.copy(), records.copy()
+        if start == 0:  # whatever the slot holds
+            self.state[...] = 0
+            self.since: NDArray[np.int64] = np.zeros(state.shape[:2], np.int64)
+            return
+        self.since = ring.since(records, start)
+        for position in range(int(records[-1, 0]) if ring.drafts else start, start):
+            self._fold(position)  # accepted since
+
+    def before(self, position: int) -> Wide:
+        """The state [Hv,Dv,Dk] before a position up to which all is recorded."""
+        ring, h, behind = self.ring, self.ring.heads, position - self.since
+        added, factor = np.zeros(self.state.shape), np.ones((h.values, h.value_dim))
+        decay = np.ones(h.values)
+        for age in range(1, int(behind.max()) + 1):
+            record = self.records[(position - age) % ring.records].astype(np.float64)
+            delta = decay[:, None] * record[: ring.keys].reshape(h.values, h.value_dim)
+            k = record[ring.keys : ring.decays].reshape(h.keys, h.key_dim)
+            live = behind >= age
+            added += np.where(live, delta, 0)[..., None] * np.repeat(k, h.repeat, axis=0)[:, None]
+            decay = decay * np.exp(record[ring.decays : ring.used])
+            factor = np.where(live, decay[:, None], factor)
+        return factor[..., None] * self.state.astype(np.float64) + added
+
+    def append(self, position: int, update: Update) -> None:
+        """Records a token's update, and folds what is due after it."""
+        record = np.concatenate([x.reshape(-1) for x in update])
+        self.records[position % self.ring.records, : self.ring.used] = record
+        if position == 0 and not self.ring.drafts:
+            self.records[0, -1] = 1
+        self._fold(position)
+
+    def _fold(self, position: int) -> None:
+        due = (self.ring.phases(position) == self.ring.length - 1) | (position == 0)
+        self.state[due] = self.before(position + 1)[due].astype(self.state.dtype)
+        self.since[due] = position + 1
+
+    def end_round(self, start: int) -> None:
+        """Writes the header that a round of drafts from `start` leaves: one token is certain."""
+        values = self.ring.heads.values
+        self.records[-1, :values] = start + 1
+        if start == 0:
+            self.records[-1, values : 2 * values] = 1
 
 
-def replayed(
-    ring: Ring, state: Wide, records: Array, behind: NDArray[np.int64], start: int
-) -> Wide:
-    """`state` whose value rows lag `behind` [Hv,Dv] tokens, as it is before position `start`."""
-    h = ring.heads
-    wide = records.astype(np.float64)
-    added, factor = np.zeros(state.shape), np.ones((h.values, h.value_dim))
-    decay = np.ones(h.values)
-    for age in range(1, int(behind.max()) + 1):
-        record = wide[(start - age) % ring.records]
-        delta = decay[:, None] * record[: ring.keys].reshape(h.values, h.value_dim)
-        k = np.repeat(record[ring.keys : ring.decays].reshape(h.keys, h.key_dim), h.repeat, axis=0)
-        live = behind >= age
-        added += np.where(live, delta, 0)[..., None] * k[:, None]
-        decay = decay * np.exp(record[ring.decays : ring.decays + h.values])
-        factor = np.where(live, decay[:, None], factor)
-    return factor[..., None] * state + added
+def slot_of(ring: Ring | None, h: Heads, arrays: list[Array], slot: int, start: int) -> StoredState:
+    """A slot of `gdn_state` and, behind a ring, of `gdn_ring`, before position `start`."""
+    state, *rings = (array[slot] for array in arrays)
+    ring = ring or Ring(1, h)
+    return StoredState(ring, state, rings[0] if rings else np.zeros((1, ring.width)), start)
+
+
+def whole_state(state: Array, records: Array, end: int, drafts: int = 0) -> Array:
+    """The state [Hv,Dv,Dk] of a slot after `end` > 0 tokens, by its records [rows, width]."""
+    ring = ring_behind(state.shape, records.shape, drafts)
+    return StoredState(ring, state.astype(np.float64), records, end).before(end)

@@ -1,8 +1,8 @@
-"""Pieces of the bodies of ops that keep a replay ring: the state caught up, and a token's record.
+"""Nodes of a replay ring in a body: the state caught up, and a token's record.
 
-The sums are written out in full (a state is materialised), as befits the CPU. Records are taken in
-the ring's own order; what is not live is zero before it meets anything. Knows the layout of
-`replay_ring`; knows no op.
+The sums are written out in full (a state is materialised), as fits the CPU. Records are in the
+ring's order; what is not live is zero before it is used. Knows the layout of `replay_ring`; knows
+no op.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import Rows, final_slots, over
 from spark_engine.plugins.state.replay_ring import Ring
 from spark_engine.tensors import DType
 
@@ -37,7 +37,7 @@ def catch_up(f: Text, ring: Ring, rows: Rows, state: str, records: str) -> Lag:
     newest = f("Sub", over(f, rows.starts, [1]), np.arange(1, length + 1)[None])
     age = f("Add", f("Mod", newest, length), 1)  # [rows, L] of record r: 1 the newest
     live = f("LessOrEqual", age, over(f, f("Min", lag, length - 1), [1]))  # age L is overwritten
-    behind = f("Min", over(f, lag, [1, 2]), _phases(f, ring, rows))  # [rows, Hv, Dv]
+    behind = f("Min", over(f, lag, [1, 2]), phases(f, ring, rows.starts))  # [rows, Hv, Dv]
     mine = f("LessOrEqual", over(f, age, [1, 2]), over(f, behind, [3]))  # [rows, Hv, Dv, L]
     dead = over(f, live, [2])
     g = f("Where", dead, part(f, held, ring.decays, h.values), 0.0)  # [rows, L, Hv]
@@ -62,9 +62,9 @@ def base_of(f: Text, ring: Ring, records: str) -> str:
     return f("Reshape", last, [-1])
 
 
-def _phases(f: Text, ring: Ring, rows: Rows) -> str:
-    """int64 [rows, Hv, Dv]: (start + group) mod L."""
-    return f("Mod", f("Add", over(f, rows.starts, [1, 2]), ring.groups[None]), ring.length)
+def phases(f: Text, ring: Ring, position: str) -> str:
+    """int64 [rows, Hv, Dv]: (position + group) mod L."""
+    return f("Mod", f("Add", over(f, position, [1, 2]), ring.groups[None]), ring.length)
 
 
 def part(f: Text, records: str, offset: int, width: int) -> str:
@@ -73,7 +73,7 @@ def part(f: Text, records: str, offset: int, width: int) -> str:
 
 
 def keys(f: Text, ring: Ring, records: str) -> str:
-    """[rows, Hv, L, Dk]: each key head's stand `repeat` times in a row."""
+    """[rows, Hv, L, Dk]: each key head's `repeat` times in a row."""
     h = ring.heads
     k = part(f, records, ring.keys, h.keys * h.key_dim)
     k = f("Reshape", k, [0, ring.length, h.keys, h.key_dim])
@@ -84,7 +84,7 @@ def keys(f: Text, ring: Ring, records: str) -> str:
 
 def folds(f: Text, ring: Ring, rows: Rows) -> str:
     """bool [rows, Hv, Dv, 1]: the rows of the state that this step rewrites."""
-    due = f("Equal", _phases(f, ring, rows), ring.length - 1)
+    due = f("Equal", phases(f, ring, rows.starts), ring.length - 1)
     due = f("And", due, over(f, f("Greater", rows.counts, 0), [1, 2]))
     return over(f, f("Or", due, over(f, rows.fresh, [1, 2])), [3])
 
@@ -94,22 +94,35 @@ def append(
 ) -> None:
     """Writes the token's (δ [rows,Hv,Dv], k [rows,Hv,Dk], g [rows,Hv,1]) into its record of
     `gdn_ring`, and `base` where the row is fresh; a row without a token changes nothing."""
-    h, (delta, k, g) = ring.heads, token
     at = f("Mod", rows.starts, ring.length)
     old = f("GatherND", lag.records, over(f, at, [1]), batch_dims=1)  # [rows, width]
-    k = f("Reshape", k, [0, h.keys, h.repeat, h.key_dim])
-    k = f("Reshape", f("Slice", k, [0], [1], [2]), [0, h.keys * h.key_dim])
-    used = ring.decays + h.values
-    parts = (f("Reshape", delta, [0, ring.keys]), k, f("Squeeze", g, [2]))
-    rest = f("Slice", old, [used], [ring.width], [1])
+    parts = flat(f, ring, token)
+    rest = f("Slice", old, [ring.used], [ring.width], [1])
     record = f("Concat", *parts, rest, axis=1)
     has = f("Greater", rows.counts, 0)
     record = f("Where", over(f, has, [1]), record, old)
     where = f("Concat", over(f, rows.slots, [1]), over(f, at, [1]), axis=1)
     changed = f("ScatterND", "gdn_ring", where, record)
-    begun = f("And", has, rows.fresh)
-    base = f("Where", begun, 1.0, base_of(f, ring, lag.records))
+    base = f("Where", f("And", has, rows.fresh), 1.0, base_of(f, ring, lag.records))
     store_base(f, ring, rows.slots, changed, base, out)
+
+
+def flat(f: Text, ring: Ring, token: tuple[str, str, str]) -> tuple[str, str, str]:
+    """A token's (δ, k, g) as a record has them, each [rows, …]: k of each key head once."""
+    h, (delta, k, g) = ring.heads, token
+    k = f("Reshape", k, [0, h.keys, h.repeat, h.key_dim])
+    k = f("Reshape", f("Slice", k, [0], [1], [2]), [0, h.keys * h.key_dim])
+    return f("Reshape", delta, [0, ring.keys]), k, f("Squeeze", g, [2])
+
+
+def settle(f: Text, ring: Ring, rows: Rows, n: int, lag: Lag, out: str) -> None:
+    """Writes to `out` that the `n` tiles are folded, where a sequence ends and a tile saves."""
+    end = f.cast(f("Add", rows.starts, rows.counts), DType.F32)
+    # Never the old one; but the ring, which may be the output's memory, is read before this.
+    inert = f("Less", rows.starts, 0)
+    end = f("Where", inert, base_of(f, ring, lag.records), end)
+    slots = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+    store_base(f, ring, slots, "gdn_ring", f("Concat", end, end, axis=0), out)
 
 
 def store_base(f: Text, ring: Ring, slots: str, records: str, base: str, out: str) -> None:

@@ -1,8 +1,8 @@
-"""Pieces of the bodies of ops over a replay ring with drafts (`round_ring`): a slot while a launch
-goes over it, token after token.
+"""Nodes of a replay ring with drafts in a body: a slot while a launch steps over it, token after
+token (`replay_ring.StoredState`).
 
 Every token's nodes have the shapes that they have in a round of one token, so that its bits are the
-same. What is not live is zero before it meets anything. Knows no op.
+same. What is not live is zero before it is used. Knows no op.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import Rows, final_slots, over
 from spark_engine.plugins.state.replay_ring import Ring
-from spark_engine.plugins.state.replay_ring_nodes import keys, part
+from spark_engine.plugins.state.replay_ring_nodes import flat, keys, part, phases
 from spark_engine.tensors import DType
 
 
@@ -27,7 +27,7 @@ class Held:
     stored: str  # [rows,Hv,Dv,Dk], as it was found
     header: str  # [rows,1,width], as it was found
     state: str  # [rows,Hv,Dv,Dk]
-    since: str  # int64 [rows,Hv,Dv]: the position before which `state` stands
+    since: str  # int64 [rows,Hv,Dv]: the position before which `state` is
     records: str  # [rows,R,width]
 
 
@@ -37,8 +37,8 @@ def opened(f: Text, ring: Ring, rows: Rows, dtype: DType) -> Held:
     all_rows = f("Gather", "gdn_ring", rows.sources)
     records = f("Slice", all_rows, [0], [ring.records], [1])
     header = f("Slice", all_rows, [ring.records], [ring.rows], [1])
-    done, base = (_told(f, rows, header, i * ring.heads.values) for i in range(2))
-    since = f("Sub", over(f, done, [1, 2]), _phases(f, ring, done))
+    done, base = (_stored(f, rows, header, i * ring.heads.values) for i in range(2))
+    since = f("Sub", over(f, done, [1, 2]), phases(f, ring, done))
     since = f("Max", over(f, base, [1, 2]), since)
     since = f("Where", over(f, rows.fresh, [1, 2]), 0, since)
     state = f("Where", over(f, rows.fresh, [1, 2, 3]), 0.0, stored)
@@ -49,15 +49,10 @@ def opened(f: Text, ring: Ring, rows: Rows, dtype: DType) -> Held:
     return held
 
 
-def _told(f: Text, rows: Rows, header: str, column: int) -> str:
+def _stored(f: Text, rows: Rows, header: str, column: int) -> str:
     """int64 [rows]: a number of the header, 0 where fresh."""
     found = f("Reshape", f("Slice", header, [column], [column + 1], [2]), [-1])
     return f.long(f("Where", rows.fresh, 0.0, found))
-
-
-def _phases(f: Text, ring: Ring, position: str) -> str:
-    """int64 [rows,Hv,Dv]: (position + group) mod L."""
-    return f("Mod", f("Add", over(f, position, [1, 2]), ring.groups[None]), ring.length)
 
 
 def before(f: Text, held: Held, position: str) -> str:
@@ -104,7 +99,7 @@ def advanced(f: Text, state: str, delta: str, k: str, decay: str) -> str:
 
 def fold(f: Text, held: Held, position: str, there: str, new: str) -> Held:
     """`new`, the state after the token at `position`, where it is due in rows that are `there`."""
-    due = f("Equal", _phases(f, held.ring, position), held.ring.length - 1)
+    due = f("Equal", phases(f, held.ring, position), held.ring.length - 1)
     due = f("Or", due, over(f, f("Equal", position, 0), [1, 2]))
     due = f("And", due, over(f, there, [1, 2]))
     if held.dtype is not DType.F32:
@@ -116,20 +111,34 @@ def fold(f: Text, held: Held, position: str, there: str, new: str) -> Held:
 
 def append(f: Text, held: Held, position: str, there: str, token: tuple[str, str, str]) -> Held:
     """Records a token's (δ [rows,Hv,Dv], k [rows,Hv,Dk], g [rows,Hv,1]) where one is `there`."""
-    ring, h, (delta, k, g) = held.ring, held.ring.heads, token
-    k = f("Reshape", k, [0, h.keys, h.repeat, h.key_dim])
-    k = f("Reshape", f("Slice", k, [0], [1], [2]), [0, h.keys * h.key_dim])
-    parts = (f("Reshape", delta, [0, ring.keys]), k, f("Squeeze", g, [2]))
+    ring, parts = held.ring, flat(f, held.ring, token)
     place = f("Mod", over(f, position, [1]), ring.records)
     old = f("GatherND", held.records, over(f, place, [2]), batch_dims=1)
-    padding = f("Slice", old, [ring.decays + h.values], [ring.width], [2])
+    padding = f("Slice", old, [ring.used], [ring.width], [2])
     record = f("Concat", over(f, f("Concat", *parts, axis=1), [1]), padding, axis=2)
     here = f("Equal", np.arange(ring.records)[None], place)
     here = over(f, f("And", here, over(f, there, [1])), [2])
     return replace(held, records=f("Where", here, record, held.records))
 
 
-def header(f: Text, held: Held, done: str, base: str) -> str:
+def end_round(f: Text, held: Held, rows: Rows, has: str, out: str) -> None:
+    """Writes the records to `out`, and the header where a row `has` tokens, [rows,1,1]."""
+    done, base = f("Add", rows.starts, 1), _base(f, held, rows)
+    last = f("Where", has, _header(f, held, done, base), held.header)
+    records = f("Concat", held.records, last, axis=1)
+    f("ScatterND", "gdn_ring", over(f, rows.slots, [1]), records, out=out)
+
+
+def settle(f: Text, held: Held, rows: Rows, n: int, out: str) -> None:
+    """Writes to `out` that the `n` tiles are folded, where a sequence ends and a tile saves."""
+    end = f("Add", rows.starts, rows.counts)
+    last = f("Squeeze", _header(f, held, end, end), [1])
+    both = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+    where = f("Concat", over(f, both, [1]), np.full((2 * n, 1), held.ring.records), axis=1)
+    f("ScatterND", "gdn_ring", where, f("Concat", last, last, axis=0), out=out)
+
+
+def _header(f: Text, held: Held, done: str, base: str) -> str:
     """f32 [rows,1,width] of `done` and `base`, both int64 [rows]."""
     values = held.ring.heads.values
     numbers = [f("Expand", over(f, x, [1, 2]), [1, 1, values]) for x in (done, base)]
@@ -137,6 +146,6 @@ def header(f: Text, held: Held, done: str, base: str) -> str:
     return f("Concat", *(f.cast(n, DType.F32) for n in numbers), rest, axis=2)
 
 
-def base(f: Text, held: Held, rows: Rows) -> str:
+def _base(f: Text, held: Held, rows: Rows) -> str:
     """int64 [rows]: as stored, 1 where the row is fresh."""
-    return f("Where", rows.fresh, 1, _told(f, rows, held.header, held.ring.heads.values))
+    return f("Where", rows.fresh, 1, _stored(f, rows, held.header, held.ring.heads.values))

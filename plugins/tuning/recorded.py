@@ -1,8 +1,8 @@
-"""Times that were recorded, by architecture: what a tactic takes where no GPU is present.
+"""Recorded times of tactics by architecture, for builds without a GPU.
 
-A row of `<architecture>.json` has an op, its tokens, its size (for linear ops N * K, for
-`gdn_decode` value heads, else 0) and microseconds by tactic. Between rows and beyond them
-logarithms are interpolated, first along tokens, then along sizes.
+A row of `<architecture>.json` has an op, its tokens, its size (N * K of linear ops, value heads of
+`gdn_decode`, else 0) and microseconds by tactic. Logarithms are interpolated between rows and
+extrapolated beyond them, first along tokens, then along sizes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-FAR = 1.5  # times a recorded size: beyond, a formula is nearer
+FAR = 1.5  # times a recorded size: beyond it the formula of `cost` is more accurate
 Point: TypeAlias = tuple[float, float]
 Curve: TypeAlias = tuple[float, tuple[Point, ...]]  # log size; points: log tokens, log seconds
 
@@ -30,13 +30,13 @@ def _rows(architecture: str) -> tuple[tuple[str, int, int, MappingProxyType[str,
 
 @cache
 def best(architecture: str) -> frozenset[tuple[str, str]]:
-    """The (op, tactic) that no other is faster than in some row."""
+    """The (op, tactic) pairs that are the fastest in some row."""
     return frozenset((op, min(us, key=us.__getitem__)) for op, _, _, us in _rows(architecture))
 
 
 @cache
 def _curves(architecture: str, op: str, tactic: str) -> tuple[Curve, ...]:
-    """By size."""
+    """The recorded points of a tactic, by size."""
     found: dict[float, list[Point]] = {}
     for name, tokens, size, us in _rows(architecture):
         if name == op and size and tactic in us:
@@ -47,13 +47,13 @@ def _curves(architecture: str, op: str, tactic: str) -> tuple[Curve, ...]:
 
 @cache
 def _range(architecture: str, op: str) -> tuple[float, float]:
-    """The least and the greatest size that a time says something of."""
+    """The least and the greatest size for which times are used."""
     sizes = [size for name, _, size, _ in _rows(architecture) if name == op and size]
     return (min(sizes) / FAR, max(sizes) * FAR) if sizes else (math.inf, 0.0)
 
 
 def seconds(architecture: str, op: str, tactic: str, size: int, tokens: int) -> float | None:
-    """What a tactic takes; None where nothing was recorded of it, or only of far other sizes."""
+    """Seconds of a tactic; None if it has no times, or none near this size."""
     least, most = _range(architecture, op)
     curves = _curves(architecture, op, tactic)
     if not curves or not least <= size <= most:
@@ -64,8 +64,8 @@ def seconds(architecture: str, op: str, tactic: str, size: int, tokens: int) -> 
 
 
 def _between(points: Sequence[Point], x: float, slope: tuple[float, float]) -> float:
-    """Along the line through the two points around x. Before the first it rises by `slope`'s least,
-    behind the last as between the last two, from `slope`'s least to its most."""
+    """Linear interpolation between the points around x. Before the first point the slope is the
+    least of `slope`; after the last it is that of the last two, clamped to `slope`."""
     least, most = slope
     (x0, y0), (x1, y1) = points[0], points[-1]
     if x <= x0:

@@ -1,24 +1,23 @@
-"""What sets the tactics of one kernel apart, as fields. Knows no kernel; the rows are in the file
-of each architecture."""
+"""The fields in which tactics of one kernel differ. Each architecture's file has the rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAN = 8  # parts that are merged at once
-ALONE = FAN * FAN  # chunks of a row, at most: a few long rows fill a GPU
+FAN = 8  # parts of one merge
+ALONE = FAN * FAN  # chunks of a row, at most: enough for a few long rows to fill a GPU
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """How decode attention cuts a row.
+    """The chunks of a row in decode attention.
 
     Attributes:
-        tokens: of a chunk, at least.
+        tokens: of a chunk, about.
         warps: of a block, over e4m3 pages.
-        most: chunks of a row.
-        large: for targets with Hopper's shared memory, or for the others.
-        why: what it is for, where no recorded time has it as the best.
+        most: chunks of a row, at most.
+        large: True for targets with Hopper's shared memory, False for the others.
+        why: its use, if no recorded time has it as the best.
         fallback: `paged_attention` has it too, for nodes that no fusion takes.
     """
 
@@ -31,20 +30,20 @@ class Chunks:
 
     @property
     def name(self) -> str:
-        """The tactic's: what decides how a row's sums are cut and come together."""
+        """The tactic's name: all that decides the order of a row's sums."""
         name = f"chunks_{self.tokens}_{self.warps}"
         return name if self.most == ALONE else f"{self.most}_{name}"
 
     @property
     def form(self) -> str:
-        """What rows of any length have of it."""
+        """The part of the name that does not depend on a row's length."""
         return f"{self.most} chunks, {self.warps} warps"
 
 
 @dataclass(frozen=True)
 class Shared:
-    """How attention over a round of drafts cuts a row: as `chunks`; so many queries read one copy
-    of its tiles, by a team of as many warps."""
+    """The chunks of a row in attention over a round of drafts. A team of `queries` warps reads one
+    copy of a tile for as many queries."""
 
     chunks: Chunks
     queries: int
@@ -53,7 +52,7 @@ class Shared:
 
     @property
     def name(self) -> str:
-        """The tactic's."""
+        """The tactic's name."""
         name = f"round_{self.chunks.tokens}_{self.chunks.warps}_by_{self.queries}"
         return name if self.chunks.most == ALONE else f"{self.chunks.most}_{name}"
 
@@ -65,16 +64,15 @@ class Shared:
 
 @dataclass(frozen=True)
 class HeadBlocks:
-    """How a token of the delta rule is cut into blocks.
+    """The blocks of a decode step of the delta rule.
 
     Attributes:
-        name: the tactic's.
+        name: the tactic's name.
         warps: of a block.
         blocks: of a multiprocessor.
         grouped: a block has all value heads of a key head, else one.
-        stages: chunks that each warp has on their way to shared memory; 0: they come through
-            registers.
-        why, fallback: as in `Chunks`, with `gated_delta_step` for the unfused op.
+        stages: chunks of a warp in flight to shared memory; 0: loads go through registers.
+        why, fallback: as in `Chunks`, with `gated_delta_step` as the unfused op.
     """
 
     name: str

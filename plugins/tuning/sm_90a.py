@@ -1,8 +1,8 @@
-"""The sizes that are tactics on Hopper. Rows without a `why` are the best of some published bucket
-in sm_90a.json.
+"""The sizes of tactics on Hopper. Rows without a `why` are the best of some published bucket in
+sm_90a.json.
 
-Attention: where rows times kv heads times chunks are as many as blocks are resident, nothing waits
-for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones.
+Attention runs in one wave if rows times kv heads times chunks do not exceed the resident blocks: a
+few long rows fill the GPU with 64 chunks, more rows with fewer, longer chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS = (
     Shared(_THREE, 2, why="rounds of two in the order of one token's best at 128 rows"),
     Shared(_THREE, 4, why=_LOG.format("32 to 128 rows of the 27B")),
 )
-# A token of the delta rule; every architecture has them.
+# Decode steps of the delta rule, for every architecture.
 HEADS = (
     HeadBlocks("registers", 8, 2),
     HeadBlocks("small registers", 4, 4, fallback=True),

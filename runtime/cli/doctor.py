@@ -4,8 +4,6 @@ Knows the command line. Exits with 0 if an engine can be served and 1 otherwise;
 those of every command.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

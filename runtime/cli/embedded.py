@@ -4,8 +4,6 @@ Knows folders and the builder's command line. The runtime may not import the bui
 so the builder is started as a process and the checkpoint found by its path.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -50,7 +48,6 @@ def find_checkpoint() -> Path:
 
 
 def engine_folder(checkpoint: Path, cache: Path) -> Path:
-    """The folder of its engine."""
     root = checkpoint.parents[2]
     ours = root / "engines"
     if (root / "pyproject.toml").exists() and ours.is_dir():
@@ -60,7 +57,7 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
 
 
 def is_stale(folder: Path, checkpoint: Path) -> bool:
-    """Whether there is no engine, one of another format, or a newer checkpoint file."""
+    """True if there is no engine, one of another format, or a newer checkpoint file."""
     manifest = folder / MANIFEST
     try:
         read_manifest(folder)
@@ -95,7 +92,7 @@ def build(checkpoint: Path, folder: Path) -> None:
 
 
 def _run(command: list[str]) -> int:
-    """Its exit code. If this process is ended, it ends that one too and lets it clean up."""
+    """Runs a command; returns its exit code. If this process is ended, the command is too."""
     with subprocess.Popen(command, stdout=sys.stderr) as process:
         try:
             return process.wait()

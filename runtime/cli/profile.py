@@ -3,8 +3,6 @@
 Knows the processes; a trace's format is in `runtime/engine/trace.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from spark_engine.runtime.engine.trace import ENGINE, HTTP, merge

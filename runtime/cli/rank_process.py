@@ -6,8 +6,6 @@ Knows the engine's executors and rank 0's messages; knows no request. It ends wi
 that ends: its socket closes, and on one host the system ends it as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -21,6 +19,7 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -60,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packet = receiver.receive()
         if packet is None:
             return 0
-        _check(spec, messages.decode_stamp(packet))
-        loaded = _opened(spec, channels, messages.decode_begin(packet), receiver)
+        _check(spec, messages.STAMP.decode(packet))
+        loaded = _opened(spec, channels, messages.BEGIN.decode(packet), receiver)
         parts = loaded.states, loaded.tables, loaded.device_states, loaded.table_writer
         follower = Follower(loaded.executors, *parts)
         receiver.answer(messages.encode(messages.Opened(os.getpid())))
@@ -90,25 +89,15 @@ def _opened(
 
     reported = ReportedProgress(tell)
     comm.at_wait(reported.wait)
-    loaded = load(
-        Path(spec.engine),
-        mark=reported.mark,
-        shown=reported,
-        threads=begin.threads,
-        cache_bytes=begin.cache_bytes,
-        graphs=begin.graphs,
-        masks=begin.masks,
-        least=begin.least,
-        host_bytes=begin.host_bytes,
-        comm=comm,
-    )
+    how: dict[str, Any] = {"mark": reported.mark, "shown": reported, "comm": comm}
+    loaded = load(Path(spec.engine), **how, **msgspec.structs.asdict(begin.options))
     comm.at_wait(lambda: None)
     return loaded
 
 
 def _follow(receiver: Receiver, follower: Follower) -> None:
     while (packet := receiver.receive()) is not None:
-        if not follower.follow(messages.decode_orders(packet)):
+        if not follower.follow(messages.ORDERS.decode(packet)):
             return
 
 

@@ -4,14 +4,13 @@ Knows the command line; `replicas/ray_serve.py`, which needs the extra `ray`, pl
 and `replicas/front_process.py` is the front.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from socket import socket
 from types import ModuleType
@@ -83,9 +82,7 @@ def main() -> None:
     ],
 )
 @config_file.option(
-    NAME,
-    OF_FILE,
-    "Read options of the server from this TOML file, as spark-run has them.",
+    NAME, OF_FILE, "Read options of the server from this TOML file, as spark-run has them."
 )
 @click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
 @_TARGET
@@ -113,8 +110,8 @@ def run(
     with standard_error(LogFormat(values["log_format"])), command(NAME):
         from spark_engine.runtime.replicas.plan import ReplicaPlan, counts, sizes, stamp_of
 
-        serving, placing = _front(), _ray()
-        options = _server_options(values)
+        serving, placing = _extra("front_process", "aiohttp"), _extra("ray_serve", "ray")
+        options = server_options({row.name: row.default for row in OPTIONS} | values)
         set_up(options.log_format, options.log_level)
         folder = (engine or _embedded()).resolve()
         manifest = read_manifest(folder)
@@ -182,11 +179,11 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
             tls_key=values["tls_key"],
         )
         set_up(LogFormat(values["log_format"]), LogLevel.INFO)
-        serving = _front()
+        serving = _extra("front_process", "aiohttp")
         with contextlib.closing(serving.listen(options)) as listener:
             if ray is None:
                 sys.exit(_serve(serving, listener, listed(urls), route_by, options))
-            placing = _ray()
+            placing = _extra("ray_serve", "ray")
             with placing.cluster(ray):
                 sys.exit(_serve(serving, listener, _members(placing), route_by, options))
 
@@ -226,7 +223,7 @@ def scale(replicas: str, ray: str) -> None:
 def remove(ray: str) -> None:
     """Ends replicas that outlived their `run`, after their requests."""
     with command(NAME):
-        placing = _ray()
+        placing = _extra("ray_serve", "ray")
         with placing.cluster(ray):
             placing.remove()
 
@@ -236,7 +233,7 @@ def remove(ray: str) -> None:
 def status(ray: str) -> None:
     """Prints the replicas and their state as JSON."""
     with command(NAME):
-        placing = _ray()
+        placing = _extra("ray_serve", "ray")
         with placing.cluster(ray):
             plan = placing.placed()
             row = {"engine": plan.folder, "least": plan.least, "most": plan.most}
@@ -252,23 +249,10 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _change(address: str, edit: Callable[[Any], Any]) -> None:
-    placing = _ray()
+    placing = _extra("ray_serve", "ray")
     with placing.cluster(address):
         placing.change(edit)
         click.echo(json.dumps(placing.states()))
-
-
-def _server_options(values: dict[str, Any]) -> ServerOptions:
-    return server_options({row.name: row.default for row in OPTIONS} | values)
-
-
-def _front() -> ModuleType:
-    """The module with Ray Serve, an extra."""
-    try:
-        from spark_engine.runtime.replicas import front_process as serving
-    except ModuleNotFoundError as error:
-        raise _missing(error, "aiohttp") from None
-    return serving
 
 
 def _serve(
@@ -285,18 +269,14 @@ def _members(placing: ModuleType) -> Any:
     return Members(placing.named)
 
 
-def _ray() -> ModuleType:
+def _extra(name: str, library: str) -> ModuleType:
+    """A module of `replicas` that needs a library of the extra `ray`."""
     try:
-        from spark_engine.runtime.replicas import ray_serve
+        return import_module(f"spark_engine.runtime.replicas.{name}")
     except ModuleNotFoundError as error:
-        raise _missing(error, "ray") from None
-    return ray_serve
-
-
-def _missing(error: ModuleNotFoundError, library: str) -> Exception:
-    if (error.name or "").partition(".")[0] not in (library, "aiohttp"):
-        return error
-    return OptionError(f"{error.name} is not installed: {extra('ray')}")
+        if (error.name or "").partition(".")[0] not in (library, "aiohttp"):
+            raise
+        raise OptionError(f"{error.name} is not installed: {extra('ray')}") from None
 
 
 def _embedded() -> Path:

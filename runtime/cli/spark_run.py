@@ -4,8 +4,6 @@ Knows the command line and the environment; `command` sets the exit code. An opt
 nothing is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -69,13 +67,11 @@ class _Run(Grouped):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """`doctor`, if it is named."""
         if args[:1] == [doctor.name]:
             return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the context's command."""
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
@@ -88,9 +84,7 @@ class _Run(Grouped):
     ],
 )
 @config_file.option(
-    NAME,
-    OF_FILE,
-    "Read options from this TOML file; those on the command line go before it.",
+    NAME, OF_FILE, "Read options from this TOML file; those on the command line go before it."
 )
 @click.option("--print-config", is_flag=True, help="Print all options as such a file, and exit.")
 @click.option(
@@ -134,7 +128,6 @@ def _check_device(folder: Path, number: int | None) -> None:
 
 
 def _given(context: click.Context, name: str) -> bool:
-    """Whether the option was given, on the command line or in the file."""
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 

@@ -4,8 +4,6 @@ Checks the manifest before anything is loaded; opens no executor, and reads no o
 `spark-check` and a start verify the other files.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +25,7 @@ ENGINES = Path("engines")
 @dataclass(frozen=True)
 class Fit:
     """An engine folder: its target, the bytes of its plan, the bytes that remain free, and `why` it
-    cannot be served; empty if it can.
-    """
+    cannot be served; empty if it can."""
 
     path: str
     name: str = ""
@@ -41,8 +38,7 @@ class Fit:
 
 def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
     """The given folders, or those under engines/ with a manifest; hidden ones are incomplete
-    builds.
-    """
+    builds."""
     found = (path.parent for path in below.glob("*/manifest.json"))
     return list(given) or sorted(path for path in found if not path.name.startswith("."))
 
@@ -55,8 +51,7 @@ def fit(
     host_bytes: int | None = None,
 ) -> Fit:
     """Whether `path` can be served; `memory`: the GPU's memory, `available`: the host's free bytes,
-    `gpu`: the reason why no engine for a GPU opens.
-    """
+    `gpu`: the reason why no engine for a GPU opens."""
     try:
         manifest = read_manifest(path)
     except UserError as error:

@@ -4,21 +4,16 @@ Knows the driver through `device`, and nvidia-smi if it is installed. Reports a 
 `cuda`, driver or GPU. Imports no CUDA package before `diagnose`.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from spark_engine.errors import SparkError
 from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.kernel import KNOWN, Target
 from spark_engine.runtime.executors.cache_size import GpuMemory
-
-if TYPE_CHECKING:
-    from spark_engine.runtime.doctor.probe import Probe
 
 State: TypeAlias = Literal[
     "usable", "no_kernels", "unusable", "no_driver", "driver_silent", "no_extra"
@@ -39,31 +34,20 @@ class InstalledCard:
     """A GPU.
 
     Attributes:
-        name: the driver's name for it.
-        target: the target of its engines, or None without kernels for it.
-        card: its row of our table, or None.
-        cuda: the driver's version of CUDA, 13000 for 13.0.
-        driver: the driver's version; None if unknown.
-        memory: in bytes.
-        driver_free: bytes that CUDA reports as free.
-        sm_mhz: clock under load; None, like `bandwidth`, if not measured.
-        max_mhz: the driver's highest clock; None if unknown.
-        bandwidth: bytes a second, read and written.
-        wanted: expected bytes a second of such a card.
         watts, celsius: directly after the load.
     """
 
-    name: str
-    target: str | None
-    card: str | None
-    cuda: int
-    driver: str | None
-    memory: GpuMemory
-    driver_free: int
-    sm_mhz: float | None = None
-    max_mhz: float | None = None
-    bandwidth: float | None = None
-    wanted: float | None = None
+    name: str  # the driver's name for it
+    target: str | None  # the target of its engines, or None without kernels for it
+    card: str | None  # its row of our table, or None
+    cuda: int  # the driver's version of CUDA, 13000 for 13.0
+    driver: str | None  # the driver's version; None if unknown
+    memory: GpuMemory  # in bytes
+    driver_free: int  # bytes that CUDA reports as free
+    sm_mhz: float | None = None  # clock under load; None, like `bandwidth`, if not measured
+    max_mhz: float | None = None  # the driver's highest clock; None if unknown
+    bandwidth: float | None = None  # bytes a second, read and written
+    wanted: float | None = None  # expected bytes a second of such a card
     watts: float | None = None
     celsius: float | None = None
 
@@ -72,8 +56,7 @@ class InstalledCard:
 class Diagnosis:
     """A card or the reason why there is none, and remedies for its problems. `absent`: text in
     place of a card; `why`: the reason why no engine for a GPU opens; `state`: all of it in one
-    word, for programs.
-    """
+    word, for programs."""
 
     card: InstalledCard | None
     advice: tuple[str, ...] = ()
@@ -90,31 +73,9 @@ class GpuProblem:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Measurements on the open GPU.
-
-    Attributes:
-        memory: in bytes.
-        driver_free: bytes that CUDA reports as free.
-        max_mhz: the driver's highest clock; None if unknown.
-        mps: NVIDIA MPS shares the GPU.
-        measured: results of the load; None without one.
-        after: nvidia-smi's report after the load.
-    """
-
-    memory: GpuMemory
-    driver_free: int
-    max_mhz: float | None
-    mps: bool
-    measured: Probe | None
-    after: dict[str, str]
-
-
 def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None) -> Diagnosis:
     """Examines CUDA's first GPU, which is `device` for nvidia-smi; `load` runs it for a second.
-    `host_bytes` as for `GpuMemory`.
-    """
+    `host_bytes` as for `GpuMemory`."""
     if lacks := cuda_missing():
         return _without_extra(lacks)
     from spark_engine.device.gpu import name_and_driver, present
@@ -123,16 +84,15 @@ def diagnose(load: bool = True, device: str = "0", host_bytes: int | None = None
         name, version = name_and_driver()
     except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
         return _without_answer(error)
-    cuda, target, idle = int(version), present(), _smi(device)
+    cuda, target = int(version), present()
     found = [*_old_driver(cuda), *_no_kernels(name, target)]
     try:
-        trial = _try(load, device, host_bytes)
+        card, mps = _examined(name, cuda, target, load, device, host_bytes)
     except (SparkError, RuntimeError) as error:  # RuntimeError: an old driver lacks a call
         absent = f"{name}, which cannot be used"
         found.append(GpuProblem(f"{absent}: {error}", "it cannot be used"))
         return _diagnosis(None, found, absent)
-    card = _card(name, cuda, target, trial, idle)
-    found += [*_no_memory(load, trial), *_shared(trial), *_low_clock(card), *_low_bandwidth(card)]
+    found += [*_no_memory(load, card), *_shared(mps), *_low_clock(card), *_low_bandwidth(card)]
     return _diagnosis(card, found)
 
 
@@ -172,41 +132,36 @@ def _without_answer(error: Exception) -> Diagnosis:
     return Diagnosis(None, (words,), absent=absent, state="driver_silent")
 
 
-def _try(load: bool, device: str, host_bytes: int | None) -> Trial:
-    """Opens the GPU; with `load`, and enough free memory, measures it. Raises SparkError or
-    RuntimeError.
-    """
+def _examined(
+    name: str, cuda: int, target: Target | None, load: bool, device: str, host_bytes: int | None
+) -> tuple[InstalledCard, bool]:
+    """(the open GPU, whether NVIDIA MPS shares it); with `load`, and enough free memory, it is
+    measured. Raises SparkError or RuntimeError."""
     from spark_engine.device.gpu import Gpu
     from spark_engine.runtime.doctor.probe import NEEDS, probe
 
+    idle = _smi(device)
     with closing(Gpu()) as gpu:
-        mps = gpu.shared_by_mps
-        sizes, mhz = (gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
-        memory = GpuMemory(*sizes, host_bytes)
-        free = gpu.driver_free_bytes
+        memory = GpuMemory(gpu.free_bytes, gpu.total_bytes, gpu.integrated, host_bytes)
+        driver_free, mps, most_mhz = gpu.driver_free_bytes, gpu.shared_by_mps, gpu.most_mhz
         measured = probe(gpu) if load and memory.usable >= NEEDS else None
-    return Trial(memory, free, mhz, mps, measured, _smi(device) if load else {})
-
-
-def _card(
-    name: str, cuda: int, target: Target | None, trial: Trial, idle: dict[str, str]
-) -> InstalledCard:
-    measured = trial.measured
-    return InstalledCard(
+    after = _smi(device) if load else {}
+    card = InstalledCard(
         name=name,
         target=target.name if target else None,
         card=target.card.name if target else None,
         cuda=cuda,
         driver=idle.get("driver_version"),
-        memory=trial.memory,
-        driver_free=trial.driver_free,
+        memory=memory,
+        driver_free=driver_free,
         sm_mhz=measured.sm_mhz if measured else None,
-        max_mhz=_number(idle.get("clocks.max.sm")) or trial.max_mhz,
+        max_mhz=_number(idle.get("clocks.max.sm")) or most_mhz,
         bandwidth=measured.bandwidth if measured else None,
         wanted=target.card.bandwidth if target else None,
-        watts=_number(trial.after.get("power.draw")),
-        celsius=_number(trial.after.get("temperature.gpu")),
+        watts=_number(after.get("power.draw")),
+        celsius=_number(after.get("temperature.gpu")),
     )
+    return card, mps
 
 
 def _old_driver(cuda: int) -> Iterator[GpuProblem]:
@@ -228,16 +183,16 @@ def _no_kernels(name: str, target: Target | None) -> Iterator[GpuProblem]:
         )
 
 
-def _no_memory(load: bool, trial: Trial) -> Iterator[GpuProblem]:
-    if load and trial.measured is None:
+def _no_memory(load: bool, card: InstalledCard) -> Iterator[GpuProblem]:
+    if load and card.sm_mhz is None:
         yield GpuProblem(
             "too little memory is free to try the GPU's clock and bandwidth: stop other programs, "
             "then run the doctor again"
         )
 
 
-def _shared(trial: Trial) -> Iterator[GpuProblem]:
-    if trial.mps:
+def _shared(mps: bool) -> Iterator[GpuProblem]:
+    if mps:
         yield GpuProblem(
             "NVIDIA MPS shares the GPU, under which no engine opens: stop it with `echo quit | "
             "nvidia-cuda-mps-control`",

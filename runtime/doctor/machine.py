@@ -3,8 +3,6 @@
 Knows Linux's files and the package's metadata.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -28,8 +26,6 @@ class Host:
     """Bytes, except `cores`; None if Linux does not report it.
 
     Attributes:
-        available: can be allocated without swapping.
-        free: unused, also by the page cache.
         nvidia_options: the files in /etc/modprobe.d that set options of NVIDIA's modules.
     """
 
@@ -39,15 +35,14 @@ class Host:
     package: str
     cores: int
     total: int | None
-    available: int | None
+    available: int | None  # can be allocated without swapping
     swap: int | None
     swap_used: int | None
-    free: int | None = None
+    free: int | None = None  # unused, also by the page cache
     nvidia_options: tuple[str, ...] = ()
 
 
 def host(meminfo: Path = MEMINFO) -> Host:
-    """This machine."""
     table = _meminfo(meminfo)
     swap, unused = table.get("SwapTotal"), table.get("SwapFree")
     used = None if swap is None or unused is None else swap - unused

@@ -4,8 +4,6 @@ Uses the driver through `Gpu`, and one PTX kernel that the driver compiles, so t
 an engine nor a compiler. Run on an H200, not on a GB10.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -78,8 +76,7 @@ LEAVE:
 @dataclass(frozen=True)
 class Probe:
     """The multiprocessors' MHz at the end of the load, and the bytes a second that copies within
-    the device's memory read and wrote together.
-    """
+    the device's memory read and wrote together."""
 
     sm_mhz: float
     bandwidth: float
@@ -87,8 +84,7 @@ class Probe:
 
 def probe(gpu: Gpu, seconds: float = SECONDS) -> Probe:
     """Runs a load for this many seconds. Raises ExecutorError, and CapacityError if memory is
-    short.
-    """
+    short."""
     with closing(DeviceResources(gpu)) as held:
         mhz = _clock(gpu, held, seconds)
         return Probe(mhz, _bandwidth(gpu, held))

@@ -3,8 +3,6 @@
 Knows no GPU and no file; the caller passes the findings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +23,7 @@ SWAPPED = GIB  # bytes in swap above which a GPU that shares the memory is slow
 @dataclass(frozen=True)
 class DoctorReport:
     """All findings. `extras`: the missing packages of each; `disk`: free bytes by folder;
-    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk.
-    """
+    `hub_cache`: the folder of Hugging Face's cache, if it is on another disk."""
 
     host: Host
     gpu: Diagnosis
@@ -37,7 +34,6 @@ class DoctorReport:
 
     @property
     def served(self) -> bool:
-        """Whether one of the engines can be served."""
         return any(not engine.why for engine in self.engines)
 
     @property
@@ -48,8 +44,7 @@ class DoctorReport:
     def to_json(self) -> dict[str, Any]:
         """The report for programs; bytes, bytes a second, MHz. docs/operate/capacity.md lists the
         values of `gpu_state`. `gpu_absent`: why `gpu` is null; `gpu_why`: why no engine for a GPU
-        opens.
-        """
+        opens."""
         return {
             "served": self.served,
             "host": asdict(self.host),
@@ -64,7 +59,6 @@ class DoctorReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
         host = self.host
         yield f"machine     {host.system}, {host.arch}, {host.cores} cores"
         yield f"software    spark-engine {host.package}, Python {host.python}"

@@ -72,7 +72,7 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Protocol):
-    """One sequence's, in the engine's process; used by one thread at a time."""
+    """The constraint of a sequence, in the engine's process; used by one thread at a time."""
 
     def fill(self, row: Words) -> bool:
         """Writes the allowed ids of the next token: bit i % 32 of word i // 32, at least one.
@@ -80,16 +80,13 @@ class Constraint(Protocol):
         `row` is u32 [ceil(vocab / 32)], every word of which is written. False: all ids are allowed,
         and the row is not written.
         """
-        ...
 
     def advance(self, token: int) -> None:
         """Adds a sampled token. Raises InternalError for one that is not allowed."""
-        ...
 
     @property
     def done(self) -> bool:
         """No token can follow: the sequence ends with STOP."""
-        ...
 
 
 Grammars: TypeAlias = Callable[[str], Constraint]  # a grammar's text -> a sequence's own

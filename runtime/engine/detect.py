@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from types import ModuleType
 
 from spark_engine.hints import cuda_missing, driver_present, extra
 
@@ -14,15 +15,22 @@ def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return (*hosts, *_gpu_targets())
 
 
-def _gpu_targets() -> tuple[str, ...]:
+def _gpu() -> ModuleType | None:
+    """What asks the driver; None without the extra `cuda`."""
     try:
-        from spark_engine.device.gpu import architecture, capability
-    except ImportError:  # without the extra `cuda`
+        from spark_engine.device import gpu
+    except ImportError:
+        return None
+    return gpu
+
+
+def _gpu_targets() -> tuple[str, ...]:
+    gpu = _gpu()
+    if gpu is None:
         return ()
-    name, gpu = architecture(), capability()
+    name, (target, known) = gpu.architecture(), RTX
     own = () if name is None else (name,)
-    target, known = RTX
-    return (*own, target) if gpu in known and find_spec("tensorrt_rtx") else own
+    return (*own, target) if gpu.capability() in known and find_spec("tensorrt_rtx") else own
 
 
 def foreign(target: str, here: tuple[str, ...]) -> str:
@@ -35,7 +43,8 @@ def foreign(target: str, here: tuple[str, ...]) -> str:
         *most, last = (f"{major}.{minor}" for major, minor in known)
         gpus = f"{', '.join(most)} or {last}"
         which = f"TensorRT-RTX on a GPU of compute capability {gpus}"
-        found = _capability()
+        gpu = _gpu()
+        found = gpu.capability() if gpu is not None else None
         if found in known:
             return f"it is for {which}, and needs its library: {extra('trt')}"
         seen = "no GPU that can be used" if found is None else f"one of {found[0]}.{found[1]}"
@@ -50,19 +59,10 @@ def foreign(target: str, here: tuple[str, ...]) -> str:
     return ""
 
 
-def _capability() -> tuple[int, int] | None:
-    try:
-        from spark_engine.device.gpu import capability
-    except ImportError:  # without the extra `cuda`
-        return None
-    return capability()
-
-
 def present_card() -> tuple[str | None, int]:
     """The name of the first GPU's card in a manifest, None without one, and the number of GPUs."""
-    try:
-        from spark_engine.device.gpu import count, present
-    except ImportError:  # without the extra `cuda`
+    gpu = _gpu()
+    if gpu is None:
         return None, 0
-    found = present()
-    return found.card.name if found else None, count()
+    found = gpu.present()
+    return found.card.name if found else None, gpu.count()

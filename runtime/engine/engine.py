@@ -37,7 +37,7 @@ CHECK_S = 0.25  # seconds between an idle engine's checks of its other ranks
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is run; nothing here changes a token.
+    """The options of a running engine; none changes a token.
 
     Attributes:
         policy: how prefill is paced next to decode.
@@ -136,7 +136,6 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing is live, and every event was returned."""
         return not (self._live or self._events or self._loop.in_flight)
 
     def submit(self, request: Request) -> int:
@@ -237,14 +236,6 @@ class Engine:
         loop, seqs = self._loop, list(self._live.values())
         return describe(self.scheduler, loop.plan, loop.launched, seqs) | {"stats": self.stats()}
 
-    def check_idle(self) -> None:
-        """Raises InternalError unless everything is free, or is kept by the prefix cache alone."""
-        self.scheduler.check()
-        left = ["requests"] * bool(self._live) + ["launched steps"] * bool(self._loop.in_flight)
-        left += self.scheduler.held()
-        if left:
-            raise InternalError(f"the idle engine still holds {', '.join(left)}")
-
     def clear_cache(self) -> None:
         """Empties the prefix cache; pages in use are free when they no longer are."""
         self.scheduler.clear_cache()
@@ -275,15 +266,15 @@ class Engine:
 
     def _cache_bytes(self) -> int:
         """The option, or the budget found at loading; or else all rows and pages."""
-        memory = self.memory
-        most = self.loaded.limits.pages * memory.page_bytes
-        most += memory.snapshot_rows * memory.snapshot_bytes
+        store = self.memory.store
+        most = self.loaded.limits.pages * store.page_bytes
+        most += store.snapshot_rows * store.snapshot_bytes
         given = (self.options.cache_bytes, self.loaded.cache_bytes, most)
         return min(most, next(n for n in given if n is not None))
 
     def _sizes(self) -> EngineSizes:
-        loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
-        most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
+        loaded, limits, store = self.loaded, self.loaded.limits, self.memory.store
+        most = limits.max_seqs * store.slot_bytes + limits.pages * store.page_bytes
         return EngineSizes(
             slots=limits.max_seqs,
             pages=limits.pages,
@@ -292,12 +283,12 @@ class Engine:
             verify=self._verify(),
             prefill=loaded.rows(PREFILL),
             tile=PREFILL_TILE,
-            slot_bytes=memory.slot_bytes,
-            page_bytes=memory.page_bytes,
+            slot_bytes=store.slot_bytes,
+            page_bytes=store.page_bytes,
             swap_bytes=min(self.options.swap_bytes, most),
             max_waiting=self.options.max_waiting,
-            snapshots=memory.snapshot_rows,
-            snapshot_bytes=memory.snapshot_bytes,
+            snapshots=store.snapshot_rows,
+            snapshot_bytes=store.snapshot_bytes,
             cache_bytes=self._cache_bytes(),
             invariant=loaded.invariant,
             fixed=self.options.fixed_drafts,

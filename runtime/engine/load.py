@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -34,14 +34,14 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.capacity import check_capacity
 from spark_engine.runtime.engine.detect import foreign, runnable_targets
 from spark_engine.runtime.executors.cache_size import GpuMemory, budget, device_rows
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
-from spark_engine.runtime.executors.timed import Clock
 from spark_engine.runtime.executors.trt import TrtExecutor
-from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
+from spark_engine.runtime.ranks.messages import LoadOptions
 from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
@@ -50,18 +50,11 @@ from spark_engine.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from spark_engine.device.gpu import Gpu
+    from spark_engine.runtime.executors.device_clock import DeviceClock
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-class OpenExecutor(Protocol):
-    """Opens an executor from a `.engine` file; `folder` holds the weights."""
-
-    def __call__(
-        self, header: EngineHeader, payload: bytes, folder: Path, threads: int
-    ) -> Executor: ...
-
-
+# Of a `.engine` file's header and payload, the folder that holds the weights, and threads.
+OpenExecutor: TypeAlias = Callable[[EngineHeader, bytes, Path, int], Executor]
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
 HOST_TARGETS = ("cpu",)  # their targets; a GPU's target is known by its driver
 
@@ -96,7 +89,7 @@ class Loaded:
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
     cache_bytes: int | None = None
     invariant: bool = False
-    clock: Clock | None = None
+    clock: DeviceClock | None = None
     synchronous: bool = False
     group: RankGroup | None = None
 
@@ -122,17 +115,6 @@ class Loaded:
                 last.callback(executor.close)
             if self.group is not None:
                 self.group.leave()
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    swap_bytes: int = 0
-    threads: int = 0
-    cache_bytes: int | None = None
-    graphs: bool = True
-    masks: bool = False
-    least: bool = False
-    host_bytes: int | None = None
 
 
 def load(
@@ -171,8 +153,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, host_bytes)
-        group.begin(begin, manifest.executor == NATIVE)
+        group.begin(begin_message(path, options), manifest.executor == NATIVE)
         heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
             loaded = _load(path, manifest, options, heard.mark, heard, group.comm)
@@ -278,7 +259,6 @@ def _load_host(
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
-    """The bucket of fewest rows of decode, and of prefill."""
     by_family = ([b for b in manifest.buckets if b.family == f] for f in (DECODE, PREFILL))
     return tuple(min(found, key=lambda b: b.rows) for found in by_family if found)
 
@@ -342,7 +322,7 @@ def _loaded(
     cache_bytes: int | None,
     **own: Any,
 ) -> Loaded:
-    """With what the manifest says; `rows`: snapshot rows of the prefix cache."""
+    """A `Loaded` by the manifest; `rows`: snapshot rows of the prefix cache."""
     m, cache = folder.manifest, budget(folder.manifest, rows, cache_bytes)
     costs = {(b.family, b.rows): b.cost_us for b in m.buckets}
     own |= {"costs": costs, "cache_bytes": cache, "invariant": m.invariant}

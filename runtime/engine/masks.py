@@ -47,7 +47,7 @@ class EndedSequences:
 
 
 class Masks:
-    """Those of one engine; one thread owns it. `grammars` None: no request may have a grammar."""
+    """The masks of an engine; one thread owns it. `grammars` None: no request has a grammar."""
 
     def __init__(self, memory: EngineMemory, grammars: Grammars | None) -> None:
         self._memory, self._grammars = memory, grammars
@@ -115,7 +115,7 @@ class Masks:
         return ""
 
     def waits(self, batch: Batch) -> bool:
-        """Whether a mask of the batch depends on tokens in flight."""
+        """True if a mask of the batch depends on tokens in flight."""
         rows = ((s.constraint, i) for s, i in batch.bound if s.constraint is not None)
         return any(state.dependency(i) is MaskDependency.TOKENS for state, i in rows)
 

@@ -100,7 +100,7 @@ class StepPlan:
 
 
 def bound_rows(seqs: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
-    """Of launched sequences, those that a mask may restrict, or with a mask to remove, and the
+    """The launched sequences with a mask to apply or to remove, and the
     number of the token that each samples."""
     rows = []
     for seq in seqs:

@@ -1,12 +1,10 @@
 """A pool of numbered units: KV pages, slots, or rows of snapshots.
 
-Counts the users of each unit and how often the cache keeps it; `check` compares the counts with
-those of the holders.
+Counts the users of each unit and how often the cache keeps it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from spark_engine.errors import InternalError
@@ -64,7 +62,8 @@ class Pool:
 
     def keep(self, unit: int) -> None:
         """The cache keeps the unit, once more. Raises InternalError for one that is free."""
-        self._known(unit, "kept")
+        if not 0 <= unit < self.size or not (self._users[unit] or self._keeps[unit]):
+            raise InternalError(f"{self.name} {unit} kept, but it is free")
         self.kept += not self._keeps[unit]
         self._keeps[unit] += 1
 
@@ -88,26 +87,3 @@ class Pool:
 
     def keeps(self, unit: int) -> int:
         return self._keeps[unit]
-
-    def check(self, held: Iterable[int], kept: Iterable[int] = ()) -> None:
-        """Raises InternalError unless every unit is free, or used and kept as often as said."""
-        users, keeps = Counter(held), Counter(kept)
-        free = Counter(self._free)
-        for unit in {*users, *keeps} - set(range(self.size)):
-            raise InternalError(f"{self.name} {unit} is held, and there are {self.size}")
-        for unit in range(self.size):
-            found = users[unit], keeps[unit]
-            if found != (self._users[unit], self._keeps[unit]) or free[unit] != (found == (0, 0)):
-                raise InternalError(self._wrong(unit, *found))
-        spare = sum(n > 0 and not users[unit] for unit, n in keeps.items())
-        if (self.kept, self.spare) != (len(keeps), spare):
-            raise InternalError(f"{self.name}: {len(keeps)} kept, {self.kept} accounted")
-
-    def _known(self, unit: int, verb: str) -> None:
-        if not 0 <= unit < self.size or not (self._users[unit] or self._keeps[unit]):
-            raise InternalError(f"{self.name} {unit} {verb}, but it is free")
-
-    def _wrong(self, unit: int, users: int, keeps: int) -> str:
-        if users > self._users[unit] or keeps > self._keeps[unit]:
-            return f"{self.name} {unit} is held twice, or held and free"
-        return f"{self.name} {unit} is neither free nor held: a leak"

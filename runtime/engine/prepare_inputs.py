@@ -34,7 +34,6 @@ def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
 
 
 def write_row(tables: Arrays, seq: Sequence) -> None:
-    """Writes the whole table row of a newly admitted sequence."""
     slot, params = seq.slot, seq.request.params
     pages = tables["page_table"][slot]
     pages[: len(seq.pages)] = seq.pages

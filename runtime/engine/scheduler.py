@@ -34,7 +34,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import groupby
 
-from spark_engine.errors import CapacityError, InternalError
+from spark_engine.errors import CapacityError
 from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.policy.admission import Admission
@@ -148,7 +148,8 @@ class Scheduler:
     def keep_ended(self, copy_rows: Callable[[list[tuple[int, int]]], None]) -> None:
         """All that was planned is launched: copies the states that ended sequences leave to the
         prefix cache, as (from, to) rows."""
-        copy_rows(self.prefix.copies)
+        if self.prefix.copies:
+            copy_rows(self.prefix.copies)
         self.prefix.release_pins()
 
     def stats(self) -> dict[str, int]:
@@ -166,29 +167,6 @@ class Scheduler:
             "preempted_recompute": self.preemptions["recompute"],
             **self.prefix.stats(),
         }
-
-    def held(self) -> list[str]:
-        """What is in use, by name; the prefix cache's pages and rows do not count."""
-        pages = self.pages
-        free = {
-            "slots": self.slots.free == self.slots.size,
-            "pages": pages.free + pages.spare == pages.size,
-            "snapshots": self.swap_used == 0,
-            "queue": not (self.waiting or self.running),
-        }
-        return [name for name, ok in free.items() if not ok]
-
-    def check(self) -> None:
-        """Raises InternalError unless every slot, page, row and swapped byte has its holders."""
-        self.slots.check([*(s.slot for s in self.running), *(f[1] for f in self._fence)])
-        held = [page for s in self.running for page in s.pages] + self.prefix.copied
-        held += [page for f in self._fence for page in f[2]]
-        self.pages.check(held, self.prefix.cache.kept_pages())
-        self.prefix.cache.check()
-        swapped = sum(s.swap_bytes for s in self.waiting)
-        if swapped != self.swap_used:
-            raise InternalError(f"snapshots hold {swapped} bytes, accounted {self.swap_used}")
-        self.waiting.check()
 
     def clear_cache(self) -> None:
         """Empties the prefix cache; pages in use are free when they no longer are."""
@@ -246,7 +224,7 @@ class Scheduler:
             self.depth.forget(seq.slot)
 
     def _backlog(self) -> tuple[int, float]:
-        """How many waiting prompts could be prefilled, and when the first of them arrived."""
+        """The number of waiting prompts to prefill, and the arrival time of the first."""
         if not self.waiting.fresh:
             return 0, 0.0
         return min(self.waiting.fresh, self.slots.free), self.waiting.oldest(1)[0].arrived

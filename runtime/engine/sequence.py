@@ -67,18 +67,18 @@ class Sequence:
 
     @property
     def paused(self) -> bool:
-        """Its next mask is not computed yet, and no step waits for it."""
+        """True if the next mask is not computed yet and no step waits for it."""
         return self.constraint is not None and self.constraint.paused
 
     @property
     def decodable(self) -> bool:
-        """Its next token can be fed from `last_tokens`, and one more may be sampled, even if no
+        """True if `last_tokens` has the next token and one more may be sampled, even if no
         draft in flight is rejected."""
         return self.prefill_end <= self.launched < self.limit - 1 and not self.paused
 
     @property
     def unready(self) -> bool:
-        """Its grammar, or its next mask, is still being computed: it is not admitted."""
+        """True if the grammar or the next mask is not computed yet, which prevents admission."""
         return self.constraint is not None and not self.constraint.ready
 
     @property
@@ -87,7 +87,7 @@ class Sequence:
         return min(max(self.prefill_end, self.launched) + 1, self.limit - 1)
 
     def forbids_stop(self, position: int) -> bool:
-        """Whether `min_tokens` forbids ending with a token at `position`, or it is a forced one."""
+        """True if `min_tokens` forbids ending with a token at `position`, or it is a forced one."""
         return position - self.answer_start < self.request.params.min_tokens
 
     def counted(self, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -42,7 +42,7 @@ from spark_engine.tensors import Array
 
 @dataclass(slots=True)
 class Counts:
-    """What the loop did since it was made; `buckets` counts launches by (family, rows).
+    """Counters of the loop since its start; `buckets` counts launches by (family, rows).
 
     Those by position have an entry for each draft of the longest round, none without drafts.
     """
@@ -86,7 +86,7 @@ class _Sampled:
 
 
 class Loop:
-    """One engine's loop. Not thread-safe."""
+    """The loop of an engine. Not thread-safe."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Loop:
 
     def keep_ended(self) -> None:
         """Copies what ended sequences leave to the prefix cache, after every launch so far."""
-        self.scheduler.keep_ended(self._memory.copy_rows)
+        self.scheduler.keep_ended(self._memory.store.copy_rows)
 
     def _end(self, ended: EndedSequences) -> list[Event]:
         events = []
@@ -172,16 +172,18 @@ class Loop:
     def _prepare(self, plan: StepPlan, late: Batch | None) -> EndedSequences:
         """Writes what the plan changes, and all masks but those of `late`. Sequences that their
         grammar ends still run in this step; their results are not read."""
+        store = self._memory.store
         for move in plan.saves:
-            move.seq.swap_copy = self._memory.save(move.slot, move.pages)
+            move.seq.swap_copy = store.save(move.slot, move.pages)
         for move in plan.restores:
             if not isinstance(move.seq.swap_copy, Snapshot):
                 raise InternalError(f"sequence {move.seq.id} has no snapshot to restore")
-            self._memory.restore(move.seq.swap_copy, move.slot, move.pages)
+            store.restore(move.seq.swap_copy, move.slot, move.pages)
             move.seq.swap_copy = None
-        self._memory.copy_pages(plan.page_copies)
+        if plan.page_copies:
+            store.copy_pages(plan.page_copies)
         for counts in plan.counts:
-            self._memory.set_counts(*counts)
+            store.set_counts(*counts)
         self._masks.follow_slots(plan)
         write_tables(self._memory, plan)
         ended = self._masks.write(b for b in plan.batches if b.bound and b is not late)
@@ -340,7 +342,6 @@ class Loop:
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
-    """Why the sequence ends with its last token, or None."""
     last = len(seq.tokens) - 1
     if seq.tokens[last] in seq.stop_ids and not seq.forbids_stop(last):
         return FinishReason.STOP

@@ -54,7 +54,7 @@ class MaskResult:
 
 
 class ConstraintState:
-    """One sequence's. A mask has ceil(vocab / 32) words.
+    """The constraint state of a sequence. A mask has ceil(vocab / 32) words.
 
     `drafts`: most drafts of a round where nothing restricts its tokens. `forbidden` ids, and those
     of calls, must not end its thought where a grammar follows, except its own mark.
@@ -124,7 +124,7 @@ class ConstraintState:
         self._leave_finished_phases()
 
     def dependency(self, index: int) -> MaskDependency:
-        """Of the mask of generated token `index`, from 0, or of one before it that was not read."""
+        """The dependency of the mask of generated token `index` (from 0) or an earlier one."""
         spec = self.spec
         if index < len(spec.forced):
             return MaskDependency.KNOWN
@@ -179,7 +179,6 @@ class ConstraintState:
         return left
 
     def _barred(self) -> list[int]:
-        """Ids that would complete a barred row here."""
         recent = self._recent
         starts = (recent[len(recent) - size :] for size in self._sizes if size <= len(recent))
         return [i for start in starts for i in self._ends.get(start, ())]
@@ -232,7 +231,6 @@ class ConstraintState:
         return MaskResult(mask, False, time.perf_counter() - start)
 
     def _within(self, mask: Words) -> Words:
-        """Clears bits of ids beyond the vocabulary."""
         over = self._words * MASK_BITS - self._vocab
         if over:
             mask[-1] &= np.uint32(0xFFFFFFFF >> over)

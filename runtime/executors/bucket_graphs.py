@@ -54,7 +54,6 @@ class BucketGraphs:
             self._split()
 
     def launch(self) -> None:
-        """Queues all launches."""
         self._all()
 
     def launch_until_sampling(self) -> Queue:

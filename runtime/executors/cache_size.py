@@ -18,8 +18,7 @@ SPARE = 1 << 30  # bytes kept free next to a given budget, for cubins, graphs an
 @dataclass(frozen=True)
 class GpuMemory:
     """A device's memory in bytes. `shared`: the host uses the same memory and keeps `host` bytes of
-    it (None: the default).
-    """
+    it (None: the default)."""
 
     free: int
     total: int
@@ -28,12 +27,10 @@ class GpuMemory:
 
     @property
     def kept(self) -> int:
-        """Bytes reserved for the host."""
         return kept_of(self.total, self.host) if self.shared else 0
 
     @property
     def usable(self) -> int:
-        """Bytes that an engine may allocate."""
         return max(0, self.free - self.kept)
 
 

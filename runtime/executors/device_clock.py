@@ -21,7 +21,6 @@ class DeviceClock:
         self._queued = 0  # marks not yet passed to `seconds`
 
     def mark(self) -> Event:
-        """Records a mark on the stream."""
         event = self._free.pop() if self._free else self._resources.event(timed=True)
         self._resources.gpu.record(event)
         if not self._queued:

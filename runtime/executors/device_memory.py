@@ -46,15 +46,12 @@ class DeviceStates:
         self._counts = _Counts(resources, self.addresses, self._infos)
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Queues copies of rows of the states by sequence, as (from, to)."""
         self._copy(SEQUENCE, pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Queues copies of pages, as (from, to)."""
         self._copy(PAGE, pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Queues a write of the slot's `token_counts`."""
         self._gpu.use()
         self._counts.write(slot, list(ids), list(generated))
 
@@ -65,7 +62,6 @@ class DeviceStates:
         self._gpu.copy_all([*copies])
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages to the host, after all queued launches."""
         where = list(pages)
         rows, paged = {}, {}
         for info in self._infos:
@@ -85,7 +81,6 @@ class DeviceStates:
         return snapshot
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         for batch in _batches(self._parts(snapshot, slot, list(pages))):
             for (address, host), part in zip(batch, self._staged(batch), strict=True):
                 part[:] = host
@@ -94,8 +89,7 @@ class DeviceStates:
 
     def _parts(self, snapshot: Snapshot, slot: int, pages: list[int]) -> Iterator[Part]:
         """(device address, snapshot bytes) of every contiguous range of at most STAGE bytes;
-        neighbouring pages are merged.
-        """
+        neighbouring pages are merged."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
             if info.unit != PAGE:
@@ -192,13 +186,11 @@ class DeviceTables:
         self._gpu.record(stage.copied)
 
     def write_all(self, tables: Mapping[str, Array]) -> None:
-        """Queues copies of all rows."""
         rows = next(iter(self._stages)).tables
         self.write(tables, {name: range(len(table)) for name, table in rows.items()})
 
 
 def raw(array: Array) -> Bytes:
-    """The bytes of a C-contiguous array."""
     return array.reshape(-1).view(np.uint8)
 
 

@@ -28,10 +28,7 @@ class Specs:
 class Executor(Protocol):
     """One loaded bucket of one engine. Not thread-safe: one thread uses it."""
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        ...
+    specs: Specs  # the buffers `run` expects
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`, which holds every input, state and output by name.
@@ -40,7 +37,6 @@ class Executor(Protocol):
         An executor with states on a device (`Loaded.device_states`) uses those if `buffers` holds
         none. Raises ExecutorError if a buffer is missing or misshapen.
         """
-        ...
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Starts `run`. Returns a function that blocks until the outputs are readable.
@@ -52,28 +48,29 @@ class Executor(Protocol):
         leave outputs of more than `device_buffers.WIDE` bytes a row unwritten; `run` writes them. A
         synchronous executor runs the step here and returns a function that does nothing.
         """
-        ...
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
-        """As `launch`, but `allow` and `sampling_i` may be written later: the executor may start
+        """`launch` in two parts, so that `allow` and `sampling_i` can come later: it may start
         the part before `sample` now, and starts the rest when the returned function is called.
 
         No other launch may come between the two calls. An executor may run everything in the second
         call.
         """
-        ...
 
     def close(self) -> None:
         """Frees the executor's resources. May be called twice."""
-        ...
 
 
 class SynchronousExecutor:
-    """Base class of executors that cannot start a part of a launch early."""
+    """Base class of executors that run a launch in the caller's thread."""
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        raise NotImplementedError
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """See `Executor`."""
-        raise NotImplementedError
+        """Runs the step; the returned function does nothing."""
+        self.run(buffers)
+        return lambda: None
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Starts everything in the second call."""

@@ -17,8 +17,7 @@ _GPU_IN_USE = threading.Lock()
 
 def lock_gpu() -> Callable[[], None]:
     """Acquires the GPU and returns the function that releases it. Raises EngineError if this
-    process has an open engine.
-    """
+    process has an open engine."""
     if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
             "this process has an engine open on the GPU already, and blocks of two could deadlock: "

@@ -21,8 +21,7 @@ class Kernels:
 
     def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
         """The kernel, with a dynamic shared memory limit of at least `shared` bytes and of all
-        earlier requests.
-        """
+        earlier requests."""
         digest = hashlib.sha256(cubin).digest()
         if digest not in self._modules:
             self._modules[digest] = self._gpu.module(cubin)

@@ -37,66 +37,44 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the copies take."""
         return sum(a.nbytes for part in (self.rows, self.pages) for a in part.values())
 
 
 class States(Protocol):
-    """Storage of an engine's states, and copies of one sequence's part to and from the host."""
+    """Storage of an engine's states, and copies of one sequence's part to and from the host.
 
-    @property
-    def arrays(self) -> Mapping[str, Array]:
-        """The states by name; empty if the host cannot address them."""
-        ...
+    Attributes:
+        arrays: the states by name; empty if the host cannot address them.
+        slot_bytes, page_bytes: of one slot's rows, and of one page, over all states.
+        snapshot_rows: rows of the states by sequence that belong to no slot; the first one follows
+            the last slot's row.
+        snapshot_bytes: of one such row over all states; 0 if the model has no recurrent state, so
+            that pages alone make a prefix.
+    """
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot's rows over all states."""
-        ...
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all states."""
-        ...
-
-    @property
-    def snapshot_rows(self) -> int:
-        """Rows of the states by sequence that belong to no slot; the first one follows the last
-        slot's row.
-        """
-        ...
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Bytes of one such row over all states; 0 if the model has no recurrent state, so that
-        pages alone make a prefix.
-        """
-        ...
+    arrays: Mapping[str, Array]
+    slot_bytes: int
+    page_bytes: int
+    snapshot_rows: int
+    snapshot_bytes: int
 
     def copy_rows(self, pairs: Pairs) -> None:
         """Copies rows of the states by sequence, as (from, to), after all queued launches and
         before later ones. No two pairs write one row, and no pair reads a row that another pair
-        writes.
-        """
-        ...
+        writes."""
 
     def copy_pages(self, pairs: Pairs) -> None:
         """Copies pages of all states, as (from, to), in the same order."""
-        ...
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
         """Writes the slot's `token_counts` as `mark_tokens` leaves them after the prompt's `ids`
-        and the generated ids, in the same order as the copies.
-        """
-        ...
+        and the generated ids, in the same order as the copies."""
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages to the host, after all queued launches."""
-        ...
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot into a slot and into as many pages as the snapshot has."""
-        ...
 
 
 class TableSink(Protocol):
@@ -104,7 +82,6 @@ class TableSink(Protocol):
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
         """Copies these rows to the device; later launches see them."""
-        ...
 
 
 class HostStates:
@@ -112,7 +89,7 @@ class HostStates:
 
     def __init__(self, states: Iterable[StateInfo]) -> None:
         infos = tuple(states)
-        self.arrays = {info.spec.name: allocate(info.spec) for info in infos}
+        self.arrays: Mapping[str, Array] = {info.spec.name: allocate(info.spec) for info in infos}
         self._by_slot = tuple(i.spec.name for i in infos if i.unit != PAGE)
         self._by_page = tuple(i.spec.name for i in infos if i.unit == PAGE)
         self._by_sequence = tuple(i.spec.name for i in infos if i.unit == SEQUENCE)
@@ -122,15 +99,12 @@ class HostStates:
         self.snapshot_bytes = bytes_of(infos, SEQUENCE)
 
     def copy_rows(self, pairs: Pairs) -> None:
-        """Copies rows of the states by sequence, as (from, to)."""
         self._copy(self._by_sequence, pairs)
 
     def copy_pages(self, pairs: Pairs) -> None:
-        """Copies pages, as (from, to)."""
         self._copy(self._by_page, pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Writes the slot's `token_counts`."""
         self.arrays[COUNTS][slot] = counts_of(self.arrays[COUNTS].shape[1], ids, generated)
 
     def _copy(self, names: Iterable[str], pairs: Pairs) -> None:
@@ -139,13 +113,11 @@ class HostStates:
             self.arrays[name][targets] = self.arrays[name][sources]
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages."""
         where = np.fromiter(pages, np.intp)
         rows = {name: self.arrays[name][slot].copy() for name in self._by_slot}
         return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
         where = np.fromiter(pages, np.intp)
         for name, row in snapshot.rows.items():
             self.arrays[name][slot] = row
@@ -157,9 +129,9 @@ class EngineMemory:
     """The host arrays of one engine, and access to its states on the host or a device.
 
     `states` and `tables` hold one array each. Step inputs and outputs exist `sets` times, so that
-    the host fills one step while the previous one runs. `store`: the states of an executor that
-    keeps them on a device. `sink`: receives changed table rows. Raises EngineError if a bucket's
-    specs do not fit the manifest's.
+    the host fills one step while the previous one runs. `store`: the states, given by an executor
+    that keeps them on a device. `sink`: receives changed table rows. Raises EngineError if a
+    bucket's specs do not fit the manifest's.
     """
 
     def __init__(
@@ -171,9 +143,9 @@ class EngineMemory:
         store: States | None = None,
         sink: TableSink | None = None,
     ) -> None:
-        self._store: States = HostStates(states) if store is None else store
+        self.store: States = HostStates(states) if store is None else store
         self._apart = store is not None
-        self.states = self._store.arrays
+        self.states = self.store.arrays
         self.tables = {spec.name: allocate(spec) for spec in tables}
         for name, value in _FILL.items():
             if name in self.tables:
@@ -199,48 +171,6 @@ class EngineMemory:
         if changed and self._sink is not None:
             self._sink.write(self.tables, changed)
             self._changed = {name: set() for name in self._changed}
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot's rows over all states."""
-        return self._store.slot_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all states."""
-        return self._store.page_bytes
-
-    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages."""
-        return self._store.save(slot, pages)
-
-    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and into as many pages as the snapshot has."""
-        self._store.restore(snapshot, slot, pages)
-
-    @property
-    def snapshot_rows(self) -> int:
-        """Rows of the states by sequence that belong to no slot (see `States`)."""
-        return self._store.snapshot_rows
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Bytes of one such row over all states (see `States`)."""
-        return self._store.snapshot_bytes
-
-    def copy_rows(self, pairs: Pairs) -> None:
-        """Copies rows of the states by sequence, as (from, to) (see `States`)."""
-        if pairs:
-            self._store.copy_rows(pairs)
-
-    def copy_pages(self, pairs: Pairs) -> None:
-        """Copies pages, as (from, to) (see `States`)."""
-        if pairs:
-            self._store.copy_pages(pairs)
-
-    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Writes the slot's `token_counts` (see `States`)."""
-        self._store.set_counts(slot, ids, generated)
 
     def _make_set(self, buckets: Mapping[BucketKey, Specs]) -> dict[BucketKey, dict[str, Array]]:
         """Buffers of every bucket; the buckets of a family share the arrays of the largest one."""
@@ -279,8 +209,7 @@ class EngineMemory:
 
 def counts_of(vocab: int, ids: Iterable[int], generated: Iterable[int]) -> Array:
     """i32 [vocab]: twice the number of times that a token was generated, plus 1 if the prompt
-    contains it.
-    """
+    contains it."""
     counts = np.zeros(vocab, np.int32)
     np.add.at(counts, np.fromiter(generated, np.intp), 2)
     counts[np.fromiter(ids, np.intp)] |= 1

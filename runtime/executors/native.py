@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from spark_engine.device.buffers import Block, Buffers
-from spark_engine.device.gpu import Function, Gpu
+from spark_engine.device.gpu import Event, Function, Gpu
 from spark_engine.device.resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.executors.bucket_graphs import MASKS, BucketGraphs, QueuedLaunch
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.gpu_lock import lock_gpu, refuse_mps
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import PeerCommunicator, calls, connect_peers
+from spark_engine.runtime.executors.peers import calls, connect_peers
 from spark_engine.runtime.executors.program import (
     PEERS,
     KernelEntry,
@@ -35,9 +37,8 @@ from spark_engine.runtime.executors.program import (
     RankOperand,
     ScalarOperand,
 )
-from spark_engine.runtime.executors.staging import Staging
 from spark_engine.runtime.executors.upload import upload_file
-from spark_engine.tensors import Array
+from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers that a bucket remembers; an engine has one or two
@@ -64,7 +65,7 @@ class NativeEngine:
         mark: Mark,
         graphs: bool = True,
         masks: bool = False,
-        comm: PeerCommunicator | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank
@@ -141,16 +142,28 @@ class NativeEngine:
         self._undo.close()
 
 
+@dataclass(frozen=True)
+class _Staging:
+    """Pinned copies of one set of host buffers; `done`: their last launch has ended."""
+
+    buffers: Mapping[str, Array]
+    steps: Bytes
+    outputs: Bytes
+    done: Event
+    fed: tuple[tuple[str, Array], ...]  # views of `steps`
+    read: tuple[tuple[str, Array], ...]  # views of `outputs`
+
+
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
     def __init__(self, engine: NativeEngine, header: EngineHeader, payload: bytes) -> None:
-        self._engine, self._gpu = engine, engine.gpu
-        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self._engine, self.gpu = engine, engine.gpu
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[Staging] = []
+        self._staged: list[_Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
-        self._resources = DeviceResources(self._gpu)
+        self._resources = DeviceResources(self.gpu)
         try:
             self._check_specs()
             self._steps = self._resources.zeros(self._buffers.steps.nbytes)
@@ -164,23 +177,13 @@ class NativeExecutor:
             raise
         self._open = True
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
-
-    @property
-    def gpu(self) -> Gpu:
-        """The device that runs the bucket."""
-        return self._gpu
-
     def launches(self, payload: bytes) -> list[QueuedLaunch]:
         """The launches of the bucket's payload in order, for measurement.
 
         Queued one after the other they run a step over the inputs of the last one and update the
         states.
         """
-        self._gpu.use()
+        self.gpu.use()
         program = self._read(payload)
         kernels = [self._engine.function(kernel) for kernel in program.kernels]
         queued = []
@@ -191,13 +194,12 @@ class NativeExecutor:
                 queue = self._engine.call(symbol, args)
             else:
                 self._check_resident(function, symbol, record)
-                queue = self._gpu.prepare(function, record.shape, args)
+                queue = self.gpu.prepare(function, record.shape, args)
             masks = MASKS in record.args
             queued.append(QueuedLaunch(record.node, symbol, queue, masks))
         return queued
 
     def address(self, place: MemoryOperand) -> int:
-        """Device address of a launch operand."""
         return int(self._value(place))
 
     def run(self, buffers: Mapping[str, Array]) -> None:
@@ -205,17 +207,17 @@ class NativeExecutor:
 
         Copies states that `buffers` holds to the device before the step and back after it.
         """
-        self._gpu.use()
-        states = [s for s in self._specs.states if s.name in buffers]
+        self.gpu.use()
+        states = [s for s in self.specs.states if s.name in buffers]
         for spec in states:
-            self._gpu.upload(self._engine.states.addresses[spec.name], buffers[spec.name])
+            self.gpu.upload(self._engine.states.addresses[spec.name], buffers[spec.name])
         self._engine.tables.write_all(buffers)
         self.launch(buffers)()
         for spec in states:
-            self._gpu.download(buffers[spec.name], self._engine.states.addresses[spec.name])
+            self.gpu.download(buffers[spec.name], self._engine.states.addresses[spec.name])
         for field in self._buffers.wide.fields:
-            self._gpu.download(buffers[field.spec.name], self._wide + field.offset)
-        self._gpu.wait()
+            self.gpu.download(buffers[field.spec.name], self._wide + field.offset)
+        self.gpu.wait()
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Queues the step; the returned function waits and copies the outputs into `buffers`.
@@ -235,33 +237,32 @@ class NativeExecutor:
         rest = self._graphs.launch_until_sampling()
 
         def launch_rest() -> Wait:
-            self._gpu.use()
+            self.gpu.use()
             rest()
             return self._fetch(staging, buffers)
 
         return launch_rest
 
-    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
-        """Queues the copy of the step inputs."""
+    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
-        self._gpu.use()
+        self.gpu.use()
         staging = self._staging(buffers)
         for name, view in staging.fed:
             view[...] = buffers[name]
-        self._gpu.upload(self._steps, staging.steps)
+        self.gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs and returns the function that waits for them."""
-        self._gpu.download(staging.outputs, self._outputs)
-        self._gpu.record(staging.done)
+        self.gpu.download(staging.outputs, self._outputs)
+        self.gpu.record(staging.done)
 
         def wait() -> None:
             if not self._open:  # `close` has freed the copies
                 raise ExecutorError(f"{self._label} is closed")
-            self._gpu.use()
-            self._gpu.wait_for(staging.done)
+            self.gpu.use()
+            self.gpu.wait_for(staging.done)
             for name, view in staging.read:
                 buffers[name][...] = view
 
@@ -277,15 +278,15 @@ class NativeExecutor:
         finally:
             self._engine.release(self)
 
-    def _staging(self, buffers: Mapping[str, Array]) -> Staging:
+    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
-        for spec in (*self._specs.inputs, *self._specs.outputs):
+        for spec in (*self.specs.inputs, *self.specs.outputs):
             checked(spec, buffers.get(spec.name))
         if len(self._staged) == MAX_STAGED:
             oldest = self._staged.pop(0)
-            self._gpu.wait_for(oldest.done)
+            self.gpu.wait_for(oldest.done)
             steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
         else:
             steps = self._resources.pinned(self._buffers.steps.nbytes)
@@ -293,17 +294,16 @@ class NativeExecutor:
             done = self._resources.event()
         fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
         read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = Staging(buffers, steps, outputs, done, fed, read)
+        made = _Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
 
     def _check_specs(self) -> None:
         """Raises EngineError if tables or states differ from the manifest's, which sized the
-        allocations.
-        """
+        allocations."""
         kept = self._engine.specs
-        tables = (s for s in self._specs.inputs if s.name in self._engine.tables.addresses)
-        for spec in (*tables, *self._specs.states):
+        tables = (s for s in self.specs.inputs if s.name in self._engine.tables.addresses)
+        for spec in (*tables, *self.specs.states):
             if spec != kept.get(spec.name):
                 raise EngineError(
                     f"the {self._label} bucket has {spec}, the manifest {kept.get(spec.name)}; "
@@ -337,12 +337,12 @@ class NativeExecutor:
         """Raises EngineError if the blocks of a resident launch do not all fit at once."""
         if not record.resident:
             return
-        fitting = self._gpu.resident_blocks(function, record.shape)
+        fitting = self.gpu.resident_blocks(function, record.shape)
         blocks = math.prod(record.shape.grid)
         if blocks > fitting:
             raise EngineError(
                 f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
-                f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
+                f"that wait for one another, and this GPU ({self.gpu.multiprocessors} "
                 f"multiprocessors) runs {fitting} at once: use the card that the engine was built "
                 f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
@@ -350,17 +350,14 @@ class NativeExecutor:
     def _capture(self, payload: bytes) -> BucketGraphs:
         """Loads the cubins, runs every launch once over inactive rows, and records the graph."""
         launches = self.launches(payload)
-        self._fill_inert()
-        for launch in launches:
-            launch.queue()
-        self._gpu.wait()
-        engine = self._engine
-        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
-
-    def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
             byte = 0xFF if field.spec.name in INERT else 0
-            self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
+            self.gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
+        for launch in launches:
+            launch.queue()
+        self.gpu.wait()
+        engine = self._engine
+        return BucketGraphs(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:
         """Device addresses of launch operands, by kind and name."""
@@ -369,7 +366,7 @@ class NativeExecutor:
         def of(block: Block, address: int) -> dict[str, int]:
             return {f.spec.name: address + f.offset for f in block.fields}
 
-        states = {s.name: engine.states.addresses[s.name] for s in self._specs.states}
+        states = {s.name: engine.states.addresses[s.name] for s in self.specs.states}
         return {
             "weight": engine.weights,
             "state": states,
@@ -378,7 +375,6 @@ class NativeExecutor:
         }
 
     def _value(self, arg: Operand) -> int | float:
-        """The scalar itself, or the address of a memory operand."""
         if isinstance(arg, ScalarOperand):
             return arg.value
         if isinstance(arg, RankOperand):

@@ -19,7 +19,7 @@ from nccl.bindings import nccl
 from spark_engine.device.gpu import Gpu
 from spark_engine.errors import ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.peers import PeerCommunicator
+from spark_engine.runtime.executors.communicator import Communicator
 
 CONNECT_S = 120.0  # time limit of connecting all ranks
 CLOSE_S = 5.0
@@ -43,7 +43,7 @@ class Nccl:
     if `comm` is aborted meanwhile; then it closes what NCCL has created.
     """
 
-    def __init__(self, gpu: Gpu, comm: PeerCommunicator, limit_s: float = CONNECT_S) -> None:
+    def __init__(self, gpu: Gpu, comm: Communicator, limit_s: float = CONNECT_S) -> None:
         self._gpu, self._left, self._lock = gpu, threading.Event(), threading.Lock()
         self._comm: object = None
         asked = nccl.UniqueId()
@@ -77,8 +77,7 @@ class Nccl:
 
     def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
         """A function that queues the call on the stream: "all_gather" of (from, to, bytes of this
-        rank), or "all_reduce" of bf16 with equal byte counts on every rank.
-        """
+        rank), or "all_reduce" of bf16 with equal byte counts on every rank."""
         source, to, nbytes = (int(arg) for arg in args)
         stream = int(self._gpu.stream)
 
@@ -93,15 +92,13 @@ class Nccl:
 
     def abort(self) -> None:
         """Ends calls that wait for other ranks on the stream; their results are invalid. Callable
-        from another thread.
-        """
+        from another thread."""
         self._destroy(0.0)
 
     def close(self) -> None:
         """Destroys the communicator without waiting for the other ranks; no call may be queued
         afterwards. Logs errors instead of raising them: the caller may be handling an earlier
-        error.
-        """
+        error."""
         try:
             if not self._destroy(CLOSE_S):
                 log.warning("NCCL did not close in %g s; its resources stay allocated", CLOSE_S)
@@ -116,8 +113,7 @@ class Nccl:
 
     def _accepted(self, made: object) -> bool:
         """Stores the communicator that NCCL has made. Returns False, and aborts it, if the caller
-        has stopped waiting.
-        """
+        has stopped waiting."""
         with self._lock:
             self._comm, left = made, self._left.is_set()
         if left:
@@ -160,8 +156,7 @@ class _Work:
 
     def ended(self, limit_s: float, left: threading.Event | None = None) -> bool:
         """Whether the call has ended; False after `limit_s`, or once `left` is set. Raises the
-        call's exception.
-        """
+        call's exception."""
         until = time.monotonic() + limit_s
         while self._thread.is_alive() and not (left and left.is_set()):
             rest = max(0.0, until - time.monotonic())

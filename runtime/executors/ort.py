@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,14 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.by_buffers import ByBuffers
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
-MAX_BOUND = 4  # sets of buffers that a bucket remembers; an engine has one or two
+Arrays = Mapping[str, Array]
+Run = Callable[[], None]
 _LOG = logging.getLogger(__name__)
 
 
@@ -38,80 +42,100 @@ class OrtExecutor(SynchronousExecutor):
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
-        self._specs = Specs(header.inputs, header.states, header.outputs)
-        self._updated = _updated(header)
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._session: ort.InferenceSession | None = open_session(
-            payload, folder, threads, self._label
-        )
+        self._states = dict(header.aliases)
+        known = {s.name: s for s in header.states}
+        # of several updates of a state the last one is its output
+        updates = sorted(self._states, key=lambda out: out == self._states[out] + STATE_OUT)
+        updated = (replace(known[self._states[out]], name=out) for out in updates)
+        session = open_session(payload, folder, threads, self._label)
         _trim_heap()
-        # One binding per set of buffers; the reference to the buffers keeps their memory allocated.
-        self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
-        self.in_place = True
-        if not self._proves_in_place(header):
-            self.in_place = False
+        inputs, outputs = (*header.inputs, *header.states), (*header.outputs, *updated)
+        trial = self._named(random_step(header))
+        self._session: BoundSession | None = BoundSession(session, inputs, outputs, trial)
+        del trial
+        self._bound = ByBuffers[Run]()
+        self.in_place = self._session.in_place
+        if not self.in_place:
             _LOG.warning("%s: cannot update states in place; each run copies them", self._label)
         _trim_heap()
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
-
-    def run(self, buffers: Mapping[str, Array]) -> None:
+    def run(self, buffers: Arrays) -> None:
         """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen."""
-        if self.in_place:
-            self._open().run_with_iobinding(self._binding(buffers))
-        else:
-            for name, state in self._run_apart(buffers).items():
-                np.copyto(buffers[name], state)
-
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs the step; the returned function does nothing."""
-        self.run(buffers)
-        return _done
+        self._bound.find(buffers, lambda: self._bind(buffers))()
 
     def close(self) -> None:
-        """Frees the session. May be called twice."""
         self._bound.clear()
         self._session = None
 
-    def _open(self) -> ort.InferenceSession:
+    def _bind(self, buffers: Arrays) -> Run:
         if self._session is None:
             raise ExecutorError(f"{self._label} is closed")
-        return self._session
+        for spec in (*self.specs.inputs, *self.specs.states, *self.specs.outputs):
+            checked(spec, buffers.get(spec.name))
+        return self._session.bind(self._named(buffers))
 
-    def _binding(self, buffers: Mapping[str, Array]) -> ort.IOBinding:
-        for known, binding in self._bound:
-            if known is buffers:
-                return binding
-        outs = {s.name: buffers.get(state) for s, state in self._updated.items()}
-        binding = self._bind({**buffers, **outs})
-        self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, binding)]
+    def _named(self, arrays: Arrays) -> Arrays:
+        """The arrays by name, where an updated state has its state's array."""
+        return {**arrays, **{out: arrays[state] for out, state in self._states.items()}}
+
+
+class BoundSession:
+    """A session over named arrays. Inputs and outputs that share memory are updated in place,
+    unless a run over the arrays of `trial`, which it overwrites, shows that this changes a result.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        trial: Arrays,
+    ) -> None:
+        self._session, self._inputs, self._outputs = session, inputs, outputs
+        self.in_place = self._proves_in_place(trial)
+
+    def bind(self, arrays: Arrays) -> Run:
+        """A function that runs it over these arrays."""
+        if self.in_place:
+            return partial(self._session.run_with_iobinding, self._binding(arrays, arrays))
+        apart = self._apart()
+        binding = self._binding(arrays, apart)
+
+        def run() -> None:
+            self._session.run_with_iobinding(binding)
+            for name in self._last(arrays):
+                np.copyto(arrays[name], apart[name])
+
+        return run
+
+    def _apart(self) -> dict[str, Array]:
+        return {spec.name: allocate(spec) for spec in self._outputs}
+
+    def _last(self, arrays: Arrays) -> Collection[str]:
+        """The outputs, of several in one memory the last."""
+        return {id(arrays[spec.name]): spec.name for spec in self._outputs}.values()
+
+    def _binding(self, arrays: Arrays, outs: Arrays) -> ort.IOBinding:
+        binding = self._session.io_binding()
+        for bind, specs, given in (
+            (binding.bind_input, self._inputs, arrays),
+            (binding.bind_output, self._outputs, outs),
+        ):
+            for s in specs:
+                bind(s.name, "cpu", 0, s.dtype.onnx, s.dims, given[s.name].ctypes.data)
         return binding
 
-    def _bind(self, arrays: Mapping[str, Array | None]) -> ort.IOBinding:
-        binding = self._open().io_binding()
-        for spec in (*self._specs.inputs, *self._specs.states):
-            binding.bind_input(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
-        for spec in (*self._specs.outputs, *self._updated):
-            binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
-        return binding
-
-    def _run_apart(self, buffers: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs into separate state memory; returns the updated states by name."""
-        apart = {s.name: allocate(s) for s in self._updated}
-        self._open().run_with_iobinding(self._bind({**buffers, **apart}))
-        updated = self._updated.items()
-        return {state: apart[s.name] for s, state in updated if s.name == state + STATE_OUT}
-
-    def _proves_in_place(self, header: EngineHeader) -> bool:
-        """Whether a run over aliased states equals, bit for bit, a run over separate states."""
-        apart, together = random_step(header), random_step(header)
-        apart |= self._run_apart(apart)
-        self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
-        names = [s.name for s in (*header.states, *header.outputs)]
-        return all(_bits_equal(apart[name], together[name]) for name in names)
+    def _proves_in_place(self, trial: Arrays) -> bool:
+        """Whether a run in place equals, bit for bit, a run into separate arrays."""
+        read = {id(trial[spec.name]) for spec in self._inputs}
+        if read.isdisjoint(id(trial[spec.name]) for spec in self._outputs):
+            return True
+        apart = self._apart()
+        self._session.run_with_iobinding(self._binding(trial, apart))
+        self._session.run_with_iobinding(self._binding(trial, trial))
+        return all(trial[n].tobytes() == apart[n].tobytes() for n in self._last(trial))
 
 
 def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
@@ -138,15 +162,9 @@ def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.
 
 def _trim_heap() -> None:
     """Returns freed memory to the system: folding weights leaves four times their size in the
-    allocator, and testing in-place updates leaves the states' size.
-    """
+    allocator, and testing in-place updates leaves the states' size."""
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
-    """Element type, shape and address. Raises ExecutorError unless `array` fits the spec."""
-    return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
 def random_step(header: EngineHeader) -> dict[str, Array]:
@@ -182,25 +200,3 @@ def random_step(header: EngineHeader) -> dict[str, Array]:
 def _page_count(header: EngineHeader) -> int:
     counts = [s.dims[0] - 1 for s in header.states if s.name.endswith("_pages")]
     return min(counts, default=header.rows)
-
-
-def _aliased(header: EngineHeader, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {s.name: arrays[state] for s, state in _updated(header).items()}
-
-
-def _updated(header: EngineHeader) -> dict[TensorSpec, str]:
-    """(memory shared with a state, output name) of each state update; some states are only read."""
-    states = {s.name: s for s in header.states}
-    return {
-        TensorSpec(out, states[name].dtype, states[name].shape): name
-        for out, name in header.aliases.items()
-    }
-
-
-def _bits_equal(a: Array, b: Array) -> bool:
-    """Bitwise equality, in which NaN equals itself."""
-    return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
-
-
-def _done() -> None:
-    pass

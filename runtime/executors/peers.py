@@ -7,59 +7,24 @@ Knows collectives and the device's regions; knows no launch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spark_engine.device.peer_memory import PeerMemory
 from spark_engine.device.resources import DeviceResources
 from spark_engine.errors import ExecutorError
-from spark_engine.tensors import Array
+from spark_engine.runtime.executors.communicator import Communicator
+
+if TYPE_CHECKING:  # needs the extra `nccl`
+    from spark_engine.runtime.executors.nccl import Nccl
 
 PART_S = 3.0  # time limit in which a closing rank waits for the others to close their mappings
 
 
-class PeerCommunicator(Protocol):
-    """Interface of a communicator that this module needs."""
-
-    limit_s: float  # time limit of a call that waits for other ranks
-
-    @property
-    def rank(self) -> int:
-        """This rank's number."""
-        ...
-
-    def all_gather(self, array: Array) -> Array:
-        """Arrays of all ranks, [ranks, *shape]."""
-        ...
-
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        ...
-
-    def at_abort(self, work: Callable[[], None]) -> None:
-        """Calls the function from another thread if a rank fails."""
-        ...
-
-
-class CollectiveCalls(Protocol):
-    """Calls of a collectives library, which all ranks make together."""
-
-    def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
-        """A function that queues the call on the GPU's stream."""
-        ...
-
-    def close(self) -> None:
-        """Destroys the communicator without waiting for the other ranks."""
-        ...
-
-
-def calls(
-    resources: DeviceResources, nbytes: int, comm: PeerCommunicator | None
-) -> CollectiveCalls | None:
+def calls(resources: DeviceResources, nbytes: int, comm: Communicator | None) -> Nccl | None:
     """NCCL's calls if the ranks share no memory; None if each shares `nbytes`.
 
     It may be closed only when no rank's GPU waits for another one.
@@ -67,14 +32,14 @@ def calls(
     if comm is None or nbytes:
         return None
     nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
-    made: CollectiveCalls = nccl.Nccl(resources.gpu, comm)
+    made: Nccl = nccl.Nccl(resources.gpu, comm)
     resources.finally_(made.close)
     resources.finally_(partial(_part, comm))
     return made
 
 
 def connect_peers(
-    resources: DeviceResources, nbytes: int, comm: PeerCommunicator | None
+    resources: DeviceResources, nbytes: int, comm: Communicator | None
 ) -> PeerMemory | None:
     """This rank's region and the other ranks' regions, if they share memory. When it returns, all
     regions exist and are zero.
@@ -92,7 +57,7 @@ def connect_peers(
     return peers
 
 
-def _part(comm: PeerCommunicator) -> None:
+def _part(comm: Communicator) -> None:
     """Waits until all ranks have called it, or one of them fails to."""
     comm.limit_s = min(comm.limit_s, PART_S)
     with contextlib.suppress(ExecutorError):

@@ -25,8 +25,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class KernelEntry:
     """An entry of a cubin, and the largest dynamic shared memory of its launches; without a cubin,
-    the NCCL call of that name.
-    """
+    the NCCL call of that name."""
 
     cubin: bytes | None
     symbol: str

@@ -7,25 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from spark_engine.runtime.executors.executor import Executor, Specs, Wait
+from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.tensors import Array
 
-
-class Clock(Protocol):
-    """Times at which a device reached marks in its queue."""
-
-    def mark(self) -> Any:
-        """Records a mark."""
-        ...
-
-    def seconds(self, mark: Any) -> float:
-        """Waits for the mark and returns its time on the clock of `time.perf_counter`.
-
-        Call it once for every mark, in recording order.
-        """
-        ...
+if TYPE_CHECKING:  # needs the extra `cuda`
+    from spark_engine.device.gpu import Event
+    from spark_engine.runtime.executors.device_clock import DeviceClock
 
 
 class TimedExecutor:
@@ -35,14 +24,10 @@ class TimedExecutor:
     """
 
     def __init__(
-        self, inner: Executor, clock: Clock | None, tell: Callable[[float, float], None]
+        self, inner: Executor, clock: DeviceClock | None, tell: Callable[[float, float], None]
     ) -> None:
+        self.specs = inner.specs
         self._inner, self._clock, self._tell = inner, clock, tell
-
-    @property
-    def specs(self) -> Specs:
-        """See `Executor`."""
-        return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """See `Executor`; not timed."""
@@ -67,7 +52,7 @@ class TimedExecutor:
         first, rest = clock.mark(), self._inner.launch_to_sample(buffers)
         return lambda: self._reported(first, rest(), clock)
 
-    def _reported(self, first: Any, inner: Wait, clock: Clock) -> Wait:
+    def _reported(self, first: Event, inner: Wait, clock: DeviceClock) -> Wait:
         last = clock.mark()
 
         def wait() -> None:
@@ -77,5 +62,4 @@ class TimedExecutor:
         return wait
 
     def close(self) -> None:
-        """Closes the inner one."""
         self._inner.close()

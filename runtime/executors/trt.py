@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.device.trt_library import logger, missing, out_of_memory, says, wrong_version
+from spark_engine.device.trt_library import library, logger, out_of_memory, says
 from spark_engine.device.trt_payload import TrtPayload
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import CapacityError, EngineError, ExecutorError
 from spark_engine.hints import extra
-from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, Wait, checked
+from spark_engine.runtime.executors.executor import Specs, SynchronousExecutor, checked
 from spark_engine.runtime.executors.ort import open_session
 from spark_engine.tensors import Array, TensorSpec
 
@@ -33,11 +33,11 @@ class TrtExecutor(SynchronousExecutor):
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
-        trt, made = _library(), TrtPayload.decode(payload)
+        trt, made = library("the engine", EngineError), TrtPayload.decode(payload)
         self._errors: list[str] = []
         self._log = logger(trt, self._errors)
         self._label = f"{header.family} {header.rows}"
-        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self.specs = Specs(header.inputs, header.states, header.outputs)
         self._states = {out: state for out, state in header.aliases.items()}
         self._rest = open_session(made.behind, folder, threads, self._label)
         self._gpu, self._addresses = _gpu(), dict[str, int]()
@@ -53,18 +53,12 @@ class TrtExecutor(SynchronousExecutor):
             self.close()
             raise
 
-    @property
-    def specs(self) -> Specs:
-        """The buffers `run` expects."""
-        return self._specs
-
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step over `buffers`. Raises ExecutorError if one is missing or misshapen, or if
-        TensorRT does not start the engine.
-        """
+        TensorRT does not start the engine."""
         if not self._open:
             raise ExecutorError(f"{self._label} is closed")
-        for spec in (*self._specs.inputs, *self._specs.states, *self._specs.outputs):
+        for spec in (*self.specs.inputs, *self.specs.states, *self.specs.outputs):
             checked(spec, buffers.get(spec.name))
         self._gpu.use()
         for name in self._fed:
@@ -80,13 +74,7 @@ class TrtExecutor(SynchronousExecutor):
         self._gpu.wait()
         self._run_rest(buffers, passed)
 
-    def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Runs the step; the returned function does nothing."""
-        self.run(buffers)
-        return lambda: None
-
     def close(self) -> None:
-        """Frees what the bucket holds. May be called twice."""
         if not self._open:
             return
         self._open = False
@@ -110,7 +98,6 @@ class TrtExecutor(SynchronousExecutor):
         return engine
 
     def _refuse_memory(self) -> None:
-        """Raises CapacityError if TensorRT's messages mention memory."""
         if out_of_memory(self._errors):
             raise CapacityError(
                 f"the GPU does not have enough memory for {self._label}: stop other programs on "
@@ -120,8 +107,8 @@ class TrtExecutor(SynchronousExecutor):
 
     def _bind(self, trt: ModuleType) -> tuple[tuple[str, ...], dict[str, TensorSpec]]:
         """(inputs, outputs) of the engine, each with its own device memory."""
-        known = {s.name: s for s in (*self._specs.inputs, *self._specs.states)}
-        outs = {s.name: s for s in self._specs.outputs}
+        known = {s.name: s for s in (*self.specs.inputs, *self.specs.states)}
+        outs = {s.name: s for s in self.specs.outputs}
         for out, state in self._states.items():
             outs[out] = TensorSpec(out, known[state].dtype, known[state].shape)
         fed, made = [], {}
@@ -150,17 +137,6 @@ class TrtExecutor(SynchronousExecutor):
         fed = {name: passed[name] if name in passed else buffers[name] for name in wanted}
         for name, array in zip(names, self._rest.run(names, fed), strict=True):
             np.copyto(buffers[self._states.get(name, name)], array)
-
-
-def _library() -> ModuleType:
-    try:
-        import tensorrt_rtx
-    except (ImportError, OSError) as error:  # OSError: the package's libraries cannot be loaded
-        raise EngineError(f"the engine {missing(error)}") from None
-    found: ModuleType = tensorrt_rtx
-    if words := wrong_version(found):
-        raise EngineError(f"the engine {words}")
-    return found
 
 
 def _gpu() -> Any:

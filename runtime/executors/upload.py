@@ -91,7 +91,6 @@ class _Job:
             raise
 
     def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
-        """Copies one chunk to the device and returns its digest."""
         digest = hashlib.sha256()
         end = min(start + self._chunk, self._size)
         for turn, at in enumerate(range(start, end, PIECE)):

@@ -53,7 +53,6 @@ class PacketRing:
         return [i for i, n in enumerate(self._read.tolist()) if i and end - n > RING_BYTES]
 
     def write(self, start: int, data: bytes) -> None:
-        """Writes the packet."""
         at = start % RING_BYTES
         self._data[at : at + len(data)] = np.frombuffer(data, np.uint8)
         self._at = start + len(data)
@@ -64,19 +63,16 @@ class PacketRing:
         return self._data[at : at + nbytes].tobytes()
 
     def done(self, rank: int, end: int) -> None:
-        """Sets the rank's read counter to this position."""
         self._read[rank] = end
 
 
 def ring_bytes(ranks: int) -> int:
-    """Bytes of the memory of a ring."""
     return RING_BYTES + ranks * _READ
 
 
 class Sender:
     """Rank 0's end. `limit_s`: seconds for a rank to accept a packet, not counting time in which
-    this process is stopped.
-    """
+    this process is stopped."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], ring: PacketRing | None, limit_s: float = LIMIT_S
@@ -88,8 +84,7 @@ class Sender:
 
     def send(self, data: bytes) -> None:
         """Sends the packet to every rank. Raises ExecutorError naming a rank that does not accept
-        it.
-        """
+        it."""
         start, inline = INLINE, data
         if self._ring is not None and SMALL < len(data) <= RING_BYTES // 2:
             start, inline = self._write(self._ring, data), b""

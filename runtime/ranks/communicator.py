@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,75 +21,16 @@ SLOT_BYTES = 4 << 20  # bytes that a rank exchanges at once; larger arrays go in
 Piece: TypeAlias = tuple[int, list[Bytes]]  # index of the first element, bytes by rank
 
 
-class Communicator(Protocol):
-    """One rank's end. All ranks make the same calls in the same order.
-
-    Each call raises ExecutorError naming a rank that has ended, exceeds the time limit, or makes
-    another call.
-    """
-
-    limit_s: float  # time limit of a call that waits for other ranks
-    here: bool  # all ranks are on this host
-
-    @property
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-        ...
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        ...
-
-    def all_reduce(self, array: Array) -> Array:
-        """The sum over ranks of arrays of one shape and dtype, in a new array of that dtype."""
-        ...
-
-    def all_gather(self, array: Array) -> Array:
-        """The arrays of all ranks, [ranks, *shape]."""
-        ...
-
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        ...
-
-    def abort(self, why: str) -> None:
-        """Ends the waiting call and all later ones; callable from another thread."""
-        ...
-
-    def at_abort(self, work: Callable[[], None]) -> None:
-        """Registers a function for `abort` to call."""
-        ...
-
-    def at_wait(self, work: Callable[[], None]) -> None:
-        """Registers a function that every waiting call repeats."""
-        ...
-
-    def close(self) -> None:
-        """Frees all resources. May be called twice."""
-        ...
-
-
 class _OverLinks:
     """Base class of both communicators, which differ in how they gather pieces of bytes."""
 
     def __init__(self, links: Links) -> None:
+        self.rank, self.ranks = links.rank, links.ranks
         self._links = links
         self._ends: list[Callable[[], None]] = []
 
     @property
-    def rank(self) -> int:
-        """This rank's number."""
-        return self._links.rank
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self._links.ranks
-
-    @property
     def limit_s(self) -> float:
-        """Time limit of a call that waits for other ranks, in seconds."""
         return self._links.limit_s
 
     @limit_s.setter
@@ -97,7 +38,6 @@ class _OverLinks:
         self._links.limit_s = seconds
 
     def all_reduce(self, array: Array) -> Array:
-        """The sum in rank order."""
         flat = np.ascontiguousarray(array).reshape(-1)
         total = np.empty_like(flat)
         for start, parts in self._pieces("all_reduce", flat):
@@ -107,7 +47,6 @@ class _OverLinks:
         return total.reshape(array.shape)
 
     def all_gather(self, array: Array) -> Array:
-        """The arrays of all ranks, [ranks, *shape]."""
         flat = np.ascontiguousarray(array).reshape(-1)
         found = np.empty((self.ranks, len(flat)), flat.dtype)
         for start, parts in self._pieces("all_gather", flat):
@@ -117,21 +56,17 @@ class _OverLinks:
         return found.reshape(self.ranks, *array.shape)
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
         self._links.exchange("barrier", 0)
 
     def abort(self, why: str) -> None:
-        """Ends the waiting call and all later ones."""
         self._links.abort(why)
         while self._ends:
             self._ends.pop()()
 
     def at_abort(self, work: Callable[[], None]) -> None:
-        """Registers a function for `abort` to call."""
         self._ends.append(work)
 
     def at_wait(self, work: Callable[[], None]) -> None:
-        """Registers a function that every waiting call repeats."""
         self._links.at_wait = work
 
     def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
@@ -151,7 +86,6 @@ class TcpCommunicator(_OverLinks):
         yield 0, [by_rank[rank] for rank in range(self.ranks)]
 
     def close(self) -> None:
-        """Closes the links."""
         self._links.close()
 
 

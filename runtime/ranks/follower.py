@@ -31,8 +31,7 @@ SETS = 2  # of buffers, used in turn: this many steps may be in flight
 @dataclass
 class _BufferSets:
     """A family's buffers: the index of the next set, and the wait of the last launch
-    over each set.
-    """
+    over each set."""
 
     next: int = 0
     pending: list[Wait | None] = field(default_factory=lambda: [None] * SETS)
@@ -63,8 +62,7 @@ class Follower:
 
     def follow(self, orders: Iterable[messages.Order]) -> bool:
         """Executes the packet's commands; False after `Leave`. Raises ExecutorError, or the
-        executors' errors.
-        """
+        executors' errors."""
         for order in orders:
             if isinstance(order, messages.Leave):
                 return False
@@ -72,7 +70,7 @@ class Follower:
         return True
 
     def _do(self, order: messages.Order) -> None:
-        memory = self.memory
+        store = self.memory.store
         match order:
             case messages.LaunchBucket():
                 self._launch(order)
@@ -81,15 +79,15 @@ class Follower:
             case messages.Tables():
                 self._write(order)
             case messages.CopyRows(pairs):
-                memory.copy_rows(pairs)
+                store.copy_rows(pairs)
             case messages.CopyPages(pairs):
-                memory.copy_pages(pairs)
+                store.copy_pages(pairs)
             case messages.SetCounts(slot, ids, generated):
-                memory.set_counts(slot, ids, generated)
+                store.set_counts(slot, ids, generated)
             case messages.Save(number, slot, pages):
-                self.snapshots[number] = memory.save(slot, pages)
+                self.snapshots[number] = store.save(slot, pages)
             case messages.Restore(number, slot, pages):
-                memory.restore(self._saved(number), slot, pages)
+                store.restore(self._saved(number), slot, pages)
             case messages.Drop(number):
                 self.snapshots.pop(number, None)
 

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 import msgspec
 
 from spark_engine.errors import CapacityError, EngineError, ExecutorError, SparkError
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks import messages
 from spark_engine.runtime.ranks.channel import PacketRing, Sender, read_answer
-from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.links import LIMIT_S
 from spark_engine.runtime.ranks.running_clock import TICK_S, RunningClock
 
@@ -44,8 +44,7 @@ log = logging.getLogger(__name__)
 class RankGroup:
     """The other ranks. `controls`: rank 0's sockets to them. `processes`: those that rank 0 has
     started. `limit_s`: time limit of a call between ranks, once all are open. The watching thread
-    runs `_watch`; all other methods belong to one thread.
-    """
+    runs `_watch`; all other methods belong to one thread."""
 
     def __init__(
         self,
@@ -73,15 +72,13 @@ class RankGroup:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the ranks on this host, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def begin(self, begin: messages.Begin, device: bool) -> None:
         """Asks all ranks to open the engine, while rank 0 opens its own shard. `device`: rank 0 may
         block on a device that waits for a failed rank; without one, it ends at its next `check`. A
         rank without a report for QUIET_S counts as failed; a rank that waits for another one
-        reports that.
-        """
+        reports that."""
         self.comm.limit_s, self._opening = math.inf, device
         self._news = {rank: (self._clock.last, "its process starts") for rank in self._controls}
         self.send(messages.encode(begin))
@@ -96,8 +93,7 @@ class RankGroup:
 
     def send(self, data: bytes) -> None:
         """Sends a packet to every rank. Raises ExecutorError naming a rank that does
-        not accept it.
-        """
+        not accept it."""
         self._sender.send(data)
 
     def check(self) -> None:
@@ -129,8 +125,7 @@ class RankGroup:
 
     def close(self) -> None:
         """Ends the ranks of this host, and closes the connections to the others. May be called
-        twice.
-        """
+        twice."""
         if self._closed:
             return
         self.leave()
@@ -174,7 +169,7 @@ class RankGroup:
             self._fail(ExecutorError(self._how_it_ended(rank)))
             return False
         try:
-            answer = messages.decode_answer(data)
+            answer = messages.ANSWER.decode(data)
         except msgspec.DecodeError as error:
             self._fail(ExecutorError(f"rank {rank} sent an invalid answer: {error}"))
             return False

@@ -2,7 +2,7 @@
 
 Input: the calls of the engine's loop. Output: the same calls on rank 0's own objects, and one
 packet of messages (messages.py) to the other ranks with each launch. No call waits for another
-rank; a rank answers only if it fails. Knows no process and no plan.
+rank; a rank answers only if it fails. Knows no plan.
 """
 
 from __future__ import annotations
@@ -12,59 +12,37 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from spark_engine.errors import ExecutorError, SparkError
+from spark_engine.errors import ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors import memory
-from spark_engine.runtime.executors.executor import Executor, Specs, Wait
+from spark_engine.runtime.executors.by_buffers import ByBuffers
+from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.ranks import messages
+from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.tensors import Array
-
-MOST_MERGED = 4  # sets of buffers that an executor remembers; an engine has one or two
-
-
-class FollowerLink(Protocol):
-    """Sends packets to the other ranks, and reports their failures (`Group`)."""
-
-    def send(self, data: bytes) -> None:
-        """Sends to every other rank. Raises ExecutorError naming a rank that does not accept it."""
-        ...
-
-    def check(self) -> None:
-        """Raises a failed rank's error, if one has failed."""
-        ...
-
-    def explain(self, error: ExecutorError) -> SparkError:
-        """The failed rank's own error, which caused this one, or this one."""
-        ...
-
-    def waiting(self, waits: bool) -> None:
-        """Marks the start or the end of a wait for a device."""
-        ...
 
 
 class Orders:
     """Commands for the other ranks that are not sent yet, in order."""
 
-    def __init__(self, link: FollowerLink) -> None:
-        self._link = link
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
         self._orders: list[messages.Order] = []
         self._dropped: deque[int] = deque()  # finalizers append to it at any time
         self._numbers = 0
 
     def add(self, order: messages.Order) -> None:
-        """Adds a command to the next launch's packet."""
         while self._dropped:
             self._orders.append(messages.Drop(self._dropped.popleft()))
         self._orders.append(order)
 
     def send(self) -> None:
         """Sends all commands. Raises ExecutorError if a rank has failed."""
-        self._link.check()
+        self._group.check()
         orders, self._orders = self._orders, []
         with self.explained():
-            self._link.send(messages.encode(orders))
+            self._group.send(messages.encode(orders))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -72,18 +50,18 @@ class Orders:
         try:
             yield
         except ExecutorError as error:
-            raise self._link.explain(error) from error
+            raise self._group.explain(error) from error
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Encloses rank 0's wait for a device; replaces errors as `explained` does."""
-        self._link.waiting(True)
+        self._group.waiting(True)
         try:
             with self.explained():
                 yield
-                self._link.check()  # results after a rank's failure are invalid
+                self._group.check()  # results after a rank's failure are invalid
         finally:
-            self._link.waiting(False)
+            self._group.waiting(False)
 
     def number(self, snapshot: Callable[[int], LeadSnapshot]) -> LeadSnapshot:
         """A snapshot with a new number; when rank 0 frees it, all ranks free it."""
@@ -95,8 +73,7 @@ class Orders:
 
 class LeadExecutor:
     """One bucket of rank 0. `tables` are sent by `LeadTables`, not with launches. `states`: host
-    states, for an inner executor that reads them from its buffers.
-    """
+    states, for an inner executor that reads them from its buffers."""
 
     def __init__(
         self,
@@ -106,20 +83,13 @@ class LeadExecutor:
         tables: Collection[str],
         states: Mapping[str, Array],
     ) -> None:
-        self._inner, self._key, self._orders = inner, key, orders
+        self.specs, self.inner = inner.specs, inner  # the other ranks replicate no launch of it
+        self._key, self._orders = key, orders
         self._steps = tuple(s for s in inner.specs.inputs if s.name not in tables)
         self._tables = tuple(s.name for s in inner.specs.inputs if s.name in tables)
-        self._buffers = WithStates(inner.specs, states)
-
-    @property
-    def inner(self) -> Executor:
-        """Rank 0's own executor; other ranks do not replicate its launches."""
-        return self._inner
-
-    @property
-    def specs(self) -> Specs:
-        """See `Executor`."""
-        return self._inner.specs
+        mine = {s.name: states[s.name] for s in inner.specs.states if s.name in states}
+        self._states = {**mine, **{name + STATE_OUT: state for name, state in mine.items()}}
+        self._whole = ByBuffers[Mapping[str, Array]]()
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """Runs one step, over the tables in `buffers` and every rank's own states."""
@@ -127,21 +97,19 @@ class LeadExecutor:
         self._orders.add(messages.Tables(rows))
         self._tell(buffers, part=False)
         with self._orders.explained():
-            self._inner.run(self._buffers.over(buffers))
+            self.inner.run(self._over(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Sends the launch to the other ranks and launches."""
         self._tell(buffers, part=False)
         with self._orders.explained():
-            return self._watched(self._inner.launch(self._buffers.over(buffers)))
+            return self._watched(self.inner.launch(self._over(buffers)))
 
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Sends and launches the part before sampling; the returned function does the same for the
-        rest.
-        """
+        rest."""
         self._tell(buffers, part=True)
         with self._orders.explained():
-            rest = self._inner.launch_to_sample(self._buffers.over(buffers))
+            rest = self.inner.launch_to_sample(self._over(buffers))
 
         def launch_rest() -> Wait:
             self._orders.add(messages.LaunchRest())
@@ -152,8 +120,13 @@ class LeadExecutor:
         return launch_rest
 
     def close(self) -> None:
-        """Closes the inner executor."""
-        self._inner.close()
+        self.inner.close()
+
+    def _over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+        """`buffers` combined with the states that they do not hold."""
+        if not self._states:
+            return buffers
+        return self._whole.find(buffers, lambda: {**self._states, **buffers})
 
     def _tell(self, buffers: Mapping[str, Array], part: bool) -> None:
         inputs = b"".join(buffers[spec.name].tobytes() for spec in self._steps)
@@ -168,28 +141,6 @@ class LeadExecutor:
         return watched
 
 
-class WithStates:
-    """Buffers combined with states that they do not hold. Equal buffers give the identical mapping,
-    by which executors find their bindings.
-    """
-
-    def __init__(self, specs: Specs, states: Mapping[str, Array]) -> None:
-        mine = {s.name: states[s.name] for s in specs.states if s.name in states}
-        self._states = {**mine, **{name + STATE_OUT: state for name, state in mine.items()}}
-        self._known: list[tuple[Mapping[str, Array], Mapping[str, Array]]] = []
-
-    def over(self, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        """`buffers` combined with the states."""
-        if not self._states:
-            return buffers
-        for known, merged in self._known:
-            if known is buffers:
-                return merged
-        merged = {**self._states, **buffers}
-        self._known = [*self._known[1 - MOST_MERGED :], (buffers, merged)]
-        return merged
-
-
 @dataclass(frozen=True)
 class LeadSnapshot(memory.Snapshot):
     """Rank 0's part of a snapshot; the other ranks keep theirs under the number."""
@@ -201,38 +152,29 @@ class LeadStates:
     """The states of rank 0; the other ranks replicate every change."""
 
     def __init__(self, inner: memory.States, orders: Orders) -> None:
-        self._inner, self._orders = inner, orders
+        self.inner, self._orders = inner, orders  # rank 0's own states
         self.arrays = inner.arrays
         self.slot_bytes, self.page_bytes = inner.slot_bytes, inner.page_bytes
         self.snapshot_rows = inner.snapshot_rows
         self.snapshot_bytes = inner.snapshot_bytes
 
-    @property
-    def inner(self) -> memory.States:
-        """Rank 0's own states."""
-        return self._inner
-
     def copy_rows(self, pairs: memory.Pairs) -> None:
-        """Copies rows of the states by sequence."""
         self._orders.add(messages.CopyRows([*pairs]))
-        self._inner.copy_rows(pairs)
+        self.inner.copy_rows(pairs)
 
     def copy_pages(self, pairs: memory.Pairs) -> None:
-        """Copies pages."""
         self._orders.add(messages.CopyPages([*pairs]))
-        self._inner.copy_pages(pairs)
+        self.inner.copy_pages(pairs)
 
     def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
-        """Writes the slot's `token_counts`."""
         counts = messages.SetCounts(slot, list(ids), list(generated))
         self._orders.add(counts)
-        self._inner.set_counts(slot, counts.ids, counts.generated)
+        self.inner.set_counts(slot, counts.ids, counts.generated)
 
     def save(self, slot: int, pages: Iterable[int]) -> memory.Snapshot:
-        """Copies one sequence's slot rows and pages to the host, on every rank."""
         where = list(pages)
         with self._orders.waiting():
-            own = self._inner.save(slot, where)
+            own = self.inner.save(slot, where)
         made = self._orders.number(lambda number: LeadSnapshot(own.rows, own.pages, number))
         self._orders.add(messages.Save(made.number, slot, where))
         return made
@@ -244,7 +186,7 @@ class LeadStates:
         where = list(pages)
         self._orders.add(messages.Restore(snapshot.number, slot, where))
         with self._orders.waiting():
-            self._inner.restore(snapshot, slot, where)
+            self.inner.restore(snapshot, slot, where)
 
 
 class LeadTables:
@@ -254,7 +196,6 @@ class LeadTables:
         self._inner, self._orders = inner, orders
 
     def write(self, tables: Mapping[str, Array], changed: memory.Changed) -> None:
-        """Copies these rows to every rank; later launches see them."""
         rows = [table_rows(name, tables[name], slots) for name, slots in changed.items()]
         self._orders.add(messages.Tables(rows))
         if self._inner is not None:
@@ -262,6 +203,5 @@ class LeadTables:
 
 
 def table_rows(name: str, table: Array, slots: Collection[int]) -> messages.Table:
-    """The current contents of these rows."""
     where = sorted(slots)
     return messages.Table(name, where, table[where].tobytes())

@@ -43,7 +43,6 @@ class Links:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return len(self._peers) + 1
 
     def exchange(self, what: str, nbytes: int, body: bytes | Bytes = b"") -> dict[int, bytearray]:
@@ -76,7 +75,6 @@ class Links:
                 peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the sockets. May be called twice."""
         for peer in self._peers.values():
             peer.close()
 

@@ -12,27 +12,32 @@ from typing import TypeAlias
 import msgspec
 
 
+class LoadOptions(msgspec.Struct, array_like=True, frozen=True):
+    """How an engine is opened: the options of `load`."""
+
+    swap_bytes: int = 0
+    threads: int = 0
+    cache_bytes: int | None = None
+    graphs: bool = True
+    masks: bool = False
+    least: bool = False
+    host_bytes: int | None = None
+
+
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Open this rank's shard of the engine: the first packet to a rank, which holds nothing else.
 
     `digest` and `version`: of rank 0's manifest and package; the rank's must be equal (`Stamp`).
-    The other fields as in `load`.
     """
 
     digest: str
     version: str
-    threads: int
-    cache_bytes: int | None
-    graphs: bool
-    masks: bool
-    least: bool
-    host_bytes: int | None = None
+    options: LoadOptions
 
 
 class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
     """The fields that a `Begin` of every version has, so that a rank can report which version it
-    needs.
-    """
+    needs."""
 
     digest: str
     version: str
@@ -142,8 +147,7 @@ class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The rank is about to exit. `user`: the cause is outside the program. `passing`: a retry may
-    succeed.
-    """
+    succeed."""
 
     message: str
     user: bool
@@ -152,39 +156,13 @@ class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 Answer: TypeAlias = Opening | Opened | RankFailed
 
+# Of a rank's first packet, read before the rest of it: the sender's version and digest.
+STAMP: msgspec.msgpack.Decoder[Stamp] = msgspec.msgpack.Decoder(Stamp)
+BEGIN: msgspec.msgpack.Decoder[Begin] = msgspec.msgpack.Decoder(Begin)
+ORDERS: msgspec.msgpack.Decoder[list[Order]] = msgspec.msgpack.Decoder(list[Order])  # later ones
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _ENCODER = msgspec.msgpack.Encoder()
-_STAMP = msgspec.msgpack.Decoder(Stamp)
-_BEGIN = msgspec.msgpack.Decoder(Begin)
-_ORDERS = msgspec.msgpack.Decoder(list[Order])
-_ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Begin | list[Order] | Answer) -> bytes:
-    """Bytes of a packet or an answer."""
     return _ENCODER.encode(message)
-
-
-def decode_stamp(data: bytes | bytearray | memoryview) -> Stamp:
-    """The sender's version and digest in a rank's first packet, read before the rest. Raises
-    msgspec.DecodeError.
-    """
-    stamp: Stamp = _STAMP.decode(data)
-    return stamp
-
-
-def decode_begin(data: bytes | bytearray | memoryview) -> Begin:
-    """A rank's first packet. Raises msgspec.DecodeError."""
-    begin: Begin = _BEGIN.decode(data)
-    return begin
-
-
-def decode_orders(data: bytes | bytearray | memoryview) -> list[Order]:
-    """A rank's later packets. Raises msgspec.DecodeError."""
-    orders: list[Order] = _ORDERS.decode(data)
-    return orders
-
-
-def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
-    """An answer, in rank 0. Raises msgspec.DecodeError."""
-    answer: Answer = _ANSWERS.decode(data)
-    return answer

@@ -17,8 +17,7 @@ REPORT_S = 1.0  # least time between two reports within one stage
 
 class OpenProgress(Progress):
     """Calls `shown` and `mark` with the progress, and `check` before; `check` raises a failed
-    rank's error, which ends the load.
-    """
+    rank's error, which ends the load."""
 
     def __init__(
         self, shown: Progress, mark: Callable[[str], None], check: Callable[[], None]
@@ -27,17 +26,14 @@ class OpenProgress(Progress):
         self._inner, self._mark, self._check = shown, mark, check
 
     def mark(self, stage: str) -> None:
-        """Ends a stage."""
         self._check()
         self._mark(stage)
 
     def say(self, text: str) -> None:
-        """Starts a stage."""
         self._check()
         self._inner.say(text)
 
     def advance(self, done: int, total: int) -> None:
-        """Reports progress within the stage; called from several threads."""
         self._check()
         self._inner.advance(done, total)
 
@@ -50,16 +46,13 @@ class ReportedProgress(Progress):
         self._tell, self._stage, self._reported_at = tell, "", -math.inf
 
     def mark(self, stage: str) -> None:
-        """Ends a stage."""
         self._tell(f"after {stage}")
 
     def say(self, text: str) -> None:
-        """Starts a stage."""
         self._stage = text
         self._tell(text)
 
     def advance(self, done: int, total: int) -> None:
-        """Reports progress within the stage; called from several threads."""
         self._report(f"{self._stage}: {100 * done // max(total, 1)} %")
 
     def wait(self) -> None:

@@ -40,8 +40,7 @@ log = logging.getLogger(__name__)
 class Hello(msgspec.Struct, frozen=True):
     """The sender's rank, and the port on which it listens; 0 for a connection between ranks.
     `hosts`: its --hosts. Rank 0 also sends it to the other hosts to find out whether another
-    process is rank 0.
-    """
+    process is rank 0."""
 
     rank: int
     ranks: int
@@ -132,8 +131,7 @@ def join_ranks(
 
 def check_reached(hosts: Sequence[str], rank: int) -> None:
     """Raises OptionError if this host's name resolves to an address that other hosts
-    cannot reach.
-    """
+    cannot reach."""
     names = [address_of(host)[0] for host in hosts]
     here = _loopback(names[rank])
     if here and not all(map(_loopback, names)):
@@ -188,8 +186,7 @@ def _accept(
     """One connection of each of these ranks. In the first phase a rank that connects again replaces
     its earlier connection, and the answers of the `asked` hosts are read; between ranks a second
     connection is an error. Raises ExecutorError naming the missing ranks, OptionError from the
-    answers.
-    """
+    answers."""
     came: dict[int, tuple[socket.socket, Hello]] = {}
     first, unanswered = asked is not None, [_Incoming(one, Ports, connect_s) for one in asked or ()]
     unidentified: list[_Incoming[Hello]] = []
@@ -264,8 +261,7 @@ class _Incoming(Generic[T]):
 
 def _wait(server: int, incoming: Sequence[_Incoming[Any]], until: float) -> set[int]:
     """Reads incoming bytes until a listener or a message is ready, a message exceeds its limit, or
-    `until`; returns what is ready.
-    """
+    `until`; returns what is ready."""
     poll = select.poll()
     for number in (server, *(one.peer.fileno() for one in incoming)):
         poll.register(number, select.POLLIN)
@@ -297,8 +293,7 @@ def _take(
     first: bool,
 ) -> bool:
     """Whether the message is from a missing rank. Raises ExecutorError for a rank that connects
-    again during the second phase.
-    """
+    again during the second phase."""
     hello, peer = one.message, one.peer
     if hello is not None and (words := _host_conflict(hello, hosts, first)):
         log.warning("%s: %s", _name(peer), words)
@@ -331,8 +326,7 @@ def _name(peer: socket.socket) -> str:
 
 def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
     """Connections to the other hosts that listen; each is asked whether it is rank 0 too. It may
-    answer at any time: at once if it already waits, later if it is also asking.
-    """
+    answer at any time: at once if it already waits, later if it is also asking."""
     asked = []
     for host in hosts[1:]:
         with suppress(OSError, ExecutorError):
@@ -345,8 +339,7 @@ def _ask(hosts: Sequence[str], asking: ExitStack) -> list[socket.socket]:
 
 def _host_conflict(hello: Hello, ours: Sequence[str], first: bool) -> str:
     """The error if two processes are rank 0, which asks only the `first` host, or if another host
-    has the same hosts in another order; otherwise empty.
-    """
+    has the same hosts in another order; otherwise empty."""
     theirs, two = hello.hosts, first and hello.rank == 0
     given = f"--hosts {','.join(ours)}"
     if theirs == tuple(ours):
@@ -369,8 +362,7 @@ def _send(peer: socket.socket, message: msgspec.Struct) -> None:
 
 def _receive(peer: socket.socket, kind: type[T]) -> T | None:
     """The peer's message within the socket's timeout; None if it closes, is silent, or sends
-    another message.
-    """
+    another message."""
     limit_s = peer.gettimeout()
     one = _Incoming(peer, kind, HELLO_S if limit_s is None else limit_s)
     poll = select.poll()

@@ -14,8 +14,7 @@ MOST_S = 1.0  # longest counted interval between two calls; the process was stop
 
 class RunningClock:
     """Seconds of running time since its creation, for one thread that calls it at least every
-    TICK_S.
-    """
+    TICK_S."""
 
     def __init__(self) -> None:
         self._asked = time.monotonic()

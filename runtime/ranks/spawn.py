@@ -25,15 +25,15 @@ from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks.channel import PacketRing, ring_bytes
 from spark_engine.runtime.ranks.communicator import (
-    Communicator,
     SharedCommunicator,
     shared_bytes,
 )
 from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
-from spark_engine.runtime.ranks.messages import Begin
+from spark_engine.runtime.ranks.messages import Begin, LoadOptions
 from spark_engine.runtime.ranks.rendezvous import accept_ranks, join_ranks
 
 MODULE = "spark_engine.runtime.cli.rank_process"
@@ -90,14 +90,12 @@ def gather_ranks(
 
 
 def limit_of(manifest: Manifest) -> float:
-    """Time limit of a call between ranks, in seconds."""
     return LIMIT_S if manifest.executor == NATIVE else CPU_LIMIT_S
 
 
 def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
     """Raises OptionError unless there are no hosts, or one per rank of an engine that supports
-    several; EngineError if a package for that is missing.
-    """
+    several; EngineError if a package for that is missing."""
     ranks = manifest.ranks
     if hosts and len(hosts) != ranks:
         raise OptionError(
@@ -139,18 +137,10 @@ def check_gpus(manifest: Manifest) -> None:
         )
 
 
-def begin_message(
-    engine: Path,
-    threads: int,
-    cache_bytes: int | None,
-    graphs: bool,
-    masks: bool,
-    least: bool,
-    host_bytes: int | None,
-) -> Begin:
-    """The first message to every rank: the engine to open, and its options."""
-    digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, host_bytes)
+def begin_message(engine: Path, options: LoadOptions) -> Begin:
+    """The first message to every rank. Only rank 0 plans for swap copies."""
+    own = msgspec.structs.replace(options, swap_bytes=0)
+    return Begin(manifest_digest(engine), version("spark-engine"), own)
 
 
 def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup:
@@ -191,7 +181,6 @@ def start_ranks(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> RankGroup
 
 
 def start_rank(spec: RankSpec) -> subprocess.Popen[bytes]:
-    """A rank's process. Raises OSError."""
     numbers = (spec.control, *spec.links.values(), spec.memory, spec.ring, spec.beat)
     command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()]
     passed = [number for number in numbers if number >= 0]
@@ -216,8 +205,7 @@ def connect_rank(spec: RankSpec) -> RankChannels:
 
 def manifest_digest(engine: Path) -> str:
     """Digest by which ranks verify that they have the same engine. Raises EngineError if there is
-    no manifest.
-    """
+    no manifest."""
     read_manifest(engine)
     return hashlib.sha256((engine / MANIFEST).read_bytes()).hexdigest()
 

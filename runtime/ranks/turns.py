@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from spark_engine.device.startup_lock import startup_lock
-from spark_engine.runtime.ranks.communicator import Communicator
+from spark_engine.runtime.executors.communicator import Communicator
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -33,8 +33,7 @@ def take_turns(
 ) -> None:
     """Enters this rank's `startup_lock` into `turn`; returns when all ranks hold theirs. Of several
     ranks on one host the first takes it, since their GPUs then have separate memory on all known
-    machines.
-    """
+    machines."""
     if comm is None:
         turn.enter_context(startup_lock(shared, say))
         return

@@ -4,8 +4,6 @@ Every replica repeatedly reports its name and the newest plan that it knows, so 
 directory knows both within seconds. Knows names, addresses and times; knows no placement library.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -37,7 +35,6 @@ class Directory:
         return self._plan
 
     def drop(self, name: str) -> None:
-        """Removes a replica that is shutting down."""
         self._heard.pop(name, None)
 
     def names(self) -> tuple[Rows, bool]:
@@ -52,7 +49,6 @@ class Directory:
         return self._plan[1]
 
     def note(self, plan: bytes) -> None:
-        """Sets the current plan; empty for none."""
         self._plan = (max(time.time_ns(), self._plan[0] + 1), plan)
 
 
@@ -67,8 +63,7 @@ class Members:
     async def __call__(self) -> Sequence[Address]:
         """The live replicas. While a new directory may lack some, those that the previous one
         listed stay. A late answer is the result of the next call. Raises the exceptions of `ask`,
-        and TimeoutError.
-        """
+        and TimeoutError."""
         if self._asked is None:
             self._asked = asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
             self._asked.add_done_callback(_seen)

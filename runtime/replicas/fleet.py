@@ -4,8 +4,6 @@ Knows addresses, health and times; of a request it knows only the task. All meth
 event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -41,24 +39,19 @@ class Replica:
     """One replica.
 
     Attributes:
-        up: it accepts requests, as far as is known.
-        dead: it was removed; its running requests are aborted.
         listed: `members` lists it. A replica that is not listed is checked until its requests end.
-        why: the reason why it is not up.
-        flights: the tasks of its requests.
     """
 
     address: Address
-    up: bool = False
-    dead: bool = False
+    up: bool = False  # it accepts requests, as far as is known
+    dead: bool = False  # it was removed; its running requests are aborted
     listed: bool = True
-    why: str = "its health is not checked yet"
+    why: str = "its health is not checked yet"  # the reason why it is not up
     misses: int = 0
-    flights: set[asyncio.Task[object]] = field(default_factory=set)
+    flights: set[asyncio.Task[object]] = field(default_factory=set)  # the tasks of its requests
 
     @property
     def name(self) -> str:
-        """The replica's name."""
         return self.address.name
 
     @contextlib.contextmanager
@@ -90,11 +83,9 @@ class Fleet:
 
     @property
     def up(self) -> list[Replica]:
-        """The replicas that accept requests."""
         return [replica for replica in self.replicas.values() if replica.up]
 
     async def watch(self) -> None:
-        """Checks the replicas until it is cancelled."""
         while True:
             try:
                 await self.look()
@@ -142,36 +133,32 @@ class Fleet:
         try:
             status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
         except ConnectRefused as error:  # it drains, or its process ended, and with it its streams
-            self._down(replica, str(error))
+            self.down(replica, str(error))
             return
         except Lost as error:
             self.miss(replica, str(error))
             return
         replica.misses = 0
         if status != 200:
-            self._down(replica, body.decode("utf-8", "replace")[:200])
+            self.down(replica, body.decode("utf-8", "replace")[:200])
         elif not replica.up and replica.listed:
             replica.up, replica.dead, replica.why = True, False, ""
             self.router.add(replica.name)
             log.info("replica %s takes requests at %s", replica.name, replica.address.url)
 
-    def suspect(self, replica: Replica, why: str) -> None:
-        """Marks a replica that broke a request; it gets no other until its next health check."""
-        self._down(replica, why)
-
     def miss(self, replica: Replica, why: str) -> None:
         """Records a failed check: no new requests; after MISSES its running requests
-        are aborted.
-        """
+        are aborted."""
         replica.misses += 1
-        self._down(replica, why)
+        self.down(replica, why)
         if replica.misses >= MISSES and not replica.dead:
             replica.dead = True
             log.error("replica %s is removed: %s", replica.name, why)
             for task in list(replica.flights):
                 task.cancel()
 
-    def _down(self, replica: Replica, why: str) -> None:
+    def down(self, replica: Replica, why: str) -> None:
+        """Marks a replica; it gets no request until its next health check."""
         if replica.up:
             log.warning("replica %s takes no requests: %s", replica.name, why)
         replica.up, replica.why = False, why
@@ -180,8 +167,7 @@ class Fleet:
 
 def listed(urls: Sequence[str]) -> Members:
     """The members of `urls`: http://HOST:PORT, or dns://NAME:PORT for every address of a name, such
-    as a Kubernetes service without a cluster IP. Raises OptionError.
-    """
+    as a Kubernetes service without a cluster IP. Raises OptionError."""
     fixed, names = [], []
     for url in urls:
         parts = urlsplit(url)

@@ -4,8 +4,6 @@ Retries only failures before the client has received any byte. Knows HTTP header
 no socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import OrderedDict, deque
@@ -15,13 +13,12 @@ from typing import Any
 
 import msgspec
 
-from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
 from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
-from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream, UpstreamAnswer
-from spark_engine.runtime.server.api.answers import anthropic_error, error
+from spark_engine.runtime.replicas.upstream import Events, Headers, Lost, Upstream, UpstreamAnswer
+from spark_engine.runtime.server.api.answers import anthropic_error, error, event
 from spark_engine.runtime.server.http.bodies import ReceivedBody
 
 TRIES = 3  # replicas that may refuse a request before it fails
@@ -91,15 +88,12 @@ class EngineFailed(Lost):
 
 
 class Forwarder:
-    """Forwards requests to the replicas of one fleet."""
-
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
         self._fleet, self._upstream, self._metrics = fleet, upstream, metrics
         self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
         self._asking = asyncio.Semaphore(ASKING)
 
     async def forward(self, asked: ClientRequest) -> None:
-        """Answers the request by one of the replicas."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
         try:
             owner = await self._owner(asked)
@@ -119,7 +113,7 @@ class Forwarder:
             if choice is None or choice.name != replica.name:
                 choice = RouteChoice(replica.name)
             if again:
-                self._metrics.again(again)
+                self._metrics.again.labels(again).inc()
             last = not left or owner or all(r.name in asked.tried for r in self._fleet.up)
             self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
             try:
@@ -199,12 +193,12 @@ class Forwarder:
     async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
         """Handles a replica that broke; returns whether the request has ended."""
         if not isinstance(problem, EngineFailed):
-            self._fleet.suspect(replica, str(problem))
+            self._fleet.down(replica, str(problem))
         if not asked.started:
             return False
         if asked.ended:  # the rest was in transit to a slow client
             return True
-        self._metrics.broken()
+        self._metrics.broken.inc()
         words = f"replica {replica.name} ended during its answer: {problem}; send the request again"
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
@@ -222,7 +216,7 @@ class Forwarder:
         await self._refuse(asked, words)
 
     async def _refuse(self, asked: ClientRequest, words: str) -> None:
-        self._metrics.failed()
+        self._metrics.failed.inc()
         status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
         await self._send(asked, status, headers, body, more=False)
 
@@ -239,8 +233,7 @@ class Forwarder:
 
     async def _owner(self, asked: ClientRequest) -> str | None:
         """The replica that stores the answer in the request's path; None if any replica will do.
-        Raises Unsure.
-        """
+        Raises Unsure."""
         ident = ""
         if asked.path == RESPONSES:
             ident = await _previous(asked.body)
@@ -260,8 +253,7 @@ class Forwarder:
 
     async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
         """The first replica found that stores it; asks ASKING replicas at a time within ASK_S
-        seconds. Raises Unsure if none is found and some did not reply.
-        """
+        seconds. Raises Unsure if none is found and some did not reply."""
         left, silent = deque(self._fleet.up), 0
 
         async def ask() -> Replica | None:
@@ -304,8 +296,7 @@ class Forwarder:
 
 async def _previous(body: ReceivedBody) -> str:
     """The body's `previous_response_id`; empty without one. A large body is searched in parts,
-    between which the event loop runs other tasks.
-    """
+    between which the event loop runs other tasks."""
     for at in range(0, len(body.data), LOOK):
         if at:
             await asyncio.sleep(0)
@@ -324,31 +315,24 @@ def problem_of(
     path: str, status: int, words: str, name: str, code: str = "no_replica"
 ) -> tuple[int, bytes, Headers]:
     """(status, body, headers) of an error in the format of the API under `path`; `code`: of a
-    refusal.
-    """
-    kind = "service_unavailable" if status == REFUSED else "invalid_request_error"
-    code = code if status == REFUSED else ""
+    refusal."""
     headers = [("content-type", "application/json")]
     if status == REFUSED:
         headers.append(("retry-after", "1"))
-    return (
-        status,
-        msgspec.json.encode(_form(path, status, words, name, kind, code or None)),
-        headers,
-    )
+        body = _form(path, status, words, name, "service_unavailable", code)
+    else:
+        body = _form(path, status, words, name, "invalid_request_error", None)
+    return status, msgspec.json.encode(body), headers
 
 
 def last_words(path: str, words: str, name: str) -> bytes:
     """Final events of a started stream, in the format of its API."""
     body = _form(path, 500, words, name, "server_error", "replica_lost")
     if path.startswith(MESSAGES):
-        return _event("error", body)
+        return event("error", body)
     if path.startswith(RESPONSES):
-        row = body["error"]
-        return _event(
-            "error", {"type": "error", **{k: row[k] for k in ("code", "message", "param")}}
-        )
-    return _event("", body) + b"data: [DONE]\n\n"
+        return event("error", {k: body["error"][k] for k in ("code", "message", "param")})
+    return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 
 
 def _form(
@@ -357,11 +341,6 @@ def _form(
     body = error(words, kind, code=code)
     body |= {"request_id": name} if name else {}
     return anthropic_error(status, body) if path.startswith(MESSAGES) else body
-
-
-def _event(name: str, body: dict[str, Any]) -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
@@ -377,8 +356,7 @@ def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """ASGI headers as text: decoded as UTF-8, in which they are sent, or in an encoding of any
-    bytes.
-    """
+    bytes."""
     return [(k.decode("latin-1"), _text(v)) for k, v in headers]
 
 

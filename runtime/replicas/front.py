@@ -4,8 +4,6 @@ It answers /health, /ready, /load, /metrics and /replicas for all replicas, and 
 paths. The replicas check keys; the front forwards their refusals.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -13,17 +11,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from spark_engine.runtime.replicas import forward
 from spark_engine.runtime.replicas.fleet import Fleet
-from spark_engine.runtime.replicas.forward import (
-    ClientRequest,
-    Forwarder,
-    credentials,
-    decoded,
-    encoded,
-    problem_of,
-)
-from spark_engine.runtime.replicas.front_metrics import FrontMetrics
-from spark_engine.runtime.replicas.merged_metrics import merge
+from spark_engine.runtime.replicas.front_metrics import FrontMetrics, merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
 from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.engine_client.client import Busy
@@ -40,24 +30,19 @@ TEXT = [("content-type", "text/plain; version=0.0.4; charset=utf-8")]
 
 class Front:
     """The application. `max_body` in bytes; all bodies together have the same limit as in a server.
-    `guard`: host names and origins that may call it; None: any.
-    """
+    `guard`: host names and origins that may call it; None: any."""
 
     def __init__(
         self, fleet: Fleet, upstream: Upstream, max_body: int, guard: Guard | None = None
     ) -> None:
         self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
-        self._forwarder = Forwarder(fleet, upstream, self.metrics)
-        self._answers = {
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/replicas"): self._list,
-        }
+        self._forwarder = forward.Forwarder(fleet, upstream, self.metrics)
+        self._answers = {("GET", "/metrics"): self._metrics, ("GET", "/replicas"): self._list}
         self.draining = False
         self.app: ASGIApp = RequestIds(self if guard is None else Guarded(self, guard))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
         if scope["type"] != "http":
             return
         started = False
@@ -65,7 +50,7 @@ class Front:
         async def answer(status: int, headers: Headers, part: bytes, more: bool) -> None:
             nonlocal started
             if not started:
-                rows = encoded(headers)
+                rows = forward.encoded(headers)
                 if not more:
                     rows.append((b"content-length", str(len(part)).encode()))
                 await send({"type": "http.response.start", "status": status, "headers": rows})
@@ -88,11 +73,13 @@ class Front:
             return
         except (BadField, Busy) as error:
             status, _ = error_response(error)
-            status, body, headers = problem_of(path, status, str(error), current(), "busy")
+            status, body, headers = forward.problem_of(path, status, str(error), current(), "busy")
             await answer(status, headers, body, False)
             return
-        headers = decoded(_for_replicas(scope["headers"]))
-        asked = ClientRequest(scope["method"], path, target, headers, whole, current(), answer)
+        headers = forward.decoded(_for_replicas(scope["headers"]))
+        asked = forward.ClientRequest(
+            scope["method"], path, target, headers, whole, current(), answer
+        )
         work = self._answers.get((asked.method, path), self._carry)(asked)
         try:
             await _unless_gone(receive, asyncio.ensure_future(work))
@@ -101,8 +88,7 @@ class Front:
 
     def _own(self, method: str, path: str) -> tuple[int, object] | None:
         """(status, body) of a path that needs no key: it contains no name or address of
-        a replica.
-        """
+        a replica."""
         if method != "GET" or path not in ("/health", "/ping", "/ready", "/load"):
             return None
         up, opened = self._fleet.up, self._fleet.router.open
@@ -114,7 +100,7 @@ class Front:
         why = "the front is draining" if self.draining else "no replica takes requests"
         return 503, {"status": "unhealthy", "reason": why, **counts}
 
-    async def _list(self, asked: ClientRequest) -> None:
+    async def _list(self, asked: forward.ClientRequest) -> None:
         """The replicas' names and addresses, for clients with a key that a replica accepts."""
         replicas, opened = list(self._fleet.replicas.values()), self._fleet.router.open
         rows: list[dict[str, object]] = [
@@ -123,7 +109,7 @@ class Front:
         for replica in replicas[:ASKED]:
             try:
                 found = await self._upstream.get(
-                    f"{replica.address.url}/v1/models", METRICS_S, credentials(asked)
+                    f"{replica.address.url}/v1/models", METRICS_S, forward.credentials(asked)
                 )
             except Lost:
                 continue
@@ -136,24 +122,24 @@ class Front:
                 break
         await asked.send(200, JSON, msgspec.json.encode({"replicas": rows}), False)
 
-    async def _carry(self, asked: ClientRequest) -> None:
+    async def _carry(self, asked: forward.ClientRequest) -> None:
         if self.draining:
             words = "the server is draining; send the request elsewhere"
-            status, body, headers = problem_of(asked.path, 503, words, asked.name)
+            status, body, headers = forward.problem_of(asked.path, 503, words, asked.name)
             await asked.send(status, [*headers, ("connection", "close")], body, False)
             return
         try:
             await self._forwarder.forward(asked)
         except Unsendable as error:
             words = f"the request cannot be forwarded: {error}"
-            status, body, headers = problem_of(asked.path, 400, words, asked.name)
+            status, body, headers = forward.problem_of(asked.path, 400, words, asked.name)
             await asked.send(status, headers, body, False)
 
-    async def _metrics(self, asked: ClientRequest) -> None:
+    async def _metrics(self, asked: forward.ClientRequest) -> None:
         """Metrics of every replica and of the front, for clients that may read the replicas'."""
         names = [replica.name for replica in self._fleet.up]
         urls = [f"{replica.address.url}/metrics" for replica in self._fleet.up]
-        headers = credentials(asked)
+        headers = forward.credentials(asked)
         found = await asyncio.gather(
             *(self._upstream.get(url, METRICS_S, headers) for url in urls), return_exceptions=True
         )
@@ -178,8 +164,7 @@ class Front:
 
 def _for_replicas(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers for a replica: same-origin for a page of this front, which the replica cannot
-    know.
-    """
+    know."""
     hosts = [value for name, value in headers if name == b"host"]
     return [
         (name, value)

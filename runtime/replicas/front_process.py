@@ -3,16 +3,12 @@
 Knows uvicorn and signals; knows nothing about the start of replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
 import socket
 import time
-from functools import partial
 from types import FrameType
-from typing import Any, cast
 
 import uvicorn
 
@@ -22,25 +18,24 @@ from spark_engine.runtime.replicas.routing import Policy, Router
 from spark_engine.runtime.replicas.upstream import Upstream
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
 from spark_engine.runtime.server.http.connections import (
-    Connection,
     Connections,
     raise_descriptor_limit,
     room_for_connections,
 )
 from spark_engine.runtime.server.http.guard import guard_of
-from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.process.lifecycle import keep_loaded, on_hangup
 from spark_engine.runtime.server.process.options import ServerOptions
 from spark_engine.runtime.server.process.port import bind
-from spark_engine.runtime.server.process.server import BACKLOG, KEEP_ALIVE_S
+from spark_engine.runtime.server.process.server import config_of
 
 log = logging.getLogger(__name__)
 
 
 def listen(options: ServerOptions) -> socket.socket:
     """A socket bound to the address, not listening yet. Raises OptionError."""
-    check_tls(options.tls_cert, options.tls_key)
+    ServerTls.of(options.tls_cert, options.tls_key)
     return bind(options.host, options.port)
 
 
@@ -65,7 +60,7 @@ async def serve(
     connections = Connections(room, options.read_timeout_s)
     watch = asyncio.create_task(fleet.watch())
     try:
-        config = _config(front, connections, options)
+        config = config_of(front.app, connections, options, lifespan="off")
         if (tls := ServerTls.of(options.tls_cert, options.tls_key)) is not None:
             tls.serve_with(config, options.read_timeout_s)
         server = _Server(config, front, listener, options.drain_timeout_s)
@@ -79,26 +74,9 @@ async def serve(
     return 0
 
 
-def _config(front: Front, connections: Connections, options: ServerOptions) -> uvicorn.Config:
-    return uvicorn.Config(
-        front.app,
-        http=cast(Any, partial(Connection, connections)),
-        ws="none",
-        lifespan="off",
-        backlog=BACKLOG,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
-    )
-
-
 class _Server(uvicorn.Server):
     """uvicorn; on a stop it reports unhealthy, and serves for `drain_s` seconds or until its last
-    request has ended.
-    """
+    request has ended."""
 
     def __init__(
         self, config: uvicorn.Config, front: Front, listener: socket.socket, drain_s: float

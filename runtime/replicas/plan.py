@@ -3,8 +3,6 @@
 Validates numbers; knows no placement library.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping
@@ -25,37 +23,31 @@ class ReplicaPlan:
     """Replicas of one engine.
 
     Attributes:
-        folder: path of the engine folder, equal on every machine.
-        server: server options; an empty host is the address of the replica's machine.
         least, most: bounds of the number of replicas; requests decide within them.
         gpus, cpus: resources of one replica; fractions are counted, not enforced.
         follows: those of `gpus` and `target` without a user's value: the engine decides.
-        target: running and waiting requests per replica; above it the plan scales up.
-        stamp: digest of the engine's content, by `stamp_of`.
-        known: the number of machines is fixed.
     """
 
-    folder: str
-    server: ServerOptions
+    folder: str  # path of the engine folder, equal on every machine
+    server: ServerOptions  # server options; an empty host is the address of the replica's machine
     least: int
     most: int
     gpus: float
     cpus: float
-    target: float
+    target: float  # running and waiting requests per replica; above it the plan scales up
     follows: tuple[str, ...] = ()
-    stamp: str = ""
-    known: bool = False
+    stamp: str = ""  # digest of the engine's content, by `stamp_of`
+    known: bool = False  # the number of machines is fixed
 
     @property
     def scales(self) -> bool:
-        """Whether the number of replicas depends on the requests."""
+        """True if the number of replicas depends on the requests."""
         return self.most > self.least
 
     @property
     def version(self) -> str:
         """Equal for two plans that may share replicas: numbers and resources are not a
-        part of it.
-        """
+        part of it."""
         server = msgspec.json.encode(self.server)
         found = hashlib.sha256(msgspec.json.encode([self.folder, self.stamp, server]))
         return found.hexdigest()[:32]
@@ -102,8 +94,7 @@ def wanted(requests: float, plan: ReplicaPlan) -> int:
 
 def check_resources(plan: ReplicaPlan, there: Mapping[str, float]) -> None:
     """Raises CapacityError if the machines' resources `there` cannot hold the least number of
-    replicas.
-    """
+    replicas."""
     for word, each in (("GPU", plan.gpus), ("CPU", plan.cpus)):
         need, have = each * plan.least, there.get(word, 0.0)
         if need > have:

@@ -9,8 +9,6 @@ The body's sender is not authenticated yet, so the cost is bounded for every bod
 scanned without building objects, and only some messages are decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -34,8 +32,7 @@ class Place(NamedTuple):
 
 class _Body(msgspec.Struct):
     """The parts of a body that form the prompt, in order, as JSON. `cache_salt` changes all
-    digests.
-    """
+    digests."""
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -49,7 +46,7 @@ class _Body(msgspec.Struct):
 
     @property
     def before(self) -> Iterable[msgspec.Raw]:
-        """What a template renders before the messages."""
+        """The text that a template renders before the messages."""
         return self.tools, self.functions, self.system, self.instructions
 
     @property

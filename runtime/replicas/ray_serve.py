@@ -5,8 +5,6 @@ own address, which a directory reports to the fronts (docs/decisions.md gives th
 restarts a directory that dies; meanwhile the fronts use the last known replicas.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -62,15 +60,13 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Raises if the server has ended or is unresponsive. The server restarts its
-        engine itself.
-        """
+        engine itself."""
         if words := self._child.ended:
             raise RuntimeError(words)
         if not self._child.health():
             raise RuntimeError(f"{self._child.url} does not answer")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Running and waiting requests."""
         status, body = self._child.get("/load")
         return {"requests": float(msgspec.json.decode(body)["server_load"]) if status == 200 else 0}
 
@@ -87,7 +83,6 @@ class EngineReplica:
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
     async def __call__(self) -> str:
-        """The server's address."""
         return self._child.url
 
 
@@ -155,8 +150,7 @@ def place(plan: ReplicaPlan) -> None:
 
 def _check_capacity(plan: ReplicaPlan) -> None:
     """Raises CapacityError if the replicas can never be placed; logs a warning if they may wait for
-    a machine.
-    """
+    a machine."""
     try:
         check_resources(plan, ray.cluster_resources())
     except CapacityError as error:
@@ -212,8 +206,7 @@ def _put(plan: ReplicaPlan) -> None:
 def change(edit: Callable[[ReplicaPlan], ReplicaPlan]) -> None:
     """Places the result of `edit` on the current plan; if that fails, places the old plan again.
     The directory records the plan first: Ray continues if this process ends. Raises OptionError,
-    CapacityError.
-    """
+    CapacityError."""
     old = placed()
     new = edit(old)
     _check_capacity(new)
@@ -240,7 +233,6 @@ def placed() -> ReplicaPlan:
 
 
 def states() -> dict[str, int]:
-    """Number of replicas by state, as reported by Ray."""
     application = serve.status().applications.get(APPLICATION)
     found = application.deployments.get(DEPLOYMENT) if application else None
     return (
@@ -288,12 +280,10 @@ def named() -> tuple[Rows, bool]:
 
 
 def address_here() -> str:
-    """This machine's address within the cluster."""
     return str(ray.util.get_node_ip_address())
 
 
 def _noted() -> ReplicaPlan | None:
-    """The directory's plan, if there is one."""
     try:
         data = ray.get(_found().plan.remote(), timeout=TELL_S)
     except (ValueError, TimeoutError, ray.exceptions.RayError):

@@ -5,8 +5,6 @@ Knows replicas by name, their numbers of requests, and which prompts they receiv
 and no clock; the simulation (`benchmarks/replicas/simulated.py`) runs the same code.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -21,8 +19,6 @@ HOLDERS = 8  # replicas that are stored per position
 
 
 class Policy(enum.StrEnum):
-    """The policies."""
-
     PREFIX = "prefix"
     LEAST = "least"
     TURN = "turn"
@@ -39,8 +35,7 @@ class RouteChoice:
 @dataclass(slots=True)
 class _Known:
     """A position: the replicas that received a prompt up to it, the next position, and how often
-    another one followed. If many prompts diverge here, all replicas will soon have its prefix.
-    """
+    another one followed. If many prompts diverge here, all replicas will soon have its prefix."""
 
     names: tuple[str, ...] = ()
     next: bytes = b""
@@ -74,8 +69,7 @@ class Router:
 
     def remove(self, name: str) -> None:
         """Removes a replica; its running requests stay counted. Its positions are removed when they
-        are read.
-        """
+        are read."""
         self._order.pop(name, None)
         self._forget(name)
 
@@ -115,7 +109,6 @@ class Router:
         ticket.ahead = 0
 
     def end(self, ticket: Ticket) -> None:
-        """Records the end of the request."""
         self.started(ticket)
         self.open[ticket.name] -= 1
         if ticket.name not in self._order:
@@ -134,8 +127,7 @@ class Router:
         self, prompt: Sequence[Place], without: Collection[str]
     ) -> dict[str, tuple[int, float]]:
         """By replica: bytes of the prompt's prefix that it received before, and their value. A
-        prefix that many prompts share counts less, as one computation serves all of them.
-        """
+        prefix that many prompts share counts less, as one computation serves all of them."""
         met: list[tuple[Place, _Known]] = []
         for place in prompt:
             if (known := self._known.get(place.digest)) is None:

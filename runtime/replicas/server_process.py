@@ -5,8 +5,6 @@ the first line of its standard input, since a key on the command line would be v
 users. It exits when its standard input closes, so that a server does not outlive its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -51,7 +49,7 @@ class ServerProcess:
 
     @property
     def ended(self) -> str:
-        """How it ended; empty while it runs."""
+        """The server's end in words; empty while it runs."""
         code = self._process.poll()
         return "" if code is None else f"the server ended with {code}; its log says why"
 
@@ -108,7 +106,6 @@ def _leave_with_the_parent() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process's entry point."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerOptions)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()

@@ -3,8 +3,6 @@
 The only file that knows aiohttp in the runtime. A broken connection raises `Lost`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, cast
@@ -15,6 +13,8 @@ from yarl import URL
 Headers = Sequence[tuple[str, str]]
 CONNECT_S = 5.0
 READ = 1 << 16  # bytes at a time
+END = b"\n\n"
+MOST_EVENT = 256 << 20  # bytes of an event: an answer of 256K tokens with all options
 BROKEN = (aiohttp.ClientError, OSError, TimeoutError, EOFError)
 
 
@@ -40,7 +40,6 @@ class UpstreamAnswer:
 
     @property
     def streams(self) -> bool:
-        """Whether it is an event stream."""
         return bool(self._response.content_type == "text/event-stream")
 
     async def whole(self) -> bytes:
@@ -57,6 +56,32 @@ class UpstreamAnswer:
                 yield part
         except BROKEN as error:
             raise Lost(_words(error)) from None
+
+
+class Events:
+    """The events of one stream. Each byte is searched once, also in a large event."""
+
+    def __init__(self) -> None:
+        self._left = bytearray()
+
+    def take(self, part: bytes) -> bytes:
+        """All complete events that were not returned yet. Raises Lost for an event that is too
+        long."""
+        seen = max(0, len(self._left) - len(END) + 1)
+        self._left += part
+        at = self._left.rfind(END, seen)
+        if at < 0:
+            if len(self._left) > MOST_EVENT:
+                raise Lost(f"an event has more than {MOST_EVENT >> 20} MiB")
+            return b""
+        whole = bytes(self._left[: at + len(END)])
+        del self._left[: at + len(END)]
+        return whole
+
+    @property
+    def left(self) -> bytes:
+        """Bytes after the last complete event."""
+        return bytes(self._left)
 
 
 class Upstream:
@@ -84,8 +109,7 @@ class Upstream:
         sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[UpstreamAnswer]:
         """The answer; leaving the block early aborts the request. Raises Lost, Unsendable. `url` is
-        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called.
-        """
+        sent unchanged. With `sent`, the body is freed once it is sent, and `sent` is called."""
         head, data = list(headers), cast(Any, body or None)
         if body and sent is not None:
             head.append(("Content-Length", str(len(body))))
@@ -110,8 +134,7 @@ class Upstream:
         self, url: str, limit_s: float, headers: Headers = ()
     ) -> tuple[int, bytes, Mapping[str, str]]:
         """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds, and
-        Refused.
-        """
+        Refused."""
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             asked = self._session.get(
@@ -129,7 +152,6 @@ class Upstream:
             raise Lost(_words(error)) from None
 
     async def close(self) -> None:
-        """Closes all connections."""
         await self._session.close()
 
 

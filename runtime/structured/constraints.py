@@ -3,8 +3,6 @@
 Knows the fields of OpenAI and vLLM. Knows no API and no engine; the result is a `ConstraintSpec`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,7 +70,6 @@ def _answer(
     writer: CallWriter | None,
     parallel: bool,
 ) -> str | None:
-    """The grammar expression of the answer after its thought; None if it is free."""
     if choice.mode == NONE or writer is None:
         if choice.mode not in (NONE, AUTO):
             words = "this model's replies have no form of tool calls (--tools none)"

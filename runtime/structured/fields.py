@@ -3,8 +3,6 @@
 Knows names only; `constraints` defines their meaning.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

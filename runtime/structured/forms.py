@@ -3,8 +3,6 @@
 Knows OpenAI's and vLLM's names. Knows no tools; compiles nothing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from spark_engine.runtime.structured.lark import (
     regex,
 )
 from spark_engine.runtime.structured.schema_errors import check_size
+from spark_engine.runtime.text.parts import short
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OBJECT = {"type": "object"}
@@ -48,11 +47,10 @@ class OutputForm:
 
     @property
     def field(self) -> str:
-        """The field of the body."""
         return self.place.partition(".")[0]
 
     def write(self, lark: Lark) -> str:
-        """Its grammar expression. Raises RequestError naming the place."""
+        """Writes the schema's grammar expression. Raises RequestError naming the place."""
         if self.kind in ("json", "json_object"):
             least = _OBJECT if self.kind == "json_object" else True
             return lark.schema(self._schema(), self.style, self.place, least)
@@ -64,7 +62,7 @@ class OutputForm:
         most = MOST_REGEX if self.kind == "regex" else MOST_GRAMMAR
         text = self.value
         if not isinstance(text, str) or not 0 < len(text) <= most:
-            shown = f"{len(text)} characters" if isinstance(text, str) else _short(text)
+            shown = f"{len(text)} characters" if isinstance(text, str) else short(text)
             raise self._error(f"is {shown}; it must be a string of 1 to {most} characters")
         if self.kind == "regex":
             return lark.terminal(regex(text))
@@ -92,7 +90,7 @@ class OutputForm:
         texts = isinstance(given, list) and all(isinstance(v, str) and v for v in given)
         if not texts or not 0 < len(given) <= MOST_CHOICES:
             words = f"it must be a list of 1 to {MOST_CHOICES} strings, none empty"
-            raise self._error(f"is {_short(given)}; {words}")
+            raise self._error(f"is {short(given)}; {words}")
         return list(dict.fromkeys(given))
 
     def _error(self, words: str) -> RequestError:
@@ -121,11 +119,11 @@ def _response_format(body: StructuredFields) -> list[OutputForm]:
             return [OutputForm("json_object", None, place, style)]
         return [OutputForm("json", given["schema"], f"{place}.schema", style)]
     if kind != "json_schema":
-        words = f"{place}.type is {_short(kind)}; it must be 'text', 'json_object' or 'json_schema'"
+        words = f"{place}.type is {short(kind)}; it must be 'text', 'json_object' or 'json_schema'"
         raise RequestError(words, place)
     inner = given.get("json_schema")
     if not isinstance(inner, Mapping) or inner.get("schema") is None:
-        words = f"{place}.json_schema is {_short(inner)}; it must be an object with a schema"
+        words = f"{place}.json_schema is {short(inner)}; it must be an object with a schema"
         raise RequestError(words, place)
     style = Style(style.blank, lenient=inner.get("strict") is not True)
     return [OutputForm("json", inner["schema"], f"{place}.json_schema.schema", style)]
@@ -141,7 +139,7 @@ def _structured_outputs(body: StructuredFields) -> list[OutputForm]:
             raise RequestError(words, place)
     blank = given.get("whitespace_pattern") or body.guided_whitespace_pattern or BLANK
     if not isinstance(blank, str):
-        words = f"{place}.whitespace_pattern is {_short(blank)}; it must be a regex"
+        words = f"{place}.whitespace_pattern is {short(blank)}; it must be a regex"
         raise RequestError(words, place)
     style = Style("" if given.get("disable_any_whitespace") else blank)
     found = [
@@ -179,8 +177,3 @@ def _closed(schema: Any) -> Any:
     if isinstance(made.get("properties"), dict):
         made.setdefault("additionalProperties", False)
     return made
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -27,18 +27,12 @@ _OPTIONS = "x-guidance"  # llguidance's own key in a schema
 
 @dataclass(frozen=True)
 class Style:
-    """Whitespace and strictness of a JSON value.
+    """Whitespace and strictness of a JSON value."""
 
-    Attributes:
-        blank: regex of the white space between parts; "" for none.
-        lenient: keywords that a grammar cannot express are removed, instead of refused.
-    """
-
-    blank: str = BLANK
-    lenient: bool = False
+    blank: str = BLANK  # regex of the white space between parts; "" for none
+    lenient: bool = False  # keywords that a grammar cannot express are removed, instead of refused
 
     def options(self) -> dict[str, Any]:
-        """The options for llguidance."""
         how: dict[str, Any] = {"whitespace_pattern": self.blank} if self.blank else {}
         how["whitespace_flexible"] = bool(self.blank)
         return {**how, "lenient": self.lenient, "coerce_one_of": self.lenient}
@@ -49,27 +43,23 @@ class GrammarPiece:
     """A schema or another form in a grammar, and its place in the request.
 
     Attributes:
-        make: creates the schema on demand, as it may be long.
         write: its expression, from the schema or a replacement; raises RequestError if it has none.
-        anything: the least restrictive replacement of the schema.
         places: by name, the places of the definitions in the schema's `$defs`.
     """
 
     place: str
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # creates the schema on demand, as it may be long
     style: Style
     write: Callable[[Lark, Any], str]
-    anything: Any = True
+    anything: Any = True  # the least restrictive replacement of the schema
     places: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def schema(self) -> Any:
-        """The result of `make`."""
         return self.make()
 
     @property
     def param(self) -> str:
-        """The field of the body."""
         return param_of(self.place)
 
     def real(self, place: str) -> str:
@@ -107,13 +97,11 @@ class Lark:
         self._size = self._states = 0  # characters of the text; states of all `multipleOf`
 
     def rule(self, expression: str) -> str:
-        """Adds a rule and returns its name."""
         return self._add("r", expression)
 
     def terminal(self, expression: str) -> str:
         """Adds a lexeme and returns its name: strings, regexes and other lexemes,
-        matched as one.
-        """
+        matched as one."""
         return self._add("T", expression)
 
     def piece(self, piece: GrammarPiece) -> str:
@@ -136,8 +124,7 @@ class Lark:
 
     def json(self, schema: Any, style: Style) -> str:
         """The expression of a JSON schema. Raises RequestError if its `multipleOf` are
-        too costly.
-        """
+        too costly."""
         self._states += states(schema)
         if self._states > MULTIPLES:
             words = f"its values of multipleOf are {self._states} together"
@@ -148,7 +135,6 @@ class Lark:
         return self.rule(text)
 
     def once(self, key: Hashable, write: Callable[[], str]) -> str:
-        """The result of `write` for this key, computed once."""
         if key not in self._written:
             self._written[key] = write()
         return self._written[key]
@@ -190,7 +176,6 @@ def param_of(place: str) -> str:
 
 
 def json_of(schema: Any, style: Style) -> str:
-    """The expression of a JSON schema."""
     plain = {} if schema is True else schema
     if isinstance(plain, Mapping):
         own = {key: value for key, value in plain.items() if key != _OPTIONS}
@@ -208,7 +193,6 @@ def quoted(text: str) -> str:
 
 
 def one_of(expressions: Iterable[str]) -> str:
-    """The expression of any one of them."""
     return f"({' | '.join(expressions)})"
 
 
@@ -227,7 +211,6 @@ def ebnf(text: str) -> str:
 
 
 def token(number: int) -> str:
-    """The expression of one token id."""
     return f"<[{number}]>"
 
 

@@ -5,8 +5,6 @@ enforced is an error with its place; a lenient piece is written again without it
 parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -110,8 +108,6 @@ def _anything(piece: GrammarPiece) -> Any:
 
 
 class _Loosening(Search):
-    """Makes one piece's schema enforceable."""
-
     def __init__(self, piece: GrammarPiece, grammars: Grammars, trials: Trials) -> None:
         def error_of(schema: Any) -> str:
             lark = Lark()
@@ -157,7 +153,7 @@ class _Loosening(Search):
         return {key: part for key, part in kept.items() if not self._left(key, lost)}
 
     def _left(self, key: str, lost: Sequence[str]) -> bool:
-        """Whether a keyword would restrict more without the removed ones."""
+        """True if a keyword would restrict more without the removed ones."""
         return any(key in _LEFT.get(name, ()) for name in lost)
 
     def _rows(self, name: str, value: Any, each: _Each) -> Any:

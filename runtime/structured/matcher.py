@@ -76,17 +76,16 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """Whether only an end token may follow."""
+        """True if only an end token may follow."""
         return self._matcher.is_stopped()
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is complete."""
+        """True if the text so far is complete."""
         return self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
-        """The grammar's error, or ""."""
         return _plain(self._matcher.get_error())
 
 
@@ -105,8 +104,7 @@ class Grammars:
         most_s: float | None = None,
     ) -> None:
         """`vocab`: the engine's; `eos`: the ids that end an answer; `most_s`: seconds of one
-        compilation, None: MOST_S.
-        """
+        compilation, None: MOST_S."""
         self._most_s = most_s
         self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -118,7 +116,6 @@ class Grammars:
 
     @classmethod
     def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
-        """The grammars of a tokenizer folder."""
         return cls(lambda: Tokenizer.load(folder), vocab, eos)
 
     def __call__(self, grammar: str) -> Matcher:
@@ -170,7 +167,6 @@ class Grammars:
             raise RequestError("no answer satisfies it")
 
     def forget(self) -> None:
-        """Empties the cache of compiled grammars."""
         with self._lock:
             self._known.clear()
 
@@ -184,8 +180,7 @@ class Grammars:
 
     def begin(self) -> None:
         """Loads the tokenizer in a thread and prepares it for masks; otherwise the first grammar
-        does.
-        """
+        does."""
         with self._lock:
             if self._opened is None:
                 self._opened = _run(self._open, "grammars")
@@ -193,8 +188,7 @@ class Grammars:
     @property
     def _tokens(self) -> LLTokenizer:
         """Waits until the tokenizer is ready. Raises loading errors, and CapacityError after
-        LOADED_S.
-        """
+        LOADED_S."""
         self.begin()
         assert self._opened is not None
         try:
@@ -240,8 +234,7 @@ class Grammars:
 
 class _Tokens(TokenizerWrapper):
     """A tokenizer in llguidance's interface. Marks of thoughts and calls are not text: only their
-    own tokens produce them.
-    """
+    own tokens produce them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
         # the library's own class would tokenise a sample text
@@ -271,8 +264,7 @@ class _Tokens(TokenizerWrapper):
 
     def _spell(self, data: bytes) -> list[int]:
         """As the tokenizer, except for marks and special tokens, which a model must not produce
-        here.
-        """
+        here."""
         try:
             ids = self._tokenizer.encode(data.decode())
         except UnicodeDecodeError:
@@ -295,17 +287,13 @@ class _Tokens(TokenizerWrapper):
 
 
 def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    made = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+    limits = LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
+    made = LLMatcher(tokens, grammar, log_level=0, limits=limits)
     if not made.is_error():
         made.compute_bitmask()  # copies share the tables that this builds
     if made.is_error():
         raise RequestError(_plain(made.get_error()))
     return made
-
-
-def _limits() -> LLParserLimits:
-    """Limits of one grammar's cost, in the library's units."""
-    return LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
 
 
 def _plain(error: str) -> str:

@@ -6,8 +6,6 @@ the rest of a lexeme. A text is therefore a sequence of short lexemes. The text 
 and a letter that no mark has is a separate lexeme, which is a slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spark_engine.runtime.structured.lark import Lark, in_class, in_regex

@@ -4,8 +4,6 @@ Follows the reply parser's reading of a value (`tool_schema`), so that the parse
 the schema. Knows no function and no call.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -59,8 +57,7 @@ FORMATS = {  # of raw strings; JSON strings use the compiler's
 @dataclass(frozen=True)
 class Ends:
     """Ends of a raw value for the reply parser: `marks`, and a parameter that begins after it, with
-    one of `names`.
-    """
+    one of `names`."""
 
     marks: tuple[str, ...]
     names: tuple[str, ...]
@@ -68,12 +65,11 @@ class Ends:
     @property
     def barred(self) -> tuple[str, ...]:
         """Marks that free text must not contain; `<parameter=` with any name, as names would be
-        long lexemes.
-        """
+        long lexemes."""
         return (*self.marks, PARAMETER)
 
     def fits(self, text: str) -> bool:
-        """Whether the parser reads the text as one value."""
+        """True if the parser reads the text as one value."""
         started = [part.lstrip() for part in text.split(PARAMETER)[1:]]
         return not (
             any(mark in text for mark in self.marks)
@@ -210,7 +206,6 @@ class _Text:
             yield self._anything()
 
     def _place_of(self, schema: Any, place: str) -> str:
-        """The place of a reference's target."""
         where = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(where, str):
             return place
@@ -254,7 +249,7 @@ class _Text:
 
 
 def _has_bar(text: str) -> bool:
-    """Whether a regex has alternatives outside parentheses."""
+    """True if a regex has alternatives outside parentheses."""
     depth, inside, at = 0, False, 0
     while at < len(text):
         letter = text[at]

@@ -5,8 +5,6 @@ deepest invalid part, and in it the keyword that causes the error. Knows
 how schemas nest; knows no keyword's meaning.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +13,7 @@ from typing import Any
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import param_of
 from spark_engine.runtime.structured.schemas import join, parts
+from spark_engine.runtime.text.parts import short
 
 DEEPEST = 64  # of mappings and lists in a schema; the compiler's own limit is near 128
 MOST_TEXT = 128 << 10  # characters of a schema's JSON
@@ -25,7 +24,7 @@ TRIALS, TRIALS_S = 400, 0.5  # compiled parts per request, and their total time
 def check_size(schema: Any, place: str) -> None:
     """Raises RequestError if it is not a schema, or is nested too deeply or too long."""
     if not isinstance(schema, Mapping | bool):
-        words = f"{place} is {_short(schema)}; it must be a JSON schema, an object"
+        words = f"{place} is {short(schema)}; it must be a JSON schema, an object"
         raise RequestError(words, param_of(place))
     rows: list[tuple[Any, int]] = [(schema, 1)]
     while rows:
@@ -43,13 +42,6 @@ def check_size(schema: Any, place: str) -> None:
         raise RequestError(words, param_of(place))
 
 
-def locate(schema: Any, place: str, error_of: Callable[[Any], str]) -> tuple[str, str]:
-    """(place, error) of a schema for which `error_of` returns an error; both "" for a
-    valid schema.
-    """
-    return Search(schema, error_of, Trials()).locate(place)
-
-
 class Trials:
     """The remaining trials of one request."""
 
@@ -58,7 +50,6 @@ class Trials:
 
     @property
     def left(self) -> bool:
-        """Whether another trial is allowed."""
         return self.count < TRIALS and time.monotonic() < self._until
 
 
@@ -118,8 +109,3 @@ class Search:
 
     def _without(self, schema: Mapping[str, Any], key: str) -> str | None:
         return self.error({k: v for k, v in schema.items() if k != key})
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -3,8 +3,6 @@
 Knows the kinds of keywords. Knows no grammar and no request.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -99,7 +97,6 @@ def rebuilt(schema: Any, keys: Keys) -> Any:
 
 
 def binding(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a schema that restrict an answer."""
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     types = {one for one in kinds if isinstance(one, str)}
@@ -133,7 +130,6 @@ def coarse(schema: Any) -> Any:
 
 
 def states(schema: Any) -> int:
-    """The states of all `multipleOf` in a schema: their digits as integers."""
     found, left = 0, [schema]
     while left:
         here = left.pop()

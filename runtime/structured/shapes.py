@@ -12,7 +12,7 @@ from typing import Any
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import param_of
 from spark_engine.runtime.structured.schemas import SchemaBundle, binding, join
-from spark_engine.runtime.text.schema_root import ALTERNATIVES
+from spark_engine.runtime.text.schema_root import ALTERNATIVES, as_list
 
 MOST = 64  # shapes of one function; it visits at most four times as many schemas
 _REFUSED = {  # keywords that restrict an object and are not supported here
@@ -24,20 +24,13 @@ _REFUSED = {  # keywords that restrict an object and are not supported here
 
 @dataclass(frozen=True)
 class ParameterShape:
-    """One set of parameters.
+    """One set of parameters."""
 
-    Attributes:
-        rows: (schema, place) of each named parameter.
-        needed: required parameters.
-        open: other parameters are allowed.
-    """
-
-    rows: Mapping[str, tuple[Any, str]]
-    needed: tuple[str, ...]
-    open: bool
+    rows: Mapping[str, tuple[Any, str]]  # (schema, place) of each named parameter
+    needed: tuple[str, ...]  # required parameters
+    open: bool  # other parameters are allowed
 
     def both(self, other: ParameterShape) -> ParameterShape:
-        """The intersection of two shapes."""
         rows = {**self.rows, **other.rows}
         for key in self.rows.keys() & other.rows.keys():
             (one, place), (two, _) = self.rows[key], other.rows[key]
@@ -60,7 +53,7 @@ def shapes(bundle: SchemaBundle, place: str, strict: bool) -> list[ParameterShap
             raise RequestError(words, param_of(place)) from None
     root = bundle.root
     known = {key: (row, join(join(place, "properties"), key)) for key, row in root.rows()}
-    needed = [k for k in _list(root.resolve(root.schema).get("required")) if isinstance(k, str)]
+    needed = [k for k in as_list(root.resolve(root.schema).get("required")) if isinstance(k, str)]
     return [ParameterShape(known, tuple(needed), open=True)]
 
 
@@ -87,7 +80,7 @@ class _Shapes:
         self._refuse_others(plain, place)
         found = [self._own(plain, place)]
         for name in ALTERNATIVES:
-            parts = enumerate(_list(plain.get(name)))
+            parts = enumerate(as_list(plain.get(name)))
             rows = [
                 self.of(part, join(join(place, name), i), (*path, id(plain))) for i, part in parts
             ]
@@ -111,7 +104,7 @@ class _Shapes:
             rows = rows if isinstance(rows, Mapping) else {}
         at = join(place, "properties")
         known = {key: (row, join(at, key)) for key, row in rows.items()}
-        must = tuple(key for key in _list(needed) if isinstance(key, str))
+        must = tuple(key for key in as_list(needed) if isinstance(key, str))
         return ParameterShape(known, must, plain.get("additionalProperties", True) in (True, {}))
 
     def _refuse_others(self, plain: Mapping[str, Any], place: str) -> None:
@@ -122,7 +115,7 @@ class _Shapes:
 
 
 def _apart(found: Iterable[ParameterShape], rows: list[list[ParameterShape]]) -> bool:
-    """Whether one required parameter has disjoint values in all alternatives."""
+    """True if one required parameter has disjoint values in all alternatives."""
     every = [shape for row in rows for shape in row]
     if len(every) < 2:
         return True
@@ -137,8 +130,4 @@ def _apart(found: Iterable[ParameterShape], rows: list[list[ParameterShape]]) ->
 
 def _values(schema: Any) -> list[Any]:
     plain = schema if isinstance(schema, Mapping) else {}
-    return [plain["const"]] if "const" in plain else _list(plain.get("enum"))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return [plain["const"]] if "const" in plain else as_list(plain.get("enum"))

@@ -58,7 +58,6 @@ class CallWriter:
         return None if formats.calls is None else cls(lark, formats.calls, tokenizer)
 
     def calls(self, tools: Sequence[Tool], several: bool) -> str:
-        """One call, or one or more."""
         one = self._call(tools, self._mark(self.form.start))
         if not several:
             return one
@@ -128,5 +127,5 @@ class CallWriter:
 
 
 def _is_key(name: str) -> bool:
-    """Whether a name can be written as XML, and is parsed unchanged."""
+    """True if a name can be written as XML, and is parsed unchanged."""
     return _KEY.fullmatch(name) is not None and name == name.strip()

@@ -30,8 +30,6 @@ _HERE = "\u2063answer-goes-on-here\u2063"  # marks the end of a continued messag
 
 
 class Ending(enum.Enum):
-    """The end of a prompt."""
-
     ANSWER = enum.auto()  # the beginning of the assistant's turn
     NOTHING = enum.auto()  # the end of the last message (`add_generation_prompt` false)
     CONTINUE = enum.auto()  # the last message, left open (`continue_final_message`)
@@ -53,16 +51,11 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt.
-
-    Attributes:
-        thinking: it ends inside an open thought.
-        fresh: the answer starts a turn, so it may open a thought.
-    """
+    """A rendered prompt."""
 
     text: str
-    thinking: bool
-    fresh: bool = True
+    thinking: bool  # it ends inside an open thought
+    fresh: bool = True  # the answer starts a turn, so it may open a thought
 
 
 class ChatTemplate:
@@ -94,8 +87,7 @@ class ChatTemplate:
 
     def accepted(self, name: str, values: Iterable[str], **more: Any) -> frozenset[str]:
         """The values of an option that the template accepts together with the options `more`; all
-        values if it refuses a chat without the option.
-        """
+        values if it refuses a chat without the option."""
         given = tuple(values)
         if not self._takes({}):
             return frozenset(given)
@@ -136,8 +128,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None,
     ) -> Prompt:
         """Renders with a marker at the end of the last message and cuts there, which removes the
-        template's text after a message.
-        """
+        template's text after a message."""
         last = plain[-1] if plain else {}
         if last.get("role") != "assistant" or last.get("tool_calls"):
             words = "needs an assistant's message without tool calls at the end"
@@ -224,11 +215,7 @@ def _tojson(
 ) -> str:
     """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

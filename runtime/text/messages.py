@@ -21,8 +21,6 @@ A client sends its whole history with each request, so only entries that are not
 refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -30,7 +28,7 @@ from typing import Any, TypeAlias
 from pydantic_core import from_json
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of, thought_of, to_json
+from spark_engine.runtime.text.parts import THOUGHTS, kind_of, short, text_of, thought_of, to_json
 
 Message: TypeAlias = dict[str, Any]
 ROLES = {"developer": "system", "function": "tool"}
@@ -39,7 +37,6 @@ UNREADABLE = "arguments"  # the name of arguments that are not JSON
 UNNAMED = "unknown"  # the name of a call that was cut off before its name
 _RESULT = ("<tool_response>", "</tool_response>")  # around tool results in a client's own text
 _REMINDER = ("<system-reminder>", "</system-reminder>")  # around agents' automatic text
-_SHOWN = 80  # characters of a value in an error
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -71,8 +68,7 @@ def _order(messages: list[Message]) -> list[Message]:
 
 def _without_reminders(messages: list[Message]) -> list[Message]:
     """Moves reminders into the tool's result before them; system messages also into a result after
-    them, if they are between a call and its result, and otherwise into user's turns.
-    """
+    them, if they are between a call and its result, and otherwise into user's turns."""
     made: list[Message] = []
     waiting: list[str] = []  # texts between a call and its result
     texts: list[str] = []  # texts of the last message, a tool's result
@@ -99,8 +95,7 @@ def _without_reminders(messages: list[Message]) -> list[Message]:
 
 def _end_result(made: list[Message], texts: list[str]) -> None:
     """Adds the texts to the tool's result at the end; joining all at once avoids
-    quadratic copies.
-    """
+    quadratic copies."""
     if texts:
         made[-1]["content"] = _paragraphs(texts)
         texts.clear()
@@ -111,13 +106,13 @@ def _paragraphs(texts: Iterable[str]) -> str:
 
 
 def _is_reminder(message: Message) -> bool:
-    """Whether a message only adds context and asks nothing."""
+    """True if a message only adds context and asks nothing."""
     user = message["role"] == "user" and _is_within(message["content"], _REMINDER)
     return user or message["role"] == "system"
 
 
 def _is_question(message: Message) -> bool:
-    """Whether templates treat it as a user's turn, and not as a tool's result."""
+    """True if templates treat it as a user's turn, and not as a tool's result."""
     return message["role"] == "user" and not _is_within(message["content"], _RESULT)
 
 
@@ -129,22 +124,19 @@ def _is_within(text: str, marks: tuple[str, str]) -> bool:
 def _message(where: str, given: Mapping[str, Any]) -> Message:
     role = given.get("role")
     if not isinstance(role, str):
-        raise _error(f"{where}.role is {_short(role)}; it must be a string")
+        raise _error(f"{where}.role is {short(role)}; it must be a string")
     role = ROLES.get(role, role)
     if role not in KNOWN:
         role = "user"
     content = given.get("content")
     if not isinstance(content, str | list | Mapping | None) and role != "tool":
-        raise _error(
-            f"{where}.content is {_short(content)}; it must be a string or a list of parts"
-        )
+        raise _error(f"{where}.content is {short(content)}; it must be a string or a list of parts")
     if role != "assistant":
         return {**given, "role": role, "content": text_of(content)}
     return _answer(given, content)
 
 
 def _answer(given: Mapping[str, Any], content: Any) -> Message:
-    """An assistant's message."""
     parts = content if isinstance(content, list) else []
     thoughts = [thought_of(part) for part in parts if kind_of(part) in THOUGHTS]
     said = [part for part in parts if kind_of(part) not in THOUGHTS] if parts else content
@@ -212,8 +204,3 @@ def _read_json(text: str) -> Any:
 
 def _error(words: str) -> RequestError:
     return RequestError(words, "messages")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -6,8 +6,6 @@ unreadable part becomes a short note at its position, and the model can report t
 it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,8 +24,7 @@ _SHOWN = 80  # characters of a client's text in a note
 
 def text_of(content: Any, joint: str = "") -> str:
     """The text of a content: a string, a list of parts, or one part. `joint` separates parts of
-    text; a note starts on a new line.
-    """
+    text; a note starts on a new line."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -51,7 +48,6 @@ def kind_of(part: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """A value of a request's body as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -59,6 +55,12 @@ def short_json(value: Any, most: int = 2 * _SHOWN) -> str:
     """The same, truncated to this many characters."""
     text = to_json(value)
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def short(value: Any) -> str:
+    """A value for an error."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _joined(parts: Iterable[Any], joint: str, depth: int) -> str:
@@ -111,8 +113,7 @@ def _unknown(part: Mapping[str, Any]) -> str:
 
 def _inside(part: Mapping[str, Any], depth: int) -> str | None:
     """The text inside a part: a document, a search result, or a program's output. None if there is
-    none.
-    """
+    none."""
     source, inner = part.get("source"), part.get("content")
     if isinstance(source, Mapping):
         kind = source.get("type")
@@ -128,7 +129,6 @@ def _inside(part: Mapping[str, Any], depth: int) -> str | None:
 
 
 def _heading(part: Mapping[str, Any]) -> str:
-    """Title and address of a search result."""
     found = (part.get(key) for key in ("title", "source", "url"))
     return " ".join(value for value in found if isinstance(value, str) and value)
 

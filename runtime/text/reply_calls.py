@@ -13,8 +13,6 @@ without the closing brace, so that no client runs it. Of a parameter that occurs
 value counts, as it may have been passed on already.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from collections import deque
@@ -35,8 +33,6 @@ _ANY = Parameter()
 
 
 class CallState(enum.Enum):
-    """Position within a call."""
-
     OPENED = enum.auto()
     BODY = enum.auto()
     VALUE = enum.auto()
@@ -98,13 +94,11 @@ class CallReader:
             self._opened(lexeme)
 
     def take(self, lexeme: Lexeme) -> None:
-        """Reads the next lexeme of the queue."""
         self._step[self._state](lexeme)
 
     def end(self, cut: bool) -> bool:
         """Ends the answer; `cut`: it did not end by itself. True if the state changed; it may have
-        put lexemes into the queue.
-        """
+        put lexemes into the queue."""
         if self._state is CallState.OPENED:
             self._leave()
         elif self._state is CallState.VALUE:
@@ -130,7 +124,6 @@ class CallReader:
         self._state, self._space = CallState.BEHIND, []
 
     def _say(self, text: str) -> None:
-        """Adds to the arguments."""
         if text:
             self._emit(Delta(Kind.CALL, text))
 

@@ -16,8 +16,7 @@ from spark_engine.errors import OptionError
 @dataclass(frozen=True)
 class ReasoningFormat:
     """The marks around reasoning. `close` ends a thought that has used up its budget, and includes
-    the mark.
-    """
+    the mark."""
 
     start: str
     end: str
@@ -27,8 +26,7 @@ class ReasoningFormat:
 @dataclass(frozen=True)
 class CallFormat:
     """The marks around a call, which holds `<function=NAME>` and parameters (`xml`), or an object
-    with `name` and `arguments`.
-    """
+    with `name` and `arguments`."""
 
     start: str
     end: str
@@ -61,12 +59,10 @@ class Formats:
 
     @property
     def thoughts(self) -> ReasoningFormat | None:
-        """The marks of thoughts."""
         return REASONING[self.reasoning]
 
     @property
     def calls(self) -> CallFormat | None:
-        """The marks of calls."""
         return TOOLS[self.tools]
 
     @classmethod

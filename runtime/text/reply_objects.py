@@ -5,8 +5,6 @@ is never closed, or a new call follows the mark, did the object end there. Knows
 knows no schema.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left
@@ -48,7 +46,7 @@ class OpenObject:
         return self._cut(self._last if self._inside and not cut else None)
 
     def _begins_call(self, lexeme: Lexeme) -> bool:
-        """Whether a new call starts, inside a string that contains an end mark."""
+        """True if a new call starts, inside a string that contains an end mark."""
         kind = lexeme.kind
         if kind in self._ends and kind in _ENDS:
             self._last = self._last if self._behind else lexeme.at

@@ -12,8 +12,6 @@ divided. States:
 An answer that ends inside its thought is a thought alone; no content is added.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,8 +27,6 @@ _OPENING = 64  # characters of white space before the mark of a thought
 
 
 class ParserState(enum.Enum):
-    """State of the parser."""
-
     THOUGHT = enum.auto()
     CONTENT = enum.auto()
     CALLS = enum.auto()
@@ -98,7 +94,7 @@ class ReplyParser:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last call is incomplete: a client must not run it."""
+        """True if the last call is incomplete: a client must not run it."""
         return self._calls is not None and self._calls.count > self._calls.closed
 
     @property
@@ -109,7 +105,7 @@ class ReplyParser:
         return self._lexer.at - len(self._space)
 
     def has_ended(self) -> bool:
-        """Whether any following text is dropped, so that it need not be generated."""
+        """True if any following text is dropped, so that it need not be generated."""
         return self._state is ParserState.DONE
 
     def push(self, text: str, marks: Iterable[int] = ()) -> list[Delta]:
@@ -124,8 +120,7 @@ class ReplyParser:
 
     def flush(self, cut: bool = False) -> list[Delta]:
         """Text held back, at the end of the stream. `cut`: the answer did not end by itself, so a
-        call that it ends in is incomplete.
-        """
+        call that it ends in is incomplete."""
         self._read(last=True)
         while self._state is ParserState.CALLS and self._calls is not None and self._calls.end(cut):
             self._after_call()
@@ -198,7 +193,6 @@ class ReplyParser:
         return True
 
     def _begin_content(self) -> None:
-        """Starts the content without a thought."""
         space, self._space = self._space, ""
         self._opening, self.answer_at = False, 0
         self._say(Kind.CONTENT, space)
@@ -215,7 +209,6 @@ class ReplyParser:
         self._after_call()
 
     def _after_call(self) -> None:
-        """Adopts the state of the call reader."""
         calls = self._calls
         assert calls is not None
         if calls.count > self._count:
@@ -235,8 +228,7 @@ class ReplyParser:
 
     def _note_call(self, at: int) -> None:
         """Records a recognised call: ends the previous part, except newlines that content continues
-        with.
-        """
+        with."""
         if self._outside is ParserState.CONTENT and not self._leading:
             self._gap = self._newlines
         self._outside, self._leading, self._newlines = ParserState.CONTENT, True, 0

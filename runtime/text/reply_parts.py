@@ -1,14 +1,10 @@
 """The parts of a parsed answer."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """The kind of a delta."""
-
     REASONING = "reasoning_content"
     CONTENT = "content"
     CALL = "tool_calls"
@@ -17,8 +13,7 @@ class Kind(enum.Enum):
 @dataclass(frozen=True)
 class Delta:
     """A piece of the answer. A call starts with a `name`; the concatenated `text` of its deltas is
-    its JSON arguments.
-    """
+    its JSON arguments."""
 
     kind: Kind
     text: str
@@ -32,13 +27,11 @@ class Deltas:
         self._rows: list[tuple[Kind, str, list[str]]] = []  # kind, name, pieces
 
     def add(self, delta: Delta) -> None:
-        """Adds a piece."""
         if self._rows and not delta.name and self._rows[-1][0] is delta.kind:
             self._rows[-1][2].append(delta.text)
         else:
             self._rows.append((delta.kind, delta.name, [delta.text]))
 
     def take(self) -> list[Delta]:
-        """Returns and removes all of them."""
         rows, self._rows = self._rows, []
         return [Delta(kind, "".join(texts), name) for kind, name, texts in rows]

@@ -5,8 +5,6 @@ answer may quote it. Every character is examined once. How the stream is divided
 the text between two marks is divided. Knows no states and no calls.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -32,8 +30,6 @@ _LONGEST = 300  # characters; every mark is shorter
 
 
 class Mark(enum.Enum):
-    """The kind of a lexeme."""
-
     TEXT = enum.auto()
     THINK = enum.auto()
     END_THINK = enum.auto()
@@ -49,8 +45,7 @@ class Mark(enum.Enum):
 
 class Lexeme(NamedTuple):
     """A mark, or text between two, or a part of such text. `at`: its position in the answer;
-    `name`: of a function or a parameter, and included in its mark.
-    """
+    `name`: of a function or a parameter, and included in its mark."""
 
     kind: Mark
     text: str
@@ -59,7 +54,7 @@ class Lexeme(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is white space, which separates two marks."""
+        """True if the text is white space, which separates two marks."""
         return self.kind is Mark.TEXT and self.text.isspace()
 
 
@@ -90,8 +85,7 @@ class Lexer:
 
     def push(self, text: str, places: Iterable[int]) -> None:
         """Adds text. `places`: positions in the whole answer of tokens that are marks, which may be
-        ahead of the text.
-        """
+        ahead of the text."""
         self._places.update(places)
         self._text += text
 
@@ -125,8 +119,7 @@ class Lexer:
 
     def _certain(self, text: str, done: int) -> int:
         """End of the certain text from `done` on: before an incomplete mark. No mark has a second
-        `<`.
-        """
+        `<`."""
         place = text.rfind("<", done)
         if place < 0 or not self._may_become_mark(text[place:], self.at + place):
             return len(text)

@@ -24,8 +24,6 @@ mark that is a token counts only where that token was generated. `structured/raw
 values that end by rule 1. Knows no types and no JSON.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -38,8 +36,6 @@ _ENDS = {Mark.END_PARAMETER, Mark.END_FUNCTION, Mark.END_CALL}
 
 
 class _Verdict(enum.Enum):
-    """The decision on the first undecided mark."""
-
     WAIT = "for what follows"
     TEXT = "it is text"
     END = "of the value"
@@ -53,8 +49,7 @@ class _Verdict(enum.Enum):
 class OpenValue:
     """One value. `said`: the certain text, for the caller to remove. `leads`: a newline at its
     start belongs to the format; `may_follow`: whether a parameter of this name may follow; `tools`:
-    names of functions.
-    """
+    names of functions."""
 
     def __init__(
         self, leads: bool, may_follow: Callable[[str], bool], tools: Collection[str]
@@ -84,8 +79,7 @@ class OpenValue:
 
     def end(self, cut: bool) -> Sequence[Lexeme] | None:
         """The same at the end of the answer. A `cut` answer without the call's end, or that ends in
-        text after a candidate, still ends inside the value.
-        """
+        text after a candidate, still ends inside the value."""
         if (rest := self._decide(last=True)) is not None:
             return rest
         kinds = {lexeme.kind for lexeme in self._held if not lexeme.is_blank}
@@ -148,7 +142,6 @@ class OpenValue:
         return verdict if verdict is _Verdict.WAIT else _Verdict.TEXT
 
     def _judge_end(self, after: Mark | None, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Decides on `</parameter>`."""
         if after in (None, Mark.PARAMETER, Mark.FUNCTION, Mark.END_CALL):
             return _Verdict.END
         if after is Mark.CALL:
@@ -165,7 +158,6 @@ class OpenValue:
         return _Verdict.END_OF_INNER_CALL
 
     def _new_call(self, follow: Sequence[Lexeme], last: bool) -> _Verdict:
-        """Whether these marks start a new call."""
         if not follow or follow[0].kind not in (Mark.CALL, Mark.FUNCTION):
             return _Verdict.TEXT
         if follow[0].kind is Mark.FUNCTION:

@@ -3,8 +3,6 @@
 Knows no tool and no grammar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cached_property, reduce
 from types import MappingProxyType
@@ -45,15 +43,13 @@ class Root:
         return _NOTHING
 
     def target(self, where: str) -> Any:
-        """A reference's target; None if it does not exist."""
         if where not in self._targets:
             self._targets[where] = self._find(where)
         return self._targets[where]
 
     def types(self, schema: Any) -> frozenset[str]:
         """The JSON types that a schema allows by its type, values and alternatives; empty if it
-        does not restrict them. A recursive reference adds nothing.
-        """
+        does not restrict them. A recursive reference adds nothing."""
         first = self.resolve(schema)
         rows = [(first, False)]
         while rows:
@@ -68,19 +64,18 @@ class Root:
 
     def words(self, schema: Any) -> frozenset[str]:
         """The strings of the enums and consts of a schema and its alternatives; none after WORDS
-        steps over all calls.
-        """
+        steps over all calls."""
         found, seen, left = set[str](), set[int](), [schema]
         while left and self._words > 0:
             here = self.resolve(left.pop())
             self._words -= 1
             if id(here) not in seen:
                 seen.add(id(here))
-                values = [here.get("const"), *_list(here.get("enum"))]
+                values = [here.get("const"), *as_list(here.get("enum"))]
                 found |= {value for value in values if isinstance(value, str)}
                 for name in ALTERNATIVES:
-                    values += _list(here.get(name))
-                    left += _list(here.get(name))
+                    values += as_list(here.get(name))
+                    left += as_list(here.get(name))
                 self._words -= len(values)
         return frozenset(found) if self._words > 0 else frozenset()
 
@@ -95,12 +90,12 @@ class Root:
                 left += [part for name in ALTERNATIVES for part in self._parts(here, name)]
 
     def _parts(self, schema: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-        return [self.resolve(part) for part in _list(schema.get(name))]
+        return [self.resolve(part) for part in as_list(schema.get(name))]
 
     def _types_of(self, schema: Mapping[str, Any]) -> frozenset[str]:
         kind = schema.get("type")
-        names = [kind] if isinstance(kind, str) else _list(kind)
-        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        names = [kind] if isinstance(kind, str) else as_list(kind)
+        values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
         said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(type_of, values))]
         for name in ALTERNATIVES:
             parts = [self._types[id(part)] for part in self._parts(schema, name)]
@@ -141,7 +136,6 @@ class Root:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value."""
     return next((name for kind, name in _NAMES if isinstance(value, kind)), "null")
 
 
@@ -149,5 +143,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _NOTHING
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -1,18 +1,69 @@
 """Converts the engine's events of one choice to text: detokenising, end ids, stop strings.
 
-Stop strings count in the answer and not in the thought before it; a `Thought` separates the two.
-Knows no HTTP and no chat format.
+Stop strings count in the answer and not in the thought before it; a `ReplyParser` separates the
+two. Knows no HTTP and no chat format.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
-from spark_engine.runtime.text.stops import StopMatcher
+from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
+
+
+def partial_match(text: str, patterns: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of a pattern."""
+    longest = max((len(p) for p in patterns), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(len(p) > size and p.startswith(tail) for p in patterns):
+            return size
+    return 0
+
+
+def first_match(text: str, patterns: Sequence[str]) -> tuple[int, int] | None:
+    """(start, end) of the pattern that is completed first, or None.
+
+    Of several completed by the same character the longest counts. Comparing ends instead of starts
+    makes the result independent of how the stream is divided.
+    """
+    found = [(at + len(p), at) for p in patterns if (at := text.find(p)) >= 0]
+    if not found:
+        return None
+    end, start = min(found)
+    return start, end
+
+
+class StopMatcher:
+    """Passes a stream through up to the first stop string, which it removes.
+
+    Holds back every suffix that may become a stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stops)
+        self._pending = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The certain part of the stream; empty after a stop string."""
+        if self.matched is not None:
+            return ""
+        text = self._pending + text
+        hit = first_match(text, self.stops)
+        if hit is not None:
+            self.matched = text[hit[0] : hit[1]]
+            self._pending = ""
+            return text[: hit[0]]
+        cut = len(text) - partial_match(text, self.stops)
+        self._pending = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """Text held back, at the end of the stream."""
+        text, self._pending = self._pending, ""
+        return text
 
 
 @dataclass(frozen=True)
@@ -27,27 +78,8 @@ class Piece:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit, a stop string or the server ended the answer, and not the model."""
+        """True if a limit, a stop string or the server ended the answer, and not the model."""
         return self.stop is not None or self.finish is not FinishReason.STOP
-
-
-class Thought(Protocol):
-    """Reads streamed text up to the end of the thought: a `ReplyParser`."""
-
-    answer_at: int | None
-
-    @property
-    def thought_until(self) -> int:
-        """Position in the text up to which all is certainly thought."""
-        ...
-
-    def push(self, text: str, marks: Iterable[int] = ()) -> object:
-        """Adds text."""
-        ...
-
-    def flush(self) -> object:
-        """Ends the text."""
-        ...
 
 
 class TextStream:
@@ -73,7 +105,7 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
-        self._thought: Thought | None = None
+        self._thought: ReplyParser | None = None
         self._behind = ""  # held back: it may belong to the answer or the thought
         self._passed = 0  # characters before it
         self._keep_stop = keep_stop
@@ -85,10 +117,9 @@ class TextStream:
         self.cached = 0  # cached tokens of the prompt
         self.finish: FinishReason | None = None
 
-    def stop_behind(self, thought: Callable[[], Thought]) -> None:
+    def stop_behind(self, thought: Callable[[], ReplyParser]) -> None:
         """Makes stop strings count from the reported start of the answer. Call it before the first
-        push.
-        """
+        push."""
         self._thought = thought() if self._stops.stops and self._detokenizer else None
 
     def push(self, events: Iterable[Event]) -> Piece:

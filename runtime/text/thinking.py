@@ -26,6 +26,7 @@ import msgspec
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.text.parts import short
 from spark_engine.runtime.text.reply_formats import CallFormat, ReasoningFormat
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -50,15 +51,10 @@ BUDGETS = (
 SWITCHES = ("enable_thinking", "enableThinking", "think")
 MOST_BUDGET = 2**31 - 1  # a larger one is no limit: no engine holds as many tokens
 # Fields of a request's body that `of` reads.
-FIELDS = (
-    *SWITCHES,
-    *("thinking", "reasoning", "reasoning_effort", "include_reasoning"),
-    *BUDGETS,
-)
+FIELDS = (*SWITCHES, *("thinking", "reasoning", "reasoning_effort", "include_reasoning"), *BUDGETS)
 _IN_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")  # efforts, ascending
 _TYPES = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
-_SHOWN = 80  # characters of a value in an error
 T = TypeVar("T")
 
 
@@ -67,16 +63,13 @@ class Thinking:
     """One request's settings of thinking.
 
     Attributes:
-        enabled: None: the template decides.
-        budget: tokens of thought at most; None: no limit.
         options: of the template (`chat_template_kwargs`), including the switches' values.
-        shown: thoughts are part of the answer.
     """
 
-    enabled: bool | None = None
-    budget: int | None = None
+    enabled: bool | None = None  # None: the template decides
+    budget: int | None = None  # tokens of thought at most; None: no limit
     options: Mapping[str, Any] = field(default_factory=dict)
-    shown: bool = True
+    shown: bool = True  # thoughts are part of the answer
 
     @classmethod
     def of(
@@ -146,8 +139,7 @@ class Thinking:
 
 def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
     """The accepted effort for the template; None for none. Of two equally near ones it is the
-    higher: a request for `high` wants more than `medium`.
-    """
+    higher: a request for `high` wants more than `medium`."""
     if effort is None or effort in accepted:
         return effort
     known = [level for level in _LEVELS if level in accepted]
@@ -158,8 +150,6 @@ def nearest(effort: str | None, accepted: Collection[str]) -> str | None:
 
 
 class _Said:
-    """The combined switches of one request."""
-
     @classmethod
     def of(cls, fields: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> _Said:
         """Raises RequestError for a malformed field."""
@@ -225,7 +215,7 @@ class _Said:
         kind = value.get("type", "enabled")
         if not isinstance(kind, str) or kind not in _TYPES:
             known = "'enabled', 'disabled' or 'adaptive'"
-            raise _error(place, f"{place}.type is {_short(kind)}; it must be {known}")
+            raise _error(place, f"{place}.type is {short(kind)}; it must be {known}")
         self._switch(f"{place}.type", _TYPES[kind])
         self._budget(f"{place}.budget_tokens", value.get("budget_tokens"))
         self.shown = value.get("display") != "omitted" and self.shown
@@ -245,7 +235,7 @@ class _Said:
     def _effort(self, place: str, value: Any) -> None:
         if not isinstance(value, str) or value not in EFFORTS:
             known = ", ".join(EFFORTS)
-            raise _error(place, f"{place} is {_short(value)}; it must be one of {known}")
+            raise _error(place, f"{place} is {short(value)}; it must be one of {known}")
         self._efforts.append((place, value))
         self._switch(place, False if value == "none" else None)
 
@@ -257,7 +247,7 @@ class _Said:
         whole = number and (isinstance(value, int) or value.is_integer())
         if not whole or value < UNLIMITED:
             words = "tokens of thought at most, 0 for none, or -1 for no limit"
-            raise _error(place, f"{place} is {_short(value)}; it must be a number of {words}")
+            raise _error(place, f"{place} is {short(value)}; it must be a number of {words}")
         self._budgets.append((place, UNLIMITED if value > MOST_BUDGET else int(value)))
         self._switch(place, False if value == 0 else None)
 
@@ -278,14 +268,9 @@ def _agreed(said: Sequence[tuple[str, T]]) -> T | None:
 
 def _flag(place: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _error(place, f"{place} is {_short(value)}; it must be true or false")
+        raise _error(place, f"{place} is {short(value)}; it must be true or false")
     return value
 
 
 def _error(place: str, words: str) -> RequestError:
     return RequestError(words, place.partition(".")[0])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

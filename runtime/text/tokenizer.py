@@ -88,9 +88,15 @@ class Tokenizer:
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
     def id_of(self, token: str) -> int | None:
-        """The id of one token, or None."""
         found: int | None = self._backend.token_to_id(token)
         return found
+
+
+def need(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Raises RequestError where the engine has none."""
+    if tokenizer is None:
+        raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+    return tokenizer
 
 
 class Detokenizer:
@@ -118,8 +124,7 @@ class Detokenizer:
 
 def _byte_of_char() -> dict[str, int]:
     """The inverse of GPT-2's byte alphabet: printable Latin-1 maps to itself, every other byte to
-    the next unused code point from U+0100 on.
-    """
+    the next unused code point from U+0100 on."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [b for b in range(256) if b not in own]
     return {chr(b): b for b in own} | {chr(0x100 + i): b for i, b in enumerate(other)}

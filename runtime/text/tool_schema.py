@@ -13,8 +13,6 @@ schema decides:
   parse is a string: the tool's own validation then informs the model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,8 +31,7 @@ _COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[\]}])', re.DOTALL)
 @dataclass(frozen=True)
 class Parameter:
     """A schema's restriction of one parameter. `types`: its JSON types, empty if unrestricted;
-    `words`: the strings of its enum or const.
-    """
+    `words`: the strings of its enum or const."""
 
     types: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
@@ -42,8 +39,7 @@ class Parameter:
 
     def is_text(self, prefix: str) -> bool:
         """Whether a value with this beginning is a string, whatever follows. Only the first SHORT
-        characters count, and an opening bracket, after which it stays undecided.
-        """
+        characters count, and an opening bracket, after which it stays undecided."""
         if not self.types or self.types == {"string"}:
             return True
         if "string" not in self.types:
@@ -61,11 +57,10 @@ class Parameter:
         return bool(start) and not (number and _NUMBER.fullmatch(start))
 
     def may_be_text(self, prefix: str) -> bool:
-        """Whether a value that was cut off here counts as a string."""
+        """True if a value that was cut off here counts as a string."""
         return "string" in self.types and prefix.lstrip()[:1] not in ("[", "{")
 
     def value(self, text: str) -> Any:
-        """The value of a parameter's text."""
         if text in self.words or self.is_text(text):
             return text
         if "string" in self.types:
@@ -107,8 +102,7 @@ Types: TypeAlias = Mapping[str, Mapping[str, Parameter]]  # of each function's p
 
 def read_json(text: str) -> Any:
     """JSON as models write it: with raw newlines in strings, and commas before closing brackets.
-    Raises ValueError for other text and for values that `to_json` refuses, RecursionError.
-    """
+    Raises ValueError for other text and for values that `to_json` refuses, RecursionError."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -119,16 +113,14 @@ def read_json(text: str) -> Any:
 
 def to_json(value: Any) -> str:
     """JSON that every client parses, encodable as UTF-8: half a surrogate pair, which JSON may
-    contain, is escaped again. Raises ValueError for a number that JSON cannot express.
-    """
+    contain, is escaped again. Raises ValueError for a number that JSON cannot express."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:
     """{function: {parameter: its restriction}}. An invalid schema restricts nothing; a parameter in
-    several alternatives may have the types of each.
-    """
+    several alternatives may have the types of each."""
     found = {}
     for tool in tools:
         function = tool.get("function")

@@ -4,8 +4,6 @@ Knows Qwen's mark of a turn. Knows no template and no cache: a prompt that a cli
 sends as text or ids has the same marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -24,8 +22,7 @@ class Turns:
     def marks(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Ascending positions: the first turn after the system message and tools, which other chats
         share; and the last turn, up to which the next request of the same chat is equal. Empty if
-        no turn follows the start.
-        """
+        no turn follows the start."""
         if self._turn is None or self._turn not in ids:
             return ()
         last = len(ids) - 1 - ids[::-1].index(self._turn)

@@ -9,9 +9,7 @@ import pytest
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines for a GPU hold empty kernels: all but the machine code is as it is."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder.native import nvrtc, program
+    from spark_engine.builder.native import program
+    from tests.builder.empty_cubins import compile_jobs
 
-    nothing = nvrtc.Cubin(b"nothing", {})
-    monkeypatch.setattr(
-        program, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
-    )
+    monkeypatch.setattr(program, "compile_jobs", compile_jobs)

@@ -31,6 +31,7 @@ from spark_engine.runtime.engine import load as runtime_load
 from spark_engine.runtime.executors import native as runtime_native
 from spark_engine.runtime.executors.program import MemoryOperand
 from spark_engine.tensors import TensorSpec
+from tests.builder.empty_cubins import EmptyCubin
 from tests.runtime.fake_gpu import FakeGpu
 
 TARGET = "sm_90a"
@@ -64,7 +65,7 @@ def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.M
     fake, encode_one, pack = Fake(), program.encode, packing.pack
 
     def compile_jobs(found: Any, *rest: Any) -> dict[Any, nvrtc.Cubin]:
-        return {(j.source, j.defines): nvrtc.Cubin(repr(j).encode(), {}) for j in found}
+        return {(j.source, j.defines): EmptyCubin(repr(j).encode(), {}) for j in found}
 
     def encode(
         bucket: program.BucketTactics, weights: Any, states: Any, ops: Any, cubins: Any

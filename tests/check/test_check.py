@@ -27,7 +27,7 @@ from spark_engine.check.engines.open_engines import (
     open_engine,
 )
 from spark_engine.check.engines.prompts import sessions
-from spark_engine.check.engines.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
+from spark_engine.check.engines.runner import SessionRunner, feeds
 from spark_engine.check.levels import compare_runs
 from spark_engine.check.verdicts.report import CheckReport, show
 from spark_engine.check.verdicts.thresholds import thresholds_for
@@ -36,7 +36,7 @@ from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT, Precision
 from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
-from spark_engine.runtime.executors.memory import HostStates
+from spark_engine.runtime.executors.memory import EngineMemory, HostStates
 from spark_engine.tensors import DType
 from tests.check.faulty_engines import corrupt, scaled
 from tests.checkpoints import write_checkpoint
@@ -230,19 +230,27 @@ def test_the_command(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_pure_iteration_equals_the_session(nvfp4: tuple[Path, Path]) -> None:
     """States handed from feed to feed give what states kept inside give."""
     engine = open_engine(nvfp4[1])
-    buckets = list(engine.executors)
-    steps = list(feeds(sessions(engine.limits, buckets)[:1]))
+    steps = list(feeds(sessions(engine.limits, list(engine.executors))[:1]))
+    specs = {key: executor.specs for key, executor in engine.executors.items()}
+    memory = EngineMemory(engine.states, engine.tables, specs)
     states = {i.spec.name: np.zeros(i.spec.dims, i.spec.dtype.numpy) for i in engine.states}
-    with EngineRunner("pure", engine) as pure, SessionRunner("session", engine) as session:
+    with SessionRunner("session", engine) as session:
         for feed in steps:
-            stepped = {name: array for name, array in feed.items() if name not in (SESSION, SHOW)}
-            out = {k: v.copy() for k, v in pure.infer({**stepped, **states}).items()}
-            again = pure.infer({**stepped, **states})
-            states = {name: out[name + STATE_OUT] for name in states}
-            seen = session.infer(feed)
+            key = session._key(feed)
+            buffers = memory.buffers(*key, 0)
+            found = []
+            for _ in range(2):
+                for name, array in {**feed, **states}.items():
+                    if name in buffers:
+                        buffers[name][...] = array
+                    elif name in memory.states:
+                        memory.states[name][...] = array
+                engine.executors[key].run(buffers)
+                found.append(buffers["logits"].copy())
+            states = {name: memory.states[name].copy() for name in states}
             live = feed["counts"] > 0
-            np.testing.assert_array_equal(out["logits"][live], seen["logits"])
-            np.testing.assert_array_equal(out["logits"][live], again["logits"][live])
+            np.testing.assert_array_equal(found[0][live], session.infer(feed)["logits"])
+            np.testing.assert_array_equal(found[0][live], found[1][live])
 
 
 class _Apart:

@@ -14,6 +14,7 @@ import pytest
 device = pytest.importorskip("spark_engine.device.gpu")
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 
+from spark_engine.device.cuda_driver import driver, value, values  # noqa: E402
 from spark_engine.device.resources import DeviceResources  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Pointer, Scalar  # noqa: E402
@@ -88,8 +89,8 @@ class Chain:
         self.launches = []
         for i, name in enumerate(names):
             launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, pdl=name != "plain")
-            values = (self.arrays[i], self.arrays[i + 1], i + 1)
-            self.launches.append(gpu.prepare(found[name], launch.shape, values))
+            given = (self.arrays[i], self.arrays[i + 1], i + 1)
+            self.launches.append(gpu.prepare(found[name], launch.shape, given))
 
     def captured(self) -> tuple[Any, int]:
         """The graph, and how many of its edges are programmatic."""
@@ -97,7 +98,11 @@ class Chain:
         self.gpu.begin_capture()
         for launch in self.launches:
             launch()
-        return self.gpu.end_counted_capture()
+        graph = value(driver.cuStreamEndCapture(self.gpu.stream))
+        count = int(values(driver.cuGraphGetEdges(graph, 0))[3])
+        edges = values(driver.cuGraphGetEdges(graph, count))[2] if count else []
+        early = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.value
+        return self.gpu._instantiate(graph), sum(edge.type == early for edge in edges)
 
     def poison(self) -> None:
         for address in self.arrays[1:]:

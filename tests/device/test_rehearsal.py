@@ -30,6 +30,7 @@ from spark_engine.errors import ExecutorError, OptionError  # noqa: E402
 from spark_engine.kernel import CARDS, GB10, H200, Shape  # noqa: E402
 from spark_engine.kernel import rehearsal as rehearsed  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
+from tests.builder.empty_cubins import compile_jobs  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 
@@ -270,12 +271,11 @@ def test_tactics_are_the_others_unless_timing_is_asked_for(
 def test_its_launches_are_those_of_the_other_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = nvrtc.Cubin(b"nothing", {})
     jobs: list[set[nvrtc.Job]] = []
 
     def compiled(wanted: Any, *_: Any) -> Mapping[Any, nvrtc.Cubin]:
         jobs.append(set(wanted))
-        return {(j.source, j.defines): nothing for j in wanted}
+        return compile_jobs(wanted)
 
     monkeypatch.setattr(program, "compile_jobs", compiled)
     write_checkpoint(tmp_path / "checkpoint", format="modelopt_mixed", config_kwargs=HEADS)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from spark_engine.builder.native import nvrtc
 from spark_engine.device.gpu import Gpu
-from spark_engine.kernel import Plan, Pointer, Tactic, Target
+from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
 from spark_engine.op import Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins.packed_node import packed_arrays as packed_arrays
@@ -103,17 +103,19 @@ class Bench:
         self._cache = cache
         self._functions: dict[tuple[str, nvrtc.Defines, str, int], object] = {}
 
-    def functions(self, source: str, plan: Plan) -> list[object]:
-        """The kernel of each launch."""
+    def functions(self, source: str, plan: Plan) -> list[tuple[object, Launch]]:
+        """The kernel of each launch, and the launch with the shared memory of its kernel."""
+        made = []
         for launch in plan.launches:
-            key = (launch.source or source, launch.defines, launch.symbol, launch.shared)
+            job = nvrtc.Job(launch.source or source, launch.defines, (launch.symbol,))
+            cubin = nvrtc.compile(job, self.target, self._cache)
+            launch = cubin.launched(launch)
+            key = (job.source, launch.defines, launch.symbol, launch.shared)
             if key not in self._functions:
-                job = nvrtc.Job(key[0], launch.defines, (launch.symbol,))
-                code = nvrtc.compile(job, self.target, self._cache).code
-                found = self.gpu.load(code, [launch.symbol], launch.shared)
+                found = self.gpu.load(cubin.code, [launch.symbol], launch.shared)
                 self._functions[key] = found[launch.symbol]
-        keys = [(n.source or source, n.defines, n.symbol, n.shared) for n in plan.launches]
-        return [self._functions[key] for key in keys]
+            made.append((self._functions[key], launch))
+        return made
 
     @contextmanager
     def buffers(self, sizes: Sequence[int]) -> Iterator[list[Buffer]]:
@@ -149,10 +151,10 @@ class Bench:
         return array
 
     def launch(
-        self, plan: Plan, functions: Sequence[object], places: Mapping[str, list[int]]
+        self, functions: Sequence[tuple[object, Launch]], places: Mapping[str, list[int]]
     ) -> None:
-        """Queues a plan's launches; `places` holds addresses by pointer kind."""
-        for launch, function in zip(plan.launches, functions, strict=True):
+        """Queues the launches of `functions`; `places` holds addresses by pointer kind."""
+        for function, launch in functions:
             values = [
                 places[a.kind][a.index] if isinstance(a, Pointer) else a.value for a in launch.args
             ]
@@ -189,7 +191,7 @@ def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ..
                 bench.gpu.fill(buffer.address, POISON_BYTE, buffer.nbytes)
             for buffer, array in zip(inputs, packed, strict=True):
                 bench.put(buffer, array)
-            bench.launch(plan, functions, places)
+            bench.launch(functions, places)
             results.append([bench.get(b, s) for b, s in zip(outputs, outs, strict=True)])
         _check_scratch(bench, plan, scratch)
         _check_inputs(bench, set(aliases.values()), packed, inputs)

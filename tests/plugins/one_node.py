@@ -74,10 +74,7 @@ def run_op(
     fixed = constants(op, attrs) if constant is None else constant
     values = dict(zip(names, arrays, strict=True))
     results = run_graph(
-        [Node(op, names, out_names, attrs)],
-        values,
-        out_names,
-        [n for n in names if n in fixed],
+        [Node(op, names, out_names, attrs)], values, out_names, [n for n in names if n in fixed]
     )
     return tuple(results[n] for n in out_names)
 

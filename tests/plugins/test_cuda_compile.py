@@ -20,7 +20,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
-from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
+from spark_engine.kernel import DECLARED, GB10, H200, TARGETS, Launch, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
@@ -64,7 +64,9 @@ def _planned(name: str, target: Target) -> list[cuda_node.Planned]:
 def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
     """The cache with what the session's tests ask for, compiled side by side; a failure is left to
     its own test."""
-    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    items = [item for item in request.session.items if hasattr(item, "callspec")]
+    every = "kernels" in request.config.getoption("-m")  # else planned: conftest.py
+    asked = [i.callspec.params for i in items if every or not i.get_closest_marker("kernels")]
     for target in TARGETS.values():
         pairs = [
             (w.tactic.source, w.plan)
@@ -93,7 +95,8 @@ def test_every_kernel_compiles_and_fits(
         for launch in work.plan.launches:
             source = launch.source or work.tactic.source
             job = nvrtc.Job(source, launch.defines, (launch.symbol,))
-            usage = nvrtc.compile(job, target, compiled).usage[launch.symbol]
+            cubin = nvrtc.compile(job, target, compiled)
+            usage, launch = cubin.usage[launch.symbol], cubin.launched(launch)
             label = f"{op.name}/{work.tactic.name}/{launch.symbol} {work.case.label}: {usage}"
             assert usage.shared + launch.shared <= target.shared_bytes, label
             threads = launch.block[0] * launch.block[1] * launch.block[2]
@@ -239,6 +242,25 @@ def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
     (tmp_path / "one.cu").write_text('extern "C" __global__ void k() {}')
     with pytest.raises(nvrtc.InternalError, match=r"has no extern \"C\" kernel \['other'\]"):
         nvrtc.compile(nvrtc.Job("one.cu", (), ("other",)), TARGETS["sm_90a"], None, tmp_path)
+
+
+def test_a_launch_has_the_shared_memory_that_its_kernel_declares(tmp_path: Path) -> None:
+    shutil.copytree(nvrtc.SOURCES / "common", tmp_path / "common")
+    (tmp_path / "some.cu").write_text(
+        '#include "common/ptx.cuh"\nDYNAMIC_SHARED(k, 100 << 10);\n'
+        'extern "C" __global__ void k() {}\nextern "C" __global__ void none() {}'
+    )
+    job = nvrtc.Job("some.cu", (), ("k", "none"))
+    cubin = nvrtc.compile(job, H200, tmp_path / "kept", tmp_path)
+    assert nvrtc.compile(job, H200, tmp_path / "kept", tmp_path) == cubin
+    one, more = Launch("k", (1, 1, 1), (32, 1, 1), ()), (100 << 10) + 16
+    assert cubin.launched(replace(one, shared=DECLARED)).shared == 100 << 10
+    assert cubin.launched(replace(one, shared=more)).shared == more, "and what rows take"
+    for bad in (replace(one, shared=more - 17), replace(one, symbol="none", shared=4), one):
+        with pytest.raises(InternalError, match=f"{bad.symbol} declares .* planned with"):
+            cubin.launched(bad)
+    with pytest.raises(InternalError, match="k takes 102400 bytes of shared memory, a block has"):
+        nvrtc.compile(job, GB10, None, tmp_path)
 
 
 def test_machine_code_is_compared_by_kernel(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,8 @@ from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats.format import INPUT_SCALES, SUFFIXES
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.ops.moe import grouped_moe
 from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
@@ -157,26 +159,30 @@ def test_with_every_quantiser(op: Op, case: Case) -> None:
 
 def linear_nodes(kind: str, x: str, w: str, scale: str, y: str) -> list[Node]:
     """The ops of one quantised linear layer, its activation quantiser included."""
-    ws, ws2 = f"{w}_scale", f"{w}_scale2"
-    if kind == "dense":
-        return [node("linear", [x, w], [y], F32)]
-    if kind == "nvfp4":
-        return [node("nvfp4_linear", [x, w, ws, ws2], [y], F32)]
-    q, s = f"{y}_q", f"{y}_s"
-    if kind == "fp8":
-        made = node("fp8_quant", [x, scale], [q])
-        return [made, node("fp8_linear", [q, w, scale, ws], [y], F32)]
-    if kind == "fp8_block":
-        made = node("fp8_block_quant", [x], [q, s])
-        return [made, node("fp8_block_linear", [q, s, w, ws], [y], F32)]
-    made = node("nvfp4_quant", [x, scale], [q, s])
-    return [made, node("nvfp4_linear_a4", [q, s, w, ws, f"{w}_alpha"], [y], F32)]
+    form, nodes = FORMATS[kind], []
+    given = {"x": x, **zipped((o.name for o in form.stored), (w + s for s in SUFFIXES))}
+    if form.inputs is not None:
+        made = names(f"{y}_q", len(form.inputs.makes))
+        nodes.append(node(form.inputs.op, [x, scale][: 1 + form.static], made))
+        given |= zipped(form.inputs.makes, made)
+    if form.inputs is not None and form.static:
+        given[form.inputs.scale] = f"{w}_alpha" if folds(kind) else scale
+    return [*nodes, node(form.op, [given[o.name] for o in form.operands], [y], F32)]
+
+
+def zipped(keys: Iterable[str], values: Iterable[str]) -> dict[str, str]:
+    return dict(zip(keys, values, strict=False))
+
+
+def folds(kind: str) -> bool:
+    """Whether the linear op has the input's scale times the weight's own."""
+    inputs = FORMATS[kind].inputs
+    return inputs is not None and inputs.scale in {o.name for o in FORMATS[kind].stored}
 
 
 def weight_values(name: str, kind: str, stack: Sequence[Array], expert: int) -> dict[str, Array]:
     """One expert's weight and scales under the names `linear_nodes` uses."""
-    suffixes = ("", "_scale", "_scale2")
-    return {name + s: part[expert] for s, part in zip(suffixes, stack, strict=False)}
+    return {name + s: part[expert] for s, part in zip(SUFFIXES, stack, strict=False)}
 
 
 @pytest.mark.parametrize("rows", [1, 7])
@@ -219,8 +225,8 @@ def _f32(values: Mapping[str, Array], *keys: str) -> list[NDArray[np.float32]]:
 def _shared_values(kind: str, named: Mapping[str, Array]) -> dict[str, Array]:
     """The last expert's params as those of plain linear layers."""
     last = {k: np.asarray(v[-1]) for k, v in named.items()}
-    for name, scale in grouped_moe.INPUT_SCALE.items():
-        if kind == "nvfp4_a4":
+    for name, scale in INPUT_SCALES.items():
+        if folds(kind):
             last[f"{name}_alpha"] = np.multiply(*_f32(last, f"{name}_scale2", scale))
     return last
 
@@ -236,7 +242,7 @@ def test_merged_linears(kind: str, rows: int) -> None:
     for i, n in enumerate(widths):
         stack = grouped_moe.stack(rng, kind, 1, n, k)
         values |= weight_values(f"w{i}", kind, stack, 0)
-        if kind == "nvfp4_a4":
+        if folds(kind):
             values[f"w{i}_alpha"] = np.multiply(*_f32(values, f"w{i}_scale2", "scale"))
     for suffix in ("", "_scale", "_scale2", "_alpha"):
         if f"w0{suffix}" in values:

@@ -38,7 +38,7 @@ def test_arguments_are_where_the_op_has_them() -> None:
 
 
 def test_an_operand_that_the_node_lacks_is_named() -> None:
-    with pytest.raises(InternalError, match="norm_quant: a kernel wants residual"):
+    with pytest.raises(InternalError, match="norm_quant: the node has no residual"):
         node(add=0, quant="none", n=1).args("x weight residual")
 
 
@@ -74,7 +74,7 @@ def test_what_may_be_null_is_there_for_some_node(monkeypatch: pytest.MonkeyPatch
     never = {name for name, there in found.items() if True not in there}
     # Of more copies than these have; of ranks that share rows; of operands that no format has.
     copies = {f"{part}{i}?" for part in "qs" for i in (1, 2, 3)}
-    assert never == {*copies, "room?", "nothing?"}
+    assert never == {*copies, "whole_rows?", "nothing?"}
     assert len(found) > 28
 
 

@@ -150,7 +150,7 @@ FOLDERS = {
 # Allowed third-party packages of the lowest packages; forbidden ones of the others.
 ONLY = {
     "spark_engine": {"numpy", "ml_dtypes"},
-    "device": {"numpy"},
+    "device": {"numpy", "tensorrt_rtx"},
     "plugins": {"numpy", "ml_dtypes"},
 }
 NEVER = {
@@ -174,7 +174,7 @@ ONE_FILE = {
         "device/cuda_driver.py",
         "builder/native/nvrtc.py",
     },
-    "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
+    "tensorrt_rtx": {"device/trt_library.py"},
     "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
     "ray": {"runtime/replicas/ray_serve.py"},
     "opentelemetry": {"runtime/server/operation/telemetry.py"},

@@ -15,7 +15,7 @@ from tests.repository import PACKAGES, ROOT, files
 LAUNCH = Path("plugins/launch.py")
 PLANNERS = [path for path in files("plugins/*.py") if path != LAUNCH]
 # Of several classes of plugins/, and of spark_engine/kernel.py: renamed when their files move.
-SHARED_NAMES = {"Held", "Launch", "Problem", "Shape"}
+SHARED_NAMES = {"Launch", "Problem", "Shape"}
 
 
 def _is_index(node: ast.expr) -> bool:

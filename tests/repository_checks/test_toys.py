@@ -22,7 +22,7 @@ from tests.mutants.run import Copy
 from tests.repository import ROOT
 
 FOLDER = ROOT / "tests/toys"
-LIMITS = {"op": 6, "mode": 4, "family": 5, "executor": 5, "architecture": 3}
+LIMITS = {"op": 6, "mode": 3, "format": 4, "family": 4, "executor": 5, "architecture": 3}
 TIMEOUT = 120.0  # seconds for the tests of one toy
 
 

@@ -27,6 +27,7 @@ from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors.executor import Executor, Specs, SynchronousExecutor, Wait
 from spark_engine.tensors import Array
+from tests.runtime.engine.invariants import check_idle
 from tests.runtime.native_trial import poison
 
 TARGET = "sm_90a"
@@ -109,7 +110,7 @@ def _compare(engine: Engine, logits: Logits) -> str:
                     if (i, at) in together)  # fmt: skip
         same += alone == texts[i]
         ties += alone != texts[i] and near(own, alone, texts[i], len(request.prompt))
-    engine.check_idle()
+    check_idle(engine)
     count = len(requests)
     return (
         f"{same} of {count} texts same, {count - same} differ ({ties} at a near tie), "

@@ -1,10 +1,18 @@
-"""What tests of the runtime share: a grammar's bound does not count a stopped machine's time."""
+"""What tests of the runtime share: a small tokenizer, and that a grammar's bound does not count a
+stopped machine's time."""
 
 from __future__ import annotations
 
 import pytest
 
 from spark_engine.runtime.engine import masks
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.runtime import small_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(autouse=True)

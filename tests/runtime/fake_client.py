@@ -12,9 +12,17 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.engine_client.client import Mailbox
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo, Stats
-from spark_engine.runtime.server.prompts.contract import JobKind, Setup
+from spark_engine.runtime.server.prompts.contract import (
+    Blobs,
+    JobKind,
+    PromptJob,
+    Result,
+    Setup,
+    decode_result,
+    encode,
+)
 from spark_engine.runtime.server.prompts.conversation import ChatOptions
-from spark_engine.runtime.server.prompts.handler import Handler, Inline
+from spark_engine.runtime.server.prompts.handler import Handler
 from spark_engine.runtime.server.replies import chat, completions
 from spark_engine.runtime.server.service.service import Service
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -43,6 +51,32 @@ class FakeClient:
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
+
+    def unhealthy_reason(self) -> str | None:
+        return None
+
+
+class Inline:
+    """A pool without processes and limits: jobs are done in the calling thread."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.jobs: list[JobKind] = []
+
+    async def run(
+        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
+    ) -> tuple[Result, list[bytes]]:
+        return self.do(kind, blobs)
+
+    def do(self, kind: JobKind, blobs: Sequence[Blobs]) -> tuple[Result, list[bytes]]:
+        """The same, for any thread."""
+        self.jobs.append(kind)
+        whole = [b"".join(parts) for parts in blobs]
+        header, found = self.handler.handle(encode(PromptJob(kind, 0.0)), whole)
+        return decode_result(header), found
+
+    def refuse_one(self, owner: str) -> bool:
+        return False
 
     def unhealthy_reason(self) -> str | None:
         return None

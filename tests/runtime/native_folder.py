@@ -18,8 +18,9 @@ from spark_engine.engine_file import WEIGHTS, EngineHeader, digest_file, encode_
 from spark_engine.interface import Limits, Precision, common_states, outputs, steps, tables
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo
 from spark_engine.tensors import DType, TensorSpec
-from spark_engine.weights_file import plan_weights, write_weights
+from spark_engine.weights_file import plan_weights
 from tests.runtime.fake_gpu import FakeGpu
+from tests.spark_engine.written_weights import write_weights
 
 TARGET, ROWS, ARENA, ZEROED = "sm_90a", (2, 4), 1024, 512
 LIMITS = Limits(max_seqs=3, max_context=128, pages=3, vocab=2048, bias_slots=4)

@@ -26,6 +26,7 @@ from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.native import NativeExecutor
+from tests.runtime.engine.invariants import check_idle
 from tests.solo import Solo
 
 MODELS = (("dense_bf16", "bf16", False), ("dense_mixed", "modelopt_mixed", False),
@@ -166,7 +167,7 @@ def _run(path: Path, requests: list[Request], depth: int) -> list[list[int]]:
     took = (time.monotonic() - start) / count * 1e3
     swaps = engine.stats()["preempted_swap"]
     print(f"  {len(requests)} requests, depth {depth}: {took:.3f} ms a step, {swaps} swaps")
-    engine.check_idle()
+    check_idle(engine)
     engine.close()
     return list(made.values())
 

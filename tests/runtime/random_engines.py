@@ -17,6 +17,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
 from tests.checkpoints import write_checkpoint
+from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import free_rows
 
 VOCAB = 512
@@ -124,8 +125,8 @@ def play(
             engine.cancel(rng.choice(list(events)))
         for event in engine.step():
             events[event.request_id].append(event)
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
         poison(engine)
         after()
-    engine.check_idle()
+    check_idle(engine)
     return list(events.values())

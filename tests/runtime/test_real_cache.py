@@ -19,6 +19,7 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
 from tests.repository import ROOT
+from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
@@ -109,7 +110,7 @@ def test_conversations_resume_from_what_was_generated(loaded: Loaded) -> None:
             for event in engine.step():
                 events[event.request_id].append(event)
             poison(engine)
-        engine.check_idle()
+        check_idle(engine)
         done = [heard(one) for one in events.values()]
         alone = run_solo(loaded, requests)
         if quantised(loaded):  # rounded otherwise where it is not computed as in a cold run

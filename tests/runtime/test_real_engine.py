@@ -24,6 +24,7 @@ from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.policy.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.engine import automaton
+from tests.runtime.engine.invariants import check_idle
 from tests.runtime.random_engines import (
     OPTIONS,
     VOCAB,
@@ -58,7 +59,7 @@ def test_sixty_four_prompts_in_one_engine_equal_their_solo_runs(loaded: Loaded) 
             events[event.request_id].append(event)
         widest = max(widest, len(engine.scheduler.running))
         poison(engine)
-    engine.check_idle()
+    check_idle(engine)
     assert widest > 24
     for together, alone in zip(events.values(), run_solo(loaded, requests), strict=True):
         assert heard(together) == alone
@@ -177,7 +178,7 @@ def test_non_finite_logits_end_their_request_only(loaded: Loaded, depth: int) ->
         if len(events[1]) == 5 and 1 in engine._live:
             gdn = next(n for n in engine.memory.states if n.endswith("gdn_state"))
             engine.memory.states[gdn][engine._live[1].slot] = np.nan
-    engine.check_idle()
+    check_idle(engine)
     assert events[1][-1].finish is FinishReason.ERROR
     assert events[1][-1].message == "non-finite logits" and engine.stats()["errors"] == 1
     alone = run_solo(loaded, requests)

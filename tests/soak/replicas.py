@@ -20,12 +20,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -33,6 +33,7 @@ import httpx
 from spark_engine.manifest import WEIGHTS
 from spark_engine.runtime.cli.embedded import embedded_engine
 from spark_engine.runtime.cli.spark_run import cache_folder
+from tests.ports import free_port
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.cli.spark_replicas")
 START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
@@ -44,9 +45,7 @@ class Soak:
 
     def __init__(self, folder: Path, replicas: int) -> None:
         self.folder, self.replicas = folder, replicas
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.told: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -214,7 +213,7 @@ class Soak:
                 self.stop = True
                 await asyncio.gather(*clients)
 
-    def run(self, engine: Path) -> int:
+    def run(self, engine: Path) -> None:
         begun = time.monotonic()
         urls: list[str] = []
         process = self.process = self.begin(engine)
@@ -237,8 +236,6 @@ class Soak:
             self.wrong.append(f"spark-replicas ended with {code}")
         self.took["all_s"] = time.monotonic() - begun
         self.wrong += [f"{url} still listens" for url in urls if listener(url)]
-        print(dict(self.told), *self.wrong, sep="\n", flush=True)
-        return 1 if self.wrong or not self.told["whole"] else 0
 
 
 def children(words: bytes, above: int = 0) -> dict[int, str]:
@@ -271,24 +268,30 @@ def listener(url: str) -> int:
     return 0
 
 
-def main() -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("replicas", type=int, nargs="?", default=4)
+def command_line(doc: str | None, replicas: int, live: Callable[[Path, Path, int], Soak]) -> int:
+    """Runs `live` (a folder, the engine, how many replicas) as the command asks; the exit code."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", 1)[0])
+    parser.add_argument("replicas", type=int, nargs="?", default=replicas)
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
     with tempfile.TemporaryDirectory() as made:
-        soak = Soak(Path(made), args.replicas)
-        code = soak.run(engine)
+        soak = live(Path(made), engine, args.replicas)
+    print(dict(soak.told), *soak.wrong, sep="\n", flush=True)
     took = {name: round(seconds, 1) for name, seconds in soak.took.items()}
     row = {"replicas": args.replicas, "cores": os.cpu_count(), "clients": CLIENTS}
     row |= {"requests": dict(soak.told), "wrong": soak.wrong, **took}
     if args.out:
         args.out.write_text(json.dumps(row, indent=1) + "\n")
-    return code
+    return 1 if soak.wrong or not soak.told["whole"] else 0
+
+
+def _live(folder: Path, engine: Path, replicas: int) -> Soak:
+    soak = Soak(folder, replicas)
+    soak.run(engine)
+    return soak
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(__doc__, 4, _live))

@@ -1,9 +1,9 @@
 """A cluster's replicas under load, while the processes that manage them are killed.
 
-    python -m tests.soak.replicas_life [--engine FOLDER] [--out FILE]    exit code 1 where something
-                                                                         is wrong
+    python -m tests.soak.replicas_life [N] [--engine FOLDER] [--out FILE]     2 by default; exit
+                                                         code 1 where something is wrong
 
-Starts a Ray cluster and two replicas by `spark-replicas run --ray`. Then, while conversations run:
+Starts a Ray cluster and its replicas by `spark-replicas run --ray`. Then, while conversations run:
 one more and one less; the command of an update is killed in the middle, and Ray completes the
 update; an update is noted and never started, and another returns to the engine before; Ray's
 controller is killed; the front is killed, a second `run` is refused, and `spark-replicas front
@@ -13,7 +13,6 @@ nothing of it may stay. A request may only fail while there is no front.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -30,11 +29,18 @@ from pathlib import Path
 
 import httpx
 
-from spark_engine.runtime.cli.embedded import embedded_engine
-from spark_engine.runtime.cli.spark_run import cache_folder
-from tests.soak.replicas import CLIENTS, COMMAND, ENDS_S, START_S, Soak, children, listener
+from tests.soak.attacks.processes import is_running
+from tests.soak.replicas import (
+    CLIENTS,
+    COMMAND,
+    ENDS_S,
+    START_S,
+    Soak,
+    children,
+    command_line,
+    listener,
+)
 
-REPLICAS = 2
 GONE_S = 60.0  # in which what a killed `run` had started has ended
 NOTE = """
 import sys
@@ -46,7 +52,7 @@ with placing.cluster(sys.argv[1]):
 
 
 def free() -> int:
-    """A port."""
+    """A port. Ray may bind without SO_REUSEADDR, so `tests.ports` cannot hold it."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -77,8 +83,8 @@ def cluster(folder: Path) -> Iterator[tuple[str, str]]:
 class Life(Soak):
     """One run."""
 
-    def __init__(self, folder: Path, address: str, outside: str) -> None:
-        super().__init__(folder, REPLICAS)
+    def __init__(self, folder: Path, replicas: int, address: str, outside: str) -> None:
+        super().__init__(folder, replicas)
         self.address, self.outside = address, outside
 
     def start(self, *words: str) -> None:
@@ -107,13 +113,13 @@ class Life(Soak):
 
     async def numbers(self) -> None:
         before = self.names()
-        for count in (REPLICAS + 1, REPLICAS):
+        for count in (self.replicas + 1, self.replicas):
             await self.said("scale", str(count))
             await self.until(count, START_S, set())
         if not before & self.names():
             self.wrong.append("scale replaced all replicas")
         code, text = await self.command("status", "--ray", self.outside)
-        if code or len(json.loads(text[text.index("{") :])["replicas"]) != REPLICAS:
+        if code or len(json.loads(text[text.index("{") :])["replicas"]) != self.replicas:
             self.wrong.append(f"status from outside ended with {code}: {text[-300:]}")
         self.step("one more, one less")
 
@@ -130,7 +136,7 @@ class Life(Soak):
         else:
             process.kill()
         await process.wait()
-        await self.until(REPLICAS, START_S, before)
+        await self.until(self.replicas, START_S, before)
         if (found := await self.known()) != copy:
             self.wrong.append(f"an update that was killed left {found}")
         self.step("update killed in the middle")
@@ -141,12 +147,12 @@ class Life(Soak):
         if (found := await self.known()) != second:
             self.wrong.append(f"what was noted is {found}")
         await self.said("update", copy)
-        await self.until(REPLICAS, START_S, set())
+        await self.until(self.replicas, START_S, set())
         if self.names() != before or await self.known() != copy:
             self.wrong.append("undoing an update that never started replaced replicas")
         self.step("update noted alone, and back")
         await self.said("update", str(engine))
-        await self.until(REPLICAS, START_S, before)
+        await self.until(self.replicas, START_S, before)
         self.step("updated")
 
     async def controller(self) -> None:
@@ -154,12 +160,12 @@ class Life(Soak):
         for process in children(b"ray::ServeController"):
             os.kill(process, signal.SIGKILL)
         await asyncio.sleep(10)
-        await self.said("scale", str(REPLICAS + 1))
-        await self.until(REPLICAS + 1, START_S, set())
+        await self.said("scale", str(self.replicas + 1))
+        await self.until(self.replicas + 1, START_S, set())
         if not before <= self.names():
             self.wrong.append("the controller's death cost replicas")
-        await self.said("scale", str(REPLICAS))
-        await self.until(REPLICAS, START_S, set())
+        await self.said("scale", str(self.replicas))
+        await self.until(self.replicas, START_S, set())
         self.step("controller killed")
 
     async def front(self, engine: Path) -> None:
@@ -171,7 +177,7 @@ class Life(Soak):
         if code != 2 or "already" not in text:
             self.wrong.append(f"a second run ended with {code}: {text[-300:]}")
         self.start("front")
-        await self.until(REPLICAS, START_S, set())
+        await self.until(self.replicas, START_S, set())
         self.excused_until, self.front_away = time.monotonic(), False
         if self.names() != before:
             self.wrong.append("the front's death cost replicas")
@@ -227,10 +233,10 @@ class Life(Soak):
 
     def live(self, engine: Path) -> None:
         self.begun = time.monotonic()
-        options = ("--replicas", str(REPLICAS), "--cpus", "0.2", "--served-model-name", "tiny")
+        options = ("--replicas", str(self.replicas), "--cpus", "0.2", "--served-model-name", "tiny")
         self.start("run", str(engine), *options)
         try:
-            asyncio.run(self.until(REPLICAS, START_S, set()))
+            asyncio.run(self.until(self.replicas, START_S, set()))
             self.step("placed")
             asyncio.run(self.load(engine))
             asyncio.run(self.removed())
@@ -242,36 +248,19 @@ class Life(Soak):
                 self.process.terminate()
                 self.process.wait(ENDS_S)
             shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas_life.log")
+            self.took["all_s"] = time.monotonic() - self.begun
 
 
 def _alive(processes: dict[int, str]) -> list[str]:
-    """Those that have not ended, and are no zombies."""
-    found = []
-    for process, words in processes.items():
-        with contextlib.suppress(OSError):
-            data = Path(f"/proc/{process}/stat").read_text()
-            if data.rpartition(")")[2].split()[0] != "Z":
-                found.append(f"{process} {words}")
-    return found
+    return [f"{process} {words}" for process, words in processes.items() if is_running(process)]
 
 
-def main() -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("--engine", type=Path)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
-    with tempfile.TemporaryDirectory() as made, cluster(Path(made)) as addresses:
-        life = Life(Path(made), *addresses)
+def _live(folder: Path, engine: Path, replicas: int) -> Soak:
+    with cluster(folder) as addresses:
+        life = Life(folder, replicas, *addresses)
         life.live(engine)
-        took = round(time.monotonic() - life.begun, 1)
-    print(dict(life.told), *life.wrong, sep="\n", flush=True)
-    row = {"requests": dict(life.told), "wrong": life.wrong, "all_s": took}
-    if args.out:
-        args.out.write_text(json.dumps(row, indent=1) + "\n")
-    return 1 if life.wrong or not life.told["whole"] else 0
+    return life
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(__doc__, 2, _live))

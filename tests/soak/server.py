@@ -27,7 +27,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.soak.attacks.processes import ENGINE, children, free_port, runs
+from tests.ports import free_port
+from tests.soak.attacks.processes import ENGINE, children, runs
 from tests.soak.clients import CLIENTS, Clients
 from tests.soak.idle_state import Books, check_state, read_dump
 from tests.soak.mixing import Attackers

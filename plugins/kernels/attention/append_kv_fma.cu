@@ -1,11 +1,11 @@
-// Keys and values of tokens without queries into their pages: norm, RoPE, encode. A block has a
-// token, its warps the token's heads of keys and of values in turn; the arithmetic is that of
-// paged_kv.cuh, so the bits are those of the attention kernels' own append.
+// Appends keys and values of tokens without queries to their pages: norm, RoPE, encode. A block has
+// a token; its warps take the heads of keys and of values in turn. The arithmetic is that of
+// attention_kv_pages.cuh, so the bits are those that the attention kernels append.
 //
-// What follows may fetch from pages before it waits (attention_decode_mma.cu), so this launch lets
-// nothing begin before its end. Figures: benchmarks/log/sampling/draft_rounds.md.
-// Macros besides paged_kv.cuh's (HEADS is 0): TOKENS (of a row), WARPS.
-#include "attention/paged_kv.cuh"
+// The next launch may read pages before it waits (attention_decode_mma.cu), so this launch does not
+// let it begin early. Figures: benchmarks/log/sampling/draft_rounds.md.
+// Macros: those of attention_kv_pages.cuh (HEADS is 0); TOKENS (of a row), WARPS.
+#include "attention/attention_kv_pages.cuh"
 
 // Grid: tokens.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -20,11 +20,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   int slot = slots[row];
   if (slot < 0 || t >= counts[row]) return;
   int at = starts[row] + t, page = page_table[(i64)slot * most_pages + at / PAGE];
-  Turn turn = turn_of(at, inv_freq, lane);
+  Rotation rotation = rotation_at(at, inv_freq, lane);
   for (int item = warp; item < 2 * KV_HEADS; item += WARPS) {
     int which = item / KV_HEADS, head = item % KV_HEADS;
     Head h = load_head(kv + (i64)blockIdx.x * WIDTH + item * D, lane);
-    if (which == 0) normalise(h, weight), rotate(h, turn, lane);
+    if (which == 0) normalise(h, weight), rotate(h, rotation, lane);
     Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
     put((which ? values : keys) + page_offset(page, head, at), s, lane);
   }

@@ -1,4 +1,4 @@
-"""The CUDA side of `append_kv`: one launch, a block for each token."""
+"""Planner of `append_kv`: one launch, a block a token."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
-WARPS = 8  # of a block, at most: a head of keys or values each at a time
+WARPS = 8  # of a block, at most; a warp has a head of keys or values at a time
 KERNEL = Kernel("append_kv", f"kv k_norm inv_freq kv_scale {PAGES} longest")
 
 
 def refuse(node: Node) -> str | None:
-    """What the pages' layout forbids."""
+    """Why no kernel over pages takes the node, or None."""
     return refuse_pages(node, "kv")
 
 
 def plan(node: Node) -> Plan:
-    """Its warps take a token's heads of keys and of values in turn."""
+    """A block a token; its warps take the heads of keys and of values in turn."""
     s = sizes(node)
     warps = min(WARPS, 2 * s.kv_heads)
     macros = {**pages_macros(node, 0), "TOKENS": s.tile, "WARPS": warps}
@@ -31,7 +31,7 @@ def plan(node: Node) -> Plan:
 
 
 def cost(node: Node) -> float:
-    """A short launch; in a prefill, what it reads and writes."""
+    """Seconds: a short launch, and the bytes that it reads and writes."""
     s = sizes(node)
     token = 2 * s.kv_heads * (2 * s.dim + token_bytes(s))
     return 4e-6 + node.dim("rows") * s.tile * token / (0.5 * node.target.bandwidth)

@@ -1,9 +1,9 @@
-"""The CUDA side of decode attention: `paged_attention` and `attention_decode` of one token a row.
+"""Planner of decode attention: `paged_attention` and `attention_decode` of one token a row.
 
-One launch for either. How it cuts a row into chunks depends on the tactic and on the row's length
-alone: with one tactic in every bucket, a row's bits do not depend on its company or its bucket.
-Sizes here mirror `struct Block` of paged_merge.cuh. Also what rounds of drafts and prefill
-share: sizes, macros and refusals.
+Each is one launch. The chunks of a row depend on the tactic and on the row's length only: with one
+tactic in every bucket, a row's bits do not depend on the other rows or the bucket. Sizes mirror
+`struct Block` of attention_merge.cuh. Rounds of drafts and prefill use the sizes, macros and
+refusals of this module.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spark_engine.tensors import DType
 
 DIMS = (32, 64, 128, 256)
 COLUMNS = 8  # heads of a group, padded
-RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
-TYPICAL = 1024  # tokens of a row that costs are predicted for
-COPIES = 2  # quantised copies that one launch writes at most
+RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers a thread
+TYPICAL = 1024  # tokens of a row, for predicted costs
+COPIES = 2  # quantised copies of a launch, at most
 UNFUSED = "nodes of one token or of a round that no fusion takes, and --no-fuse"
 ROW = 16  # bytes of `struct Row`
-# Of the kernels of one token and of a round; y is the result in the activations' dtype.
+# Arguments of the kernels of one token and of a round; y is the result in the activations' dtype.
 PAGES = "k_pages_out v_pages_out page_table slots starts counts"
 ARGS = (
     f"qkv q_norm k_norm inv_freq kv_scale {PAGES} y? scales? q0? s0? q1? s1?"
@@ -36,17 +36,17 @@ DECODED = Kernel("paged_decode", ARGS, early=Early(lets=True))
 
 
 def sizes(node: Node) -> Sizes:
-    """The attributes and the pages' size."""
+    """The node's attributes and the size of its pages."""
     return sizes_of(node.attrs, node.dim("page"))
 
 
 def token_bytes(s: Sizes) -> int:
-    """Bytes of one token of one kv head's keys."""
+    """Bytes of the key of one token and kv head."""
     return s.dim * s.storage.itemsize
 
 
 def pages_macros(node: Node, heads: int) -> dict[str, int | float]:
-    """The macros of paged_kv.cuh, of an op whose rows have so many heads of queries."""
+    """The macros of attention_kv_pages.cuh for rows of `heads` query heads."""
     s = sizes(node)
     return {
         "HEADS": heads,
@@ -60,7 +60,7 @@ def pages_macros(node: Node, heads: int) -> dict[str, int | float]:
 
 
 def refuse_pages(node: Node, x: str = "qkv") -> str | None:
-    """Refuses what no kernel over these pages does; `x`: the activations."""
+    """Why no kernel over pages takes the node, or None; `x`: the activations."""
     s, half = sizes(node), node.dim("R/2")
     if node[x].dtype is not DType.BF16:
         return f"activations are {node[x].dtype}, not bf16"
@@ -76,7 +76,7 @@ def refuse_pages(node: Node, x: str = "qkv") -> str | None:
 
 
 def refuse_decode(node: Node, size: Chunks) -> str | None:
-    """Refuses tiles, and what `refuse_group` does, too many warps."""
+    """Why the decode kernel does not take the node, or None."""
     s, target = sizes(node), node.target
     if s.tile != 1:
         return f"rows are of {s.tile} tokens, not one"
@@ -88,8 +88,8 @@ def refuse_decode(node: Node, size: Chunks) -> str | None:
 
 
 def refuse_group(node: Node, size: Chunks) -> str | None:
-    """Refuses groups that the matrix unit's eight columns do not hold, copies that are not written,
-    another target's numbers of warps."""
+    """Why neither decode nor round kernels take the node, or None: its group, copies or pages, or a
+    size for other targets."""
     s = sizes(node)
     if s.group > COLUMNS:
         return f"{s.group} heads share a kv head, more than {COLUMNS}"
@@ -102,34 +102,34 @@ def refuse_group(node: Node, size: Chunks) -> str | None:
     return refuse_pages(node)
 
 
-def walkers_of(s: Sizes, most: int) -> int:
-    """Rings of a block: half as many where a token's row is twice as long."""
+def readers_of(s: Sizes, most: int) -> int:
+    """Rings of tiles of a block: half of `most` if a token's key has more than 256 bytes."""
     return most // 2 if token_bytes(s) > 256 else most
 
 
 def most_warps(s: Sizes, target: Target) -> int:
-    """Of a block whose rings are shared."""
+    """Warps of a block with teams, at most."""
     return RESIDENT if target.large_shared else 16
 
 
 def stages_alone(s: Sizes) -> int:
-    """Tiles of a ring that one warp fills."""
+    """Tiles of the ring of a reader of one warp."""
     return 2 if token_bytes(s) >= 256 else 4
 
 
 def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
-    """(warps, stages, bytes of `struct Block` without its list of rows)."""
-    token, warps, stages = token_bytes(s), walkers_of(s, most), stages_alone(s)
+    """(warps, stages, bytes of `struct Block` without `rows`)."""
+    token, warps, stages = token_bytes(s), readers_of(s, most), stages_alone(s)
     arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
     rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
     return warps, stages, warps * arena + rest + 80
 
 
 def plan_decode(node: Node, size: Chunks) -> Plan:
-    """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
+    """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     warps, stages, shared = _shape(s, size.warps)
-    each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
+    each = shared + ROW * rows + 1024  # the hardware reserves 1 KiB a block
     blocks = min(RESIDENT // size.warps, (target.shared_bytes + 1024) // each)
     longest = node.dim("MP") * s.page
     items = rows * s.kv_heads * min(size.most, -(-longest // size.tokens))
@@ -152,13 +152,14 @@ def plan_decode(node: Node, size: Chunks) -> Plan:
 
 
 def with_sums(node: Node, sums: int, groups: int) -> Node:
-    """With memory for so many partial sums of heads, which meet in so many groups."""
+    """The node with scratch memory for `sums` partial sums of heads and the counters of `groups`
+    merges."""
     counters = Scratch(groups * (FAN + 1) * 4, zeroed=True)
     return node.with_scratch(sums=sums * sizes(node).dim * 4, stats=sums * 16, counters=counters)
 
 
 def epilogue(node: Node) -> dict[str, int]:
-    """The macros of paged_merge.cuh that say what becomes of the result."""
+    """The macros of the epilogue, attention_merge.cuh."""
     fused = "quant" in node.attrs
     return {
         "FUSED": fused,
@@ -169,16 +170,16 @@ def epilogue(node: Node) -> dict[str, int]:
 
 
 def cost_decode(node: Node, size: Chunks) -> float:
-    """Rows of a typical length: a warp's own way, or all bytes and the cost of each round of work
-    items; merges. Fitted to measurements behind a launch that fills the GPU."""
+    """Seconds for rows of TYPICAL tokens: the latency of a warp, or all bytes and each wave of work
+    items; then the merges. Fitted to measurements after a launch that fills the GPU."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     length = min(node.dim("MP") * s.page, TYPICAL)
     chunks = max(1, (length + size.tokens // 2) // size.tokens)
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
-    way = 8e-6 + 2.3e-6 * length / (16 * chunks * size.warps)
+    latency = 8e-6 + 2.3e-6 * length / (16 * chunks * size.warps)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
     resident = target.sms * (RESIDENT // size.warps if target.large_shared else 1)
-    return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
+    return max(latency, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 
 def _candidate(size: Chunks) -> Candidate:

@@ -1,24 +1,24 @@
 // Decode attention over paged keys and values, one launch: norm, RoPE, append, attend, merge
 // (split-KV, as FlashDecoding).
 //
-// Work: a row of length n is cut into equal chunks, whose size depends on n alone; a work item is
-// (row, chunk, kv head). The grid is what is resident; each block lists the items itself from
-// `starts` and strides over them. The block of a row's last chunk appends the new key and value.
-// Block: each warp has its own 16-token tiles in a ring of its own, filled by cp.async, so the loop
-// over tokens needs no block barrier.
-// Merge: a block's warps through shared memory, the blocks of a (row, kv head) by the last to
-// arrive, by eights in the order of the chunks: a row's result depends on its own length alone.
+// Work: a row of length n is cut into equal chunks of a size that depends on n alone; a work item
+// is (row, chunk, kv head). The grid is the number of resident blocks; each block lists the items
+// from `starts` and strides over them. The block of a row's last chunk appends the key and value.
+// Block: each warp has a ring of 16-token tiles, which it fills by cp.async, so the loop over
+// tokens needs no block barrier.
+// Merge: a block's warps through shared memory; the chunks of a (row, kv head) in groups of eight
+// in ascending order, by the block that arrives last. A row's bits depend on its own length alone.
 // Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
 // log/attention/attention_decode_mma.md).
-// Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
-// has about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
+// Macros: those of attention_kv_pages.cuh and attention_merge.cuh; WARPS, STAGES, CHUNK (tokens of
+// a chunk, about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
 #include "common/early.cuh"
-#include "attention/paged_walk.cuh"
+#include "attention/attention_online_softmax.cuh"
 
 DEVICE int length_of(int slot, int start, int count) {
   return slot >= 0 && count > 0 ? start + 1 : 0;
 }
-// By the whole block, a row a thread.
+// The whole block calls it, with a row a thread.
 DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* counts, int rows,
                       int warp, int lane) {
   Row* list = b.rows;
@@ -70,9 +70,8 @@ DEVICE WorkItem item_at(int index, const Row* list, int rows) {
   return u;
 }
 
-// One warp's walk over its tiles of a work item: tile i begins at position begin + 16·(warp +
-// i·WARPS).
-struct Walk {
+// A warp's tiles of a work item: tile i begins at position begin + 16·(warp + i·WARPS).
+struct TileStream {
   const u8 *keys, *values;
   const int* pages;
   u32 ring;
@@ -94,7 +93,7 @@ struct Walk {
       copy_async(to + TILE + swizzled<ROW>(r, c), values + from + at * 16, there ? 16 : 0);
     }
   }
-  // Puts the new token into tile i if that is its place; cp.async left zeros there.
+  // Copies the new token into tile i, if it is in it, where cp.async wrote zeros.
   DEVICE void patch(int i, u8* arena, const u8* fresh) const {
     int r = stored - position(i);
     if (r < 0 || r >= 16) return;
@@ -108,60 +107,61 @@ struct Walk {
   }
 };
 
-// The walk of this warp over work item `u`; its first tiles are asked for.
-DEVICE Walk walk_of(Block& b, const WorkItem& u, const u8* keys, const u8* values, const int* pages,
-                    int warp, int lane) {
+// This warp's tiles of work item `u`; starts the copies of the first ones.
+DEVICE TileStream start_stream(Block& b, const WorkItem& u, const u8* keys, const u8* values,
+                               const int* pages, int warp, int lane) {
   int first = u.begin + 16 * warp;
   int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
-  Walk walk{keys,   values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1,
-            u.head, lane,   0};
+  TileStream stream{keys,  values, pages,        shared_address(b.arena[warp]),
+                    first, tiles,  u.length - 1, u.head,
+                    lane,  0};
 #pragma unroll
   for (int i = 0; i < STAGES; i++) {
-    if (i < tiles) walk.load(i);
+    if (i < tiles) stream.load(i);
     commit_copies();
   }
-  return walk;
+  return stream;
 }
 
-// What `prepare` reads that no launch writes: loaded early, its latency is hidden.
+// Inputs of `prepare` that no launch writes: they are loaded early to hide their latency.
 struct Constants {
   float q_norm[VEC], k_norm[VEC];
-  Turn turn;
+  Rotation rotation;
 };
 
 DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
                                 int position, int lane) {
   Constants c;
   load_floats(c.q_norm, q_norm + lane * VEC), load_floats(c.k_norm, k_norm + lane * VEC);
-  c.turn = turn_of(position, inv_freq, lane);
+  c.rotation = rotation_at(position, inv_freq, lane);
   return c;
 }
 
-// Queries of the group into shared memory; in a row's last chunk also the append.
+// The group's queries to shared memory; in a row's last chunk also the append.
 DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants& constants,
                     const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
                     int lane) {
   const u16* token = qkv + (i64)u.row * WIDTH;
   int items = GQA_GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
-  RawHead raws[MINE];
+  RawHead raws[ITEMS_PER_WARP];
 #pragma unroll
-  for (int i = 0; i < MINE; i++) {
+  for (int i = 0; i < ITEMS_PER_WARP; i++) {
     int item = warp + i * WARPS;
     int from = item < GQA_GROUP    ? (u.head * GQA_GROUP + item) * 2 * D
                : item == GQA_GROUP ? Q_END + u.head * D
                                    : K_END + u.head * D;
-    if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no spill
+    if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no store_sums
   }
   int page = table[at / PAGE];
 #pragma unroll
-  for (int i = 0; i < MINE; i++) {
+  for (int i = 0; i < ITEMS_PER_WARP; i++) {
     int item = warp + i * WARPS;
     if (item >= items) break;
     Head h = widened(raws[i]);
     if (item <= GQA_GROUP) {
       if (item < GQA_GROUP) normalise(h, constants.q_norm);
       else normalise(h, constants.k_norm);
-      rotate(h, constants.turn, lane);
+      rotate(h, constants.rotation, lane);
     }
     if (item < GQA_GROUP) {
       put_query(b.queries[item], h, lane);
@@ -173,6 +173,8 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
     }
   }
 }
+
+DYNAMIC_SHARED(paged_decode, sizeof(Block));
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
@@ -190,17 +192,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int items = b.rows[rows].before * KV_HEADS;
   int index = blockIdx.x;
   WorkItem u = {};
-  Walk walk = {};
-  // Earlier positions are older than the previous launch: fetched before waiting for it.
+  TileStream stream = {};
+  // The previous launch does not write earlier positions: they are loaded before the wait.
   if (index < items) {
     u = item_at(index, b.rows, rows);
-    walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+    stream = start_stream(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
   wait_and_let_next_begin();
   while (index < items) {
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
-      prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
+      prepare(b, u, qkv, constants, kv_scale, keys, values, stream.pages, warp, lane);
     }
     __syncthreads();
     Queries<true> q;
@@ -208,18 +210,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     Softmax x = {};
     x.top[0] = x.top[1] = minus_infinity();
-    for (int i = 0; i < walk.tiles; i++) {
+    for (int i = 0; i < stream.tiles; i++) {
       wait_copies<STAGES - 1>();
       __syncwarp();
-      walk.patch(i, b.arena[warp], &b.fresh[0][0]);
-      attend(x, walk.ring + (i % STAGES) * 2 * TILE, q, u.end - walk.position(i), log2_scale, lane);
+      stream.patch(i, b.arena[warp], &b.fresh[0][0]);
+      attend(x, stream.ring + (i % STAGES) * 2 * TILE, q, u.end - stream.position(i), log2_scale,
+             lane);
       __syncwarp();
-      if (i + STAGES < walk.tiles) walk.load(i + STAGES);
+      if (i + STAGES < stream.tiles) stream.load(i + STAGES);
       commit_copies();
     }
     wait_copies<0>();
     uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
-    spill(b, x, warp, 0, lane);
+    store_sums(b, x, warp, 0, lane);
     __syncthreads();
     WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
@@ -229,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
       u = item_at(index, b.rows, rows);
-      walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
+      stream = start_stream(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
     }
     if (done.chunks > 1) {
       merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,

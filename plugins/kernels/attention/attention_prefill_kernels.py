@@ -1,25 +1,19 @@
-"""The CUDA side of `paged_attention`: the tactics of decode and of rounds, and prefill in two
-launches.
-
-Sizes here mirror the tiles of attention_prefill_mma.cu and attention_prefill_wgmma_sm90.cu.
-"""
+"""Planner of `paged_attention`: prefill in two launches, unfused decode and round tactics."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from spark_engine.kernel import Launch, Plan, Scratch
+from spark_engine.kernel import DECLARED, Launch, Plan, Scratch
 from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     FALLBACK,
     PAGES,
     pages_macros,
     refuse_pages,
     sizes,
-    token_bytes,
 )
 from spark_engine.plugins.kernels.attention.attention_round_kernels import UNFUSED_ROUNDS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
-from spark_engine.plugins.state.paged_kv import Sizes
 from spark_engine.tensors import DType
 
 APPEND = Kernel(
@@ -34,38 +28,38 @@ _PAIR = "attention/attention_prefill_pair_mma.cu"
 PAIRS = Kernel("paged_pairs", f"{_ATTEND} sums? stats? counters? longest", source=_PAIRS)
 PREFILL_PAIR = Kernel("paged_prefill_pair", f"{_ATTEND} longest", source=_PAIR)
 TILE = 64  # tokens of a prefill row
-KEYS = 32  # tokens of a prefill tile of keys
 PAIR = 2  # heads of a block of `paged_pairs`
 PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
-# Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
-# consumer's and a producer's thread: three groups of 128 have 504 for each lane.
+# Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers; registers of a
+# thread of a consumer and of the producer. Two consumers and the producer have 504 in sum.
 HELD = {True: (0, 208, 88), False: (6, 232, 40)}
 SPLITS = (16, 8, 4, 2)  # blocks that share a tile's keys
 
 
 def refuse_prefill(node: Node) -> str | None:
-    """Refuses rows that are not tiles of 64 tokens."""
+    """Why no prefill kernel takes the node, or None."""
     if (tile := sizes(node).tile) != TILE:
         return f"rows are of {tile} tokens, not {TILE}"
     return refuse_pages(node)
 
 
 def refuse_pairs(node: Node) -> str | None:
-    """Refuses what `paged_pairs` is not made for."""
+    """Why `paged_pairs` does not take the node, or None."""
     if not node.target.wgmma:
         return f"{node.target.name} has no warpgroup matrix instructions"
     return refuse_group_of_two(node)
 
 
 def refuse_tiles_pair(node: Node) -> str | None:
-    """Refuses what `paged_prefill_pair` is not made for, and targets that have `paged_pairs`."""
+    """Why `paged_prefill_pair` does not take the node, or None; targets with wgmma have
+    `paged_pairs`."""
     if node.target.wgmma:
         return f"{node.target.name} has warpgroup matrix instructions"
     return refuse_group_of_two(node)
 
 
 def refuse_group_of_two(node: Node) -> str | None:
-    """Refuses what no block of two heads does."""
+    """Why no kernel with two heads a block takes the node, or None."""
     s = sizes(node)
     if s.dim != PAIR_DIM:
         return f"heads of {s.dim} are not of {PAIR_DIM}"
@@ -77,13 +71,13 @@ def refuse_group_of_two(node: Node) -> str | None:
 
 
 def splits_of(node: Node) -> int:
-    """The most parts of a tile's keys that one wave of blocks takes; 1: rows alone are as many."""
+    """The most parts of a tile's keys that fit in one wave of blocks; 1: rows fill the wave."""
     blocks = node.dim("rows") * sizes(node).heads // PAIR
     return next((n for n in SPLITS if blocks * n <= node.target.sms), 1)
 
 
 def refuse_split(node: Node) -> str | None:
-    """Refuses rows that fill the GPU without splits."""
+    """Why `paged_pairs` does not split the node's keys, or None."""
     s, rows, sms = sizes(node), node.dim("rows"), node.target.sms
     reason = refuse_pairs(node)
     if reason is None and splits_of(node) == 1:
@@ -92,8 +86,7 @@ def refuse_split(node: Node) -> str | None:
 
 
 def _order(node: Node) -> str:
-    """A token's bits depend on the parts, and on its tile's end: on the grid of 64, on its
-    position."""
+    """The reduction key: a token's bits depend on the parts and on the end of its tile."""
     return f"{splits_of(node)} parts"
 
 
@@ -101,7 +94,7 @@ def plan_prefill(node: Node) -> Plan:
     """`paged_append` over tokens, then `paged_prefill` over rows and heads."""
     s, node = sizes(node), with_queries(node)
     grid, macros = (node.dim("rows"), s.heads), tiles_macros(node)
-    attend = PREFILL.launch(node, grid, 128, macros, tiles_shared(s), longest=node.dim("MP"))
+    attend = PREFILL.launch(node, grid, 128, macros, DECLARED, longest=node.dim("MP"))
     return node.plan(appended(node), attend)
 
 
@@ -110,7 +103,12 @@ def plan_pairs(node: Node, split: bool) -> Plan:
     s, rows, splits = sizes(node), node.dim("rows"), splits_of(node) if split else 1
     node = with_queries(node)
     held, most, rest = HELD[s.storage is DType.U8]
-    numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
+    numbers = {
+        "SPLITS": splits,
+        "HELD": held,
+        "CONSUMER_REGISTERS": most,
+        "PRODUCER_REGISTERS": rest,
+    }
     if splits > 1:
         parts = rows * s.heads * splits
         counters = Scratch(rows * s.heads * 4, zeroed=True)
@@ -121,7 +119,7 @@ def plan_pairs(node: Node, split: bool) -> Plan:
         (rows, s.heads // PAIR, splits),
         128 * (PAIR + 1),
         {**pages_macros(node, s.heads), **numbers},
-        2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
+        DECLARED,
         longest=node.dim("MP"),
     )
     return node.plan(appended(node), attend)
@@ -130,32 +128,24 @@ def plan_pairs(node: Node, split: bool) -> Plan:
 def plan_tiles_pair(node: Node) -> Plan:
     """`paged_append`, then `paged_prefill_pair` over pairs of heads and rows."""
     s, node = sizes(node), with_queries(node)
-    keys = 64 if s.storage is DType.U8 else 32
     attend = PREFILL_PAIR.launch(
         node,
         (s.heads // PAIR, node.dim("rows")),
         256,
         pages_macros(node, s.heads),
-        PAIR * TILE * 2 * s.dim + 2 * keys * token_bytes(s),
+        DECLARED,
         longest=node.dim("MP"),
     )
     return node.plan(appended(node), attend)
 
 
-def tiles_shared(s: Sizes) -> int:
-    """Bytes of shared memory of `paged_prefill`: queries, two stages of keys and values."""
-    return TILE * 2 * s.dim + 2 * 2 * KEYS * token_bytes(s)
-
-
 def tiles_macros(node: Node) -> dict[str, int | float]:
     """The macros of attention_prefill_mma.cu."""
-    s = sizes(node)
-    blocks = min(2, node.target.shared_bytes // (tiles_shared(s) + 1024))
-    return {**pages_macros(node, s.heads), "BLOCKS": blocks}
+    return {**pages_macros(node, sizes(node).heads), "SHARED_LIMIT": node.target.shared_bytes}
 
 
 def with_queries(node: Node) -> Node:
-    """With memory for the queries that `paged_append` makes."""
+    """The node with scratch memory for the queries that `paged_append` writes."""
     s = sizes(node)
     return node.with_scratch(queries=node.dim("rows") * TILE * s.heads * s.dim * 2)
 
@@ -167,12 +157,12 @@ def appended(node: Node) -> Launch:
 
 
 def cost_prefill(node: Node, share: float, heads: int, resident: int, splits: int) -> float:
-    """The products of half of the longest context at a share of a library's rate, where blocks of
-    so many heads fill the multiprocessors; parts that meet take a while."""
+    """Seconds: the products of half of the longest context at `share` of a library's rate, by the
+    waves of blocks of `heads` heads; then a launch, and the merge of splits."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     pairs = rows * TILE * (node.dim("MP") * s.page / 2)
-    blocks, room = rows * s.heads // heads * splits, target.sms * resident
-    rate = target.bf16_flops * share * blocks / (-(-blocks // room) * room)
+    blocks, capacity = rows * s.heads // heads * splits, target.sms * resident
+    rate = target.bf16_flops * share * blocks / (-(-blocks // capacity) * capacity)
     return 4 * pairs * s.heads * s.dim / rate + (12e-6 if splits > 1 else 8e-6)
 
 

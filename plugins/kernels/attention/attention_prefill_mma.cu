@@ -5,11 +5,14 @@
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
 // tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
 // that none of its queries sees (benchmarks/log/attention/attention_prefill_mma.md).
-// Macros: those of paged_kv.cuh.
-#include "attention/paged_kv.cuh"
+// Macros: those of attention_kv_pages.cuh, SHARED_LIMIT (bytes of shared memory of a block).
+#include "attention/attention_kv_pages.cuh"
 
 constexpr int QUERIES = 64, KEYS = 32, THREADS = 128;
 constexpr int Q_ROW = 2 * D, Q_TILE = QUERIES * Q_ROW, KV_TILE = KEYS * ROW;
+constexpr int SHARED = Q_TILE + 4 * KV_TILE;
+constexpr int BLOCKS = 2 * (SHARED + 1024) <= SHARED_LIMIT ? 2 : 1;  // of a multiprocessor
+DYNAMIC_SHARED(paged_prefill, SHARED);
 static_assert(PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "a page is a power of two of tokens");
 
 // Grid: tokens. A block's warps take the token's heads in turn.
@@ -20,10 +23,10 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                  int most_pages) {
   int row = blockIdx.x / QUERIES, t = blockIdx.x % QUERIES;
   int slot = slots[row];
-  if (slot < 0 || t >= counts[row]) return wait_for_previous();  // the launch after relies on it
+  if (slot < 0 || t >= counts[row]) return wait_for_previous();  // the next launch relies on it
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = starts[row] + t;
   int page = page_table[(i64)slot * most_pages + at / PAGE];
-  Turn turn = turn_of(at, inv_freq, lane);
+  Rotation rotation = rotation_at(at, inv_freq, lane);
   float weight[2][VEC];
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
@@ -37,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     if (item < HEADS + KV_HEADS) {
       if (item < HEADS) normalise(h, weight[0]);
       else normalise(h, weight[1]);
-      rotate(h, turn, lane);
+      rotate(h, rotation, lane);
     }
     if (item < HEADS) {
       put_query(queries + ((i64)blockIdx.x * HEADS + item) * D, h, lane);
@@ -62,7 +65,7 @@ DEVICE int2 pages_at(const Source& s, int position) {
   return make_int2(a, b);
 }
 
-// bf16 tiles of a single block an SM (sm_121a): registers do not hold all copies' addresses.
+// With one block an SM and bf16 (sm_121a) the addresses of all copies do not fit in registers.
 DEVICE void load_tile(const Source& s, u32 to, int position, int2 ids) {
   i64 low = page_offset(ids.x, s.head, position);
   i64 high = page_offset(ids.y, s.head, position + 16) - 16 * ROW;
@@ -114,7 +117,7 @@ DEVICE void scores(float (&s)[KEYS / 8][4], u32 queries, u32 keys, int lane) {
 }
 
 // o += P · V.
-DEVICE void weigh(float (&o)[D / 8][4], const float (&p)[KEYS / 8][4], u32 values, int lane) {
+DEVICE void add_values(float (&o)[D / 8][4], const float (&p)[KEYS / 8][4], u32 values, int lane) {
   int row = lane & 15, half = lane >> 4;
 #pragma unroll
   for (int n = 0; n < KEYS / 16; n++) {
@@ -174,7 +177,7 @@ DEVICE void attend(Softmax& x, u32 queries, u32 tile, int ahead, float log2_scal
       x.sum[i >> 1] += s[n][i];
     }
   }
-  weigh(x.o, s, tile + KV_TILE, lane);
+  add_values(x.o, s, tile + KV_TILE, lane);
 }
 
 DEVICE void store_row(u16* o, const Softmax& x, int j, float scale, int t) {
@@ -194,7 +197,7 @@ DEVICE void store_row(u16* o, const Softmax& x, int j, float scale, int t) {
   }
 }
 
-// Grid: (rows, heads), the last rows first: in one long sequence they have the most to read.
+// Grid: (rows, heads), the last rows first: in a long sequence these read the most keys.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_prefill(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                   const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -220,16 +223,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   Softmax x = {};
   x.top[0] = x.top[1] = minus_infinity();
   float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-  int mine = start + 16 * warp;  // position of this warp's first query
+  int first_query = start + 16 * warp;  // position of this warp's first query
   for (int i = 0; i < tiles; i++) {
     if (i + 1 < tiles) load_tile(source, ring + ((i + 1) & 1) * 2 * KV_TILE, (i + 1) * KEYS, ids);
     commit_copies();
     ids = pages_at(source, (i + 2) * KEYS);
     wait_copies<1>();
     __syncthreads();
-    if (i * KEYS <= mine + 15) {
+    if (i * KEYS <= first_query + 15) {
       attend(x, q_tile + 16 * warp * Q_ROW, ring + (i & 1) * 2 * KV_TILE,
-             mine + (lane >> 2) - i * KEYS, log2_scale, lane);
+             first_query + (lane >> 2) - i * KEYS, log2_scale, lane);
     }
     __syncthreads();
   }

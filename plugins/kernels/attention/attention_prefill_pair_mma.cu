@@ -1,37 +1,35 @@
-// Prefill attention over paged keys and values by mma.sync, behind `paged_append`
+// Prefill attention over paged keys and values by mma.sync, after `paged_append`
 // (attention_prefill_mma.cu): two heads of a group in a block, two warps for each 32 queries.
 //
-// Both warps of a pair have the same 32 queries, so that a fragment of keys or values serves two
-// products, and a code is widened for both at once. Each makes the scores of one half of a tile's
-// keys and the sums of one half of the dimensions; maxima and weights cross through shared memory.
-// One tile of keys and one of values are there: keys come while values are read, values while keys
-// are. Tiles begin at multiples of KEYS: a query's bits do not depend on where its tile of queries
-// begins.
+// Both warps of a pair have the same 32 queries: a fragment of keys or values, widened once, is the
+// operand of two products. Each warp computes the scores of one half of a tile's keys and the sums
+// of one half of the dimensions; they exchange maxima and weights through shared memory. Shared
+// memory holds one tile of keys and one of values: one is filled while the other is read. Tiles
+// begin at multiples of KEYS: a query's bits do not depend on the start of its tile of queries.
 // Figures: log/attention/attention_prefill_pair_mma.md.
-// Macros: those of paged_kv.cuh.
-#include "attention/paged_pair_warp.cuh"
+// Macros: those of attention_kv_pages.cuh.
+#include "attention/attention_prefill_pair_warp.cuh"
 
-constexpr int LATE = THREADS / 2;  // threads that copy
-constexpr int PASS = LATE * 16;    // bytes that a copy by each brings
+constexpr int COPIERS = THREADS / 2;  // threads that copy
+constexpr int PASS = COPIERS * 16;    // bytes of one copy by each
 
 struct Barriers {
   u64 full[2], empty[2];  // of keys, of values
-  u64 begun;              // the early pairs have their first scores
+  u64 scored;             // the early pairs have computed their first scores
 };
 
-// The pages of one sequence and kv head; the late half of the threads copies tiles.
-// `which`: 0 keys, 1 values.
+// The pages of one sequence and kv head. The late pairs copy tiles. `which`: 0 keys, 1 values.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
   int head, end;
-  u32 to;  // of the tile of keys
+  u32 to;  // the tile of keys in shared memory
   Barriers& b;
 
   DEVICE int page(int tile) const { return tile * KEYS < end ? pages[tile * KEYS / PAGE] : 0; }
   DEVICE void fill(int which, int tile, int page) const {
     constexpr int ROWS = PASS / ROW;  // 8, or 4
-    const int thread = threadIdx.x % LATE, row = thread / (ROW / 16);
+    const int thread = threadIdx.x % COPIERS, row = thread / (ROW / 16);
     const int left = end - tile * KEYS - row;
     const u8* from = (which ? values : keys) + page_offset(page, head, tile * KEYS) + thread * 16;
     const u32 place = to + which * TILE + (thread * 16 ^ row << 4);
@@ -41,40 +39,40 @@ struct Source {
     }
     barrier_arrive_after_copies(&b.full[which]);
   }
-  // Once all warps have done with the one before.
+  // Waits until all warps have read the tile before.
   DEVICE void refill(int which, int tile, int page) const {
     barrier_wait(&b.empty[which], ~tile & 1);
     fill(which, tile, page);
   }
 };
 
-// One tile. SEEN: by some query of the pair. Of a scheduler's two warps one is late: it begins
-// behind the other's first scores, so that one's softmax runs beside the other's products. Late
-// warps copy: nobody is behind them.
+// One tile. SEEN: some query of the pair sees it. Of the two warps of a scheduler one is late: it
+// starts after the other's first scores, so that the softmax of one overlaps the products of the
+// other. Late warps copy, since no warp waits for their scores.
 template <bool SEEN>
 DEVICE void attend(Warp& x, const Source& from, int tile, int& page) {
   Barriers& b = from.b;
-  const u32 turn = tile & 1;
+  const u32 phase = tile & 1;
   const bool late = x.pair >= PAIRS / 2;
   float s[2][OWN / 8][4] = {};
   if (late) {
     if (tile > 0) from.refill(1, tile, page);
     page = from.page(tile + 1);
   }
-  barrier_wait(&b.full[0], turn);
+  barrier_wait(&b.full[0], phase);
   if constexpr (SEEN) scores(s, x);
   __syncwarp();
-  if (tile == 0 && !late) barrier_arrive_warp(&b.begun, x.lane);
+  if (tile == 0 && !late) barrier_arrive_warp(&b.scored, x.lane);
   barrier_arrive_warp(&b.empty[0], x.lane);
-  if constexpr (SEEN) settle(x, s, tile);
+  if constexpr (SEEN) update_maxima(x, s, tile);
   if (late && (tile + 1) * KEYS < from.end) from.refill(0, tile + 1, page);
-  barrier_wait(&b.full[1], turn);
+  barrier_wait(&b.full[1], phase);
   if constexpr (SEEN) sums(x, s);
   __syncwarp();
   barrier_arrive_warp(&b.empty[1], x.lane);
 }
 
-// The queries of both heads into the panels; those that are not there are zeros.
+// The queries of both heads to the panels; rows from `count` on are zeros.
 DEVICE void copy_queries(u32 to, const u16* from, int count) {
   const int warp = threadIdx.x >> 5, c = lane_id();
   const u32 place = to + c / 8 * PANEL + swizzled<LINE>(warp, c % 8);
@@ -86,8 +84,9 @@ DEVICE void copy_queries(u32 to, const u16* from, int count) {
   }
 }
 
-// Grid: (pairs of heads, rows), the last rows first: in one long sequence they have the most to
-// read.
+DYNAMIC_SHARED(paged_prefill_pair, VALUES_AT + TILE);
+
+// Grid: (pairs of heads, rows), the last rows first: in a long sequence these read the most keys.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_prefill_pair(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                        const int* page_table, const int* slots, const int* starts,
@@ -96,15 +95,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ Barriers barriers;
   __shared__ float4 tallies[PAIRS][2][8];
   const int row = gridDim.y - 1 - blockIdx.y, head = blockIdx.x * IN_BLOCK;
-  const int slot = slots[row], valid = counts[row], start = starts[row];  // on their way at once
+  const int slot = slots[row], valid = counts[row], start = starts[row];  // loads in parallel
   const int count = slot >= 0 ? valid : 0;
   const int warp = threadIdx.x >> 5, lane = lane_id(), pair = warp >> 1, half = warp & 1;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
-      barrier_init(&barriers.full[i], LATE);
+      barrier_init(&barriers.full[i], COPIERS);
       barrier_init(&barriers.empty[i], WARPS * WARP_ARRIVALS);
     }
-    barrier_init(&barriers.begun, WARPS / 2 * WARP_ARRIVALS);
+    barrier_init(&barriers.scored, WARPS / 2 * WARP_ARRIVALS);
   }
   __syncthreads();
   wait_for_previous();
@@ -137,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_matrix(x.held[step][m], (x.queries ^ step * 32) + m * 16 * LINE);
       }
     }
-    if (pair >= PAIRS / 2) barrier_wait(&barriers.begun, 0);
+    if (pair >= PAIRS / 2) barrier_wait(&barriers.scored, 0);
     int i = 0;
 #pragma unroll 1
     for (; i < seen; i++) attend<true>(x, from, i, page);

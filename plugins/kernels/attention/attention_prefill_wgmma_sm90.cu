@@ -1,28 +1,29 @@
-// Prefill attention over paged keys and values on Hopper's warpgroup matrix unit, behind
-// `paged_append` (attention_prefill_mma.cu): FlashAttention-3's division of labour.
+// Prefill attention over paged keys and values by wgmma, after `paged_append`
+// (attention_prefill_mma.cu), with the warp specialisation of FlashAttention-3.
 //
-// A block has the 64 queries of one tile of two heads of a group, a warpgroup each, which read the
-// same keys and values in tiles of 64 tokens, two of each in shared memory. A third warpgroup fills
-// them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
-// its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
-// bits do not depend on where its tile of queries begins.
+// A block has the 64 queries of one tile of two heads of a group, a consumer warpgroup a head. Both
+// read the same tiles of 64 keys and values, two of each in shared memory, which a producer
+// warpgroup fills (attention_kv_stages_sm90.cuh). A consumer issues the sums of one tile with the
+// scores of the next; its softmax overlaps the other consumer's products. Tiles begin at multiples
+// of 64: a query's bits do not depend on the start of its tile of queries.
 // Figures: log/attention/attention_prefill_wgmma_sm90.md.
-// Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
-// last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
-// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
-// those in registers), MOST, REST (registers of a consumer's and a producer's thread).
-#include "attention/paged_rings.cuh"
+// For few queries after a long context SPLITS blocks share a tile's keys (split-KV): the last
+// warpgroup of a head adds the parts in ascending order. Bits then depend on the tile's start too.
+// Macros: those of attention_kv_pages.cuh; SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
+// the number in registers), CONSUMER_REGISTERS, PRODUCER_REGISTERS (of a thread).
+#include "attention/attention_kv_stages_sm90.cuh"
 #include "common/wgmma16_sm90.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STEPS = D / 16;
 static_assert(GQA_GROUP % CONSUMERS == 0, "both heads of a block have one kv head");
-constexpr int LEAST = 8;          // tiles of keys that are worth a block
-constexpr float LOWEST = -1e30f;  // below any score; a row that sees no key of a part keeps it
-// Shared memory: the queries of two heads, then the rings of paged_rings.cuh.
+constexpr int LEAST = 8;          // tiles of keys of a block, at least
+constexpr float LOWEST = -1e30f;  // below any score: the maximum of a row that sees no key
+// Shared memory: the queries of two heads, then the rings of attention_kv_stages_sm90.cuh.
 constexpr int KEYS_AT = CONSUMERS * HALF_TILE, VALUES_AT = KEYS_AT + STAGES * HALF_TILE;
 
 struct Consumer {
-  u32 queries, keys, values;  // uniform: this head's queries, the first tile of each ring
+  u32 queries, keys,
+      values;  // addresses, uniform: this head's queries, the first tile of each ring
   float o[D / 8][4], s[KEYS / 8][4];
   float top[2], sum[2], shrink[2];  // of rows g and g + 8
   u32 p[KEYS / 16][4];
@@ -32,13 +33,13 @@ struct Consumer {
   Barriers& b;
 };
 
-// Where k-step `step` of a tile begins, in a descriptor's units.
+// The start of k-step `step` of a tile, in a descriptor's units.
 template <int ROWS>
 DEVICE u64 step_of(u64 tile, int step) {
   return tile + (u64)(step / 4 * (ROWS * 8) + step % 4 * 2);
 }
 
-DEVICE void ask_scores(Consumer& x, int tile) {
+DEVICE void issue_scores(Consumer& x, int tile) {
   using Mma = Wgmma16<KV_FP8>;
   const u64 keys = wgmma_tile(x.keys + tile % STAGES * HALF_TILE);
   const u64 queries = wgmma_tile(x.queries);
@@ -59,7 +60,7 @@ DEVICE void ask_scores(Consumer& x, int tile) {
   wgmma_commit();
 }
 
-DEVICE void ask_sums(Consumer& x, int tile) {
+DEVICE void issue_sums(Consumer& x, int tile) {
   const u64 values = wgmma_columns<KEYS>(x.values + tile % STAGES * HALF_TILE);
   barrier_wait(&x.b.full[1][tile % STAGES], tile / STAGES & 1);
   wgmma_fence();
@@ -74,9 +75,10 @@ DEVICE void release(Consumer& x, int which, int tile) {
   if (lane_id() == 0) barrier_arrive(&x.b.empty[which][tile % STAGES]);
 }
 
-// The scores of a tile become weights, to the new maximum; `shrink` is what older sums shrink by.
+// The scores of a tile become weights relative to the new maximum; `shrink` is the factor of the
+// earlier sums.
 template <bool MASKED>
-DEVICE void soften(Consumer& x, int tile) {
+DEVICE void softmax_weights(Consumer& x, int tile) {
   float higher[2] = {x.top[0], x.top[1]};
   const int ahead = x.first - tile * KEYS - 2 * (lane_id() & 3);
 #pragma unroll
@@ -105,8 +107,8 @@ DEVICE void soften(Consumer& x, int tile) {
   }
 }
 
-// Older sums shrink where a maximum rose; weights become operands.
-DEVICE void settle(Consumer& x) {
+// Scales the earlier sums where a maximum rose; packs the weights as operands.
+DEVICE void rescale_sums(Consumer& x) {
   if (__any_sync(~0u, x.shrink[0] != 1.0f || x.shrink[1] != 1.0f)) {
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
@@ -124,40 +126,40 @@ DEVICE void settle(Consumer& x) {
   }
 }
 
-// From tile - 1, whose weights are ready, to tile.
+// Sums of tile - 1, after its softmax; scores and softmax of `tile`.
 template <bool MASKED>
 DEVICE void advance(Consumer& x, int tile) {
-  ask_sums(x, tile - 1);
-  ask_scores(x, tile);
+  issue_sums(x, tile - 1);
+  issue_scores(x, tile);
   wgmma_wait<1>();
   release(x, 1, tile - 1);
   wgmma_wait<0>();
   keep_order(x.s);
   keep_order(x.o);
   release(x, 0, tile);
-  soften<MASKED>(x, tile);
-  settle(x);
+  softmax_weights<MASKED>(x, tile);
+  rescale_sums(x);
 }
 
 DEVICE void consume(Consumer& x, int tiles, int whole) {
-  ask_scores(x, 0);
+  issue_scores(x, 0);
   wgmma_wait<0>();
   keep_order(x.s);
   release(x, 0, 0);
-  soften<true>(x, 0);
-  x.shrink[0] = x.shrink[1] = 1.0f;  // nothing is there yet
-  settle(x);
+  softmax_weights<true>(x, 0);
+  x.shrink[0] = x.shrink[1] = 1.0f;  // no earlier sums
+  rescale_sums(x);
   int i = 1;
 #pragma unroll 1
   for (; i < whole; i++) advance<false>(x, i);
 #pragma unroll 1
   for (; i < tiles; i++) advance<true>(x, i);
-  ask_sums(x, tiles - 1);
+  issue_sums(x, tiles - 1);
   wgmma_wait<0>();
   keep_order(x.o);
 }
 
-// This head's queries into shared memory, by its warpgroup; those that are not there are zeros.
+// This head's queries to shared memory, by its warpgroup; rows from `count` on are zeros.
 DEVICE void load_queries(Consumer& x, const u16* from, int count, int group) {
 #pragma unroll 4
   for (int at = threadIdx.x % GROUP; at < QUERIES * (D / 8); at += GROUP) {
@@ -194,7 +196,7 @@ DEVICE void store_row(u16* o, const Consumer& x, int j, float scale, int t) {
   }
 }
 
-// A row's total from those of its four lanes.
+// A row's total: the sum over its four lanes.
 DEVICE void add_totals(Consumer& x) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
@@ -203,7 +205,6 @@ DEVICE void add_totals(Consumer& x) {
   }
 }
 
-// The rows of a lane to the result.
 DEVICE void store(u16* o, Consumer& x, int count, float scale) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
@@ -219,9 +220,9 @@ DEVICE void store_zeros(u16* o, int from) {
   }
 }
 
-// Where the parts of one tile of one head meet: sums as threads hold them, each thread's two maxima
-// and totals, the number that is there.
-struct Meeting {
+// Scratch memory of the parts of one tile and head: sums [parts, D / 8, thread], each thread's two
+// maxima and totals, the number of parts that have arrived.
+struct SplitSums {
   float4 *sums, *tallies;
   int* arrivals;
   int parts;
@@ -229,8 +230,9 @@ struct Meeting {
   DEVICE float4* sum(int part) const { return sums + (i64)part * (D / 8) * GROUP; }
 };
 
-// This part's sums to its place; true in the last warpgroup to arrive, which then has them all.
-DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int group, int* last) {
+// Stores this part's sums. True in the last warpgroup to arrive, with the sums of all parts.
+DEVICE bool merge_splits(Consumer& x, const SplitSums& m, int part, int thread, int group,
+                         int* last) {
 #pragma unroll
   for (int n = 0; n < D / 8; n++) {
     m.sum(part)[n * GROUP + thread] = make_float4(x.o[n][0], x.o[n][1], x.o[n][2], x.o[n][3]);
@@ -268,8 +270,10 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
-// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
-// most to read.
+DYNAMIC_SHARED(paged_pairs, (CONSUMERS + 2 * STAGES) * HALF_TILE);
+
+// Grid: (rows, pairs of heads, SPLITS), the last rows first: in a long sequence these read the most
+// keys.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_pairs(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                 const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -297,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const u32 base = shared_address(shared);
   const int thread = threadIdx.x % GROUP, warp = thread >> 5;
   if (group == CONSUMERS) {
-    fewer_registers<REST>();
+    fewer_registers<PRODUCER_REGISTERS>();
     const Source source{keys,
                         values,
                         page_table + (i64)max(slot, 0) * most_pages,
@@ -311,8 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       else produce_copies(p);
     }
   } else {
-    more_registers<MOST>();
-    bool mine = true;  // to store
+    more_registers<CONSUMER_REGISTERS>();
+    bool stores = true;
     if (count > 0) {
       Consumer x = {uniform(base + group * HALF_TILE),
                     uniform(base + KEYS_AT),
@@ -335,12 +339,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       add_totals(x);
       if (SPLITS > 1 && all > each) {
         const i64 place = ((i64)row * HEADS + head) * SPLITS;
-        const Meeting m{sums + place * (D / 8) * GROUP, tallies + place * GROUP,
-                        arrivals + row * HEADS + head, (all + each - 1) / each};
-        mine = meet_parts(x, m, part, forget(threadIdx.x) % GROUP, group, last);
+        const SplitSums m{sums + place * (D / 8) * GROUP, tallies + place * GROUP,
+                          arrivals + row * HEADS + head, (all + each - 1) / each};
+        stores = merge_splits(x, m, part, forget(threadIdx.x) % GROUP, group, last);
       }
-      if (mine) store(o + first, x, count, KV_FP8 ? kv_scale[1] : 1.0f);
+      if (stores) store(o + first, x, count, KV_FP8 ? kv_scale[1] : 1.0f);
     }
-    if (mine) store_zeros(o + first, count);
+    if (stores) store_zeros(o + first, count);
   }
 }

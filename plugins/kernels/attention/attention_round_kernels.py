@@ -1,9 +1,8 @@
-"""The CUDA side of attention over a round of drafts: rows of two to eight tokens.
+"""Planner of attention over a round of drafts: rows of two to eight tokens, in one launch.
 
-One launch, as for one token (`attention_decode_kernels.py`), and for each order of one token's sums
-a tactic with the same: a key of `reduction` is the name of the tactic of tile 1 that gives a token
-the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and what a team has behind its
-ring (paged_team.cuh).
+Each order of sums of `attention_decode_kernels.py` has a tactic here with the same order: the
+`reduction` key of a tactic is the name of the one-token tactic with equal bits. Sizes mirror
+`struct Block` of attention_merge.cuh and `Weights` of attention_warp_team.cuh.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from spark_engine.plugins.kernels.attention.attention_decode_kernels import (
     epilogue,
     most_warps,
     pages_macros,
+    readers_of,
     refuse_group,
     sizes,
     stages_alone,
     token_bytes,
-    walkers_of,
     with_sums,
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Node
@@ -36,28 +35,28 @@ from spark_engine.plugins.tuning import sm_90a, sm_121a
 from spark_engine.plugins.tuning.sizes import FAN, Shared
 
 ROUNDED = Kernel("paged_round", ARGS)
-LISTED = 11 << 10  # bytes that a block keeps free for its list of runs
-DEEP = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
-LEAST = 128  # dimensions of a head that a team takes
-WEIGHTS = 512  # bytes of a team for each query, twice where values lag
+RUN_LIST_BYTES = 11 << 10  # of a block's shared memory, for its list of runs
+TEAM_STAGES = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring; the first that fits
+TEAM_MIN_DIM = 128  # dimensions of a head of a team, at least
+WEIGHTS = 512  # bytes of a team for each query; twice that if values lag by a tile
 
 
 def runs_of(tile: int, queries: int) -> int:
-    """Runs of a row, at most: queries of one size of chunks, which changes twice at most; and those
-    that are not there."""
+    """Entries of a row in the list of runs: the chunk size changes at most twice in a row, and
+    queries that the row lacks are a run too."""
     return min(tile, -(-tile // queries) + 3)
 
 
 def refuse(node: Node, size: Shared) -> str | None:
-    """Refuses other tiles, queries without a gain, more warps or shared memory than there are."""
+    """Why the round kernel does not take the node, or None."""
     s, target, most, queries = sizes(node), node.target, size.chunks.warps, size.queries
     if not 2 <= s.tile <= ROUND:
         return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
     if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries // 2)):
         return f"{s.tile} queries by {queries} read no less than by {queries // 2}"
-    if queries > 1 and s.dim < LEAST:
-        return f"heads of {s.dim} are too small to share out; from {LEAST} on"
-    warps = walkers_of(s, most) * queries
+    if queries > 1 and s.dim < TEAM_MIN_DIM:
+        return f"heads of {s.dim} are too small for a team; the least is {TEAM_MIN_DIM}"
+    warps = readers_of(s, most) * queries
     if queries > 1 and warps > most_warps(s, target):
         return f"{warps} warps have too few registers each"
     reason = refuse_group(node, size.chunks)
@@ -74,75 +73,75 @@ def _listed(s: Sizes, node: Node, queries: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """A block: rings, tiles of each, queries merged at once, bytes without the list of runs."""
+    """A block: rings of tiles, tiles of a ring, queries of a merge, bytes without the runs."""
 
-    walkers: int
+    readers: int
     stages: int
-    at_once: int
+    merge_batch: int
     shared: int
 
 
 def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
-    """A team's ring is deeper, and all sums of a block lie side by side, where there is room beside
-    the other blocks of a multiprocessor."""
-    token, walkers = token_bytes(s), walkers_of(s, most)
+    """The first form that leaves shared memory for the other blocks of a multiprocessor: deep rings
+    and all queries merged at once; else a single warp's ring and one query a merge."""
+    token, readers = token_bytes(s), readers_of(s, most)
 
-    def made(stages: int, at_once: int) -> Shape:
+    def made(stages: int, merge_batch: int) -> Shape:
         weights = WEIGHTS * queries * (1 + (stages > 2)) if queries > 1 else 0
-        arena = max(stages * 2 * 16 * token + weights, at_once * COLUMNS * (s.dim + 4) * 4)
+        arena = max(stages * 2 * 16 * token + weights, merge_batch * COLUMNS * (s.dim + 4) * 4)
         heads = queries * COLUMNS * (s.dim + 8) * 2
-        rest = heads + 2 * s.tile * token + at_once * walkers * COLUMNS * 8
-        return Shape(walkers, stages, at_once, walkers * arena + rest + 80)
+        rest = heads + 2 * s.tile * token + merge_batch * readers * COLUMNS * 8
+        return Shape(readers, stages, merge_batch, readers * arena + rest + 80)
 
     alone = stages_alone(s)
-    blocks = max(1, RESIDENT // (walkers * queries))
-    room = (target.shared_bytes + 1024) // blocks - 1024 - LISTED
-    deep = DEEP[queries] if target.large_shared else ()
-    forms = [made(stages, queries) for stages in (*deep, alone)]
-    return next((f for f in forms if f.shared <= room), made(alone, 1))
+    blocks = max(1, RESIDENT // (readers * queries))
+    free = (target.shared_bytes + 1024) // blocks - 1024 - RUN_LIST_BYTES
+    deeper = TEAM_STAGES[queries] if target.large_shared else ()
+    forms = [made(stages, queries) for stages in (*deeper, alone)]
+    return next((f for f in forms if f.shared <= free), made(alone, 1))
 
 
 def plan(node: Node, size: Shared) -> Plan:
-    """As many blocks as are resident; partial sums of every chunk of every query."""
+    """A grid of the resident blocks; scratch memory for the partial sums of every chunk."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     chunks, queries = size.chunks, size.queries
     shape = _shape(s, target, chunks.warps, queries)
-    walkers, shared = shape.walkers, shape.shared
+    readers, shared = shape.readers, shape.shared
     listed, runs = _listed(s, node, queries), runs_of(s.tile, queries)
-    blocks = _resident(target, chunks.warps, walkers * queries, queries, shared + listed)
-    places = min(chunks.most, -(-node.dim("MP") * s.page // chunks.tokens))
-    items = rows * runs * s.kv_heads * places
+    blocks = _resident(target, chunks.warps, readers * queries, queries, shared + listed)
+    most_chunks = min(chunks.most, -(-node.dim("MP") * s.page // chunks.tokens))
+    items = rows * runs * s.kv_heads * most_chunks
     macros = {
         **pages_macros(node, s.heads),
         "TOKENS": s.tile,
         "QUERIES": queries,
-        "WALKERS": walkers,
-        "WARPS": walkers * queries,
+        "READERS": readers,
+        "WARPS": readers * queries,
         "STAGES": shape.stages,
-        "AT_ONCE": shape.at_once,
+        "MERGE_BATCH": shape.merge_batch,
         "CHUNK": chunks.tokens,
         "MOST_CHUNKS": chunks.most,
         "BLOCKS": blocks,
         "SHARED": shared,
         **epilogue(node),
     }
-    sums = rows * s.tile * s.kv_heads * places * s.group
+    sums = rows * s.tile * s.kv_heads * most_chunks * s.group
     node = with_sums(node, sums, rows * runs * s.kv_heads)
     launch = ROUNDED.launch(
-        node, min(items, target.sms * blocks), 32 * walkers * queries, macros, shared + listed,
+        node, min(items, target.sms * blocks), 32 * readers * queries, macros, shared + listed,
         rows=rows, longest=node.dim("MP"),
     )  # fmt: skip
     return node.plan(launch)
 
 
 def _resident(target: Target, most: int, warps: int, queries: int, shared: int) -> int:
-    """Blocks of a multiprocessor; one takes 1 KiB beside what it asks for."""
+    """Blocks of a multiprocessor; the hardware reserves 1 KiB a block."""
     by_warps = RESIDENT // (most if queries == 1 else warps)
     return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
 
 
 def cost(node: Node, size: Shared) -> float:
-    """As of one token, with every run reading its row once more."""
+    """Seconds, as of one token; every run reads its row again."""
     s, rows, target = sizes(node), node.dim("rows"), node.target
     chunk, most, queries = size.chunks.tokens, size.chunks.warps, size.queries
     length = min(node.dim("MP") * s.page, TYPICAL)
@@ -150,12 +149,12 @@ def cost(node: Node, size: Shared) -> float:
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
     shape = _shape(s, target, most, queries)
     runs = -(-s.tile // queries)
-    way = 9e-6 + 2.3e-6 * length / (16 * chunks * shape.walkers)
+    latency = 9e-6 + 2.3e-6 * length / (16 * chunks * shape.readers)
     read = 2 * runs * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
     shared = shape.shared + _listed(s, node, queries)
-    blocks = _resident(target, most, shape.walkers * queries, queries, shared)
+    blocks = _resident(target, most, shape.readers * queries, queries, shared)
     rounds = runs * rows * s.kv_heads * chunks / (target.sms * blocks)
-    return max(way, read + 6.5e-6 * max(1.0, rounds)) + merges
+    return max(latency, read + 6.5e-6 * max(1.0, rounds)) + merges
 
 
 def _candidate(size: Shared) -> Candidate:

@@ -1,26 +1,26 @@
-// Decode attention over the few tokens of a round of drafts, one launch: attention_decode_mma.cu's
-// work with several queries a row, whose keys and values are read once for all of them.
+// Decode attention over the tokens of a round of drafts, one launch: attention_decode_mma.cu with
+// several queries a row, which share one read of the keys and values.
 //
-// Work: each query cuts its row into chunks by its own length, as if it were alone; a run is the
-// neighbouring queries of a row (up to QUERIES) whose chunks are of one size, and a work item is
-// (run, chunk, kv head). A query's bits are those of attention_decode_mma.cu with as many walkers.
-// Block: WALKERS rings of 16-token tiles, each filled and read by a team of QUERIES warps
-// (paged_team.cuh).
-// Append: positions from the round's start on are never read from pages: every item that covers
-// some makes them from the activations; those of a row's last run store them.
-// Figures: 27B, e4m3 pages, 1k, T = 4, H200, one query a walker: 10 us at 1 row
+// Work: the chunks of a query depend on its own length alone, as for a row of one token. A run is
+// up to QUERIES neighbouring queries of a row with equal chunks; a work item is (run, chunk, kv
+// head). A query's bits are those of attention_decode_mma.cu with READERS warps.
+// Block: READERS rings of 16-token tiles; a team of QUERIES warps fills and reads each
+// (attention_warp_team.cuh).
+// Append: a work item computes the keys and values of the round's positions in its chunk from the
+// activations, not from pages; the items of a row's last run store them.
+// Figures: 27B, e4m3 pages, 1k, T = 4, H200, one query a reader: 10 us at 1 row
 // (log/attention/attention_round_mma.md).
-// Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
-// (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, MOST_CHUNKS, BLOCKS (of a
-// multiprocessor), SHARED (bytes).
-#define APART 1
-#include "attention/paged_team.cuh"
+// Macros: those of attention_kv_pages.cuh and attention_merge.cuh; TOKENS (of a row), QUERIES,
+// READERS, WARPS (QUERIES * READERS), STAGES, MERGE_BATCH (queries a merge), CHUNK, MOST_CHUNKS,
+// BLOCKS (of a multiprocessor), SHARED (bytes).
+#define CHUNK_STRIDE 1
+#include "attention/attention_warp_team.cuh"
 
-static_assert(WARPS == QUERIES * WALKERS, "a warp for each query of each walker");
+static_assert(WARPS == QUERIES * READERS, "a warp for each query of each reader");
 constexpr int BATCH = 4;  // heads that a warp loads at once
 
-// What is made of the activations: queries of the run into shared memory, and the round's keys and
-// values that lie in this chunk; where `appends`, also into the pages.
+// From the activations: the run's queries, and the round's keys and values of this chunk, to shared
+// memory; if the item `appends`, keys and values to the pages too.
 DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm,
                     const float* k_norm, const float* inv_freq, const float* kv_scale, u8* keys,
                     u8* values, const int* pages, int warp, int lane) {
@@ -49,7 +49,7 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
       if (made < 0 || which == 0) {
         if (made < 0) normalise(h, weights[0]);
         else normalise(h, weights[1]);
-        rotate(h, turn_of(start + t, inv_freq, lane), lane);
+        rotate(h, rotation_at(start + t, inv_freq, lane), lane);
       }
       if (made < 0) {
         put_query(b.queries[item / GQA_GROUP * COLUMNS + item % GQA_GROUP], h, lane);
@@ -65,16 +65,16 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
   }
 }
 
-// The block's sums over its walkers, query by query: to the result where a query has one chunk,
-// else to the scratch, which has room for `parts` chunks of each.
+// The block's sums over its readers, query by query: to the result if a query has one chunk, else
+// to scratch memory, which holds `parts` chunks of each query.
 DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const Out& out,
-                       float4* sums, float2* tallies, int parts, int walker, int mine, int lane) {
+                       float4* sums, float2* tallies, int parts, int reader, int member, int lane) {
 #pragma unroll 1
-  for (int base = 0; base < QUERIES; base += AT_ONCE) {
-    spill_queries(b, x, walker, mine, base, lane);
+  for (int base = 0; base < QUERIES; base += MERGE_BATCH) {
+    store_query_sums(b, x, reader, member, base, lane);
     __syncthreads();
 #pragma unroll 1
-    for (int n = base; n < min(base + AT_ONCE, done.queries); n++) {
+    for (int n = base; n < min(base + MERGE_BATCH, done.queries); n++) {
       WorkItem query = done.query(n);
       if (done.chunk >= query.chunks) continue;
       uint2 gate = query.chunks == 1 ? gate_of(query, out.qkv, threadIdx.x) : uint2{};
@@ -86,8 +86,8 @@ DEVICE void merge_item(Block& b, const Item& done, Sums& x, float scale, const O
   }
 }
 
-// The merge after a work item of a run of several chunks; counters of a (run, kv head): one of its
-// groups, then one for each group.
+// The merge after a work item of a run of several chunks. Counters of a (run, kv head): arrived
+// groups, then the arrived chunks of each group.
 DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals, int parts) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
@@ -113,6 +113,8 @@ DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, floa
   }
 }
 
+DYNAMIC_SHARED(paged_round, sizeof(Block));
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_round(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                 const float* kv_scale, u8* keys, u8* values, const int* page_table,
@@ -123,45 +125,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  int walker = warp / QUERIES, mine = warp % QUERIES;
+  int reader = warp / QUERIES, member = warp % QUERIES;
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_runs(b, slots, starts, counts, rows, warp, lane);
   int items = b.rows[rows * RUNS].before * KV_HEADS;
   int index = blockIdx.x;
   Item u = {};
-  Walk walk = {keys, values};
-  // Earlier positions are older than the previous launch: fetched before waiting for it.
+  TileStream stream = {keys, values};
+  // The previous launch does not write earlier positions: they are loaded before the wait.
   if (index < items) {
     u = item_at(index, b.rows, rows);
-    walk = walk_of(b, u, keys, values, page_table, most_pages, walker);
+    stream = start_stream(b, u, keys, values, page_table, most_pages, reader);
   }
   wait_for_previous();
   launch_dependents();
   while (index < items) {
     if (u.length > 0) {
-      prepare(b, u, qkv, q_norm, k_norm, inv_freq, kv_scale, keys, values, walk.pages, warp, lane);
+      prepare(b, u, qkv, q_norm, k_norm, inv_freq, kv_scale, keys, values, stream.pages, warp,
+              lane);
     }
     __syncthreads();
-    Held q;
-    hold(q, b, mine, lane);
+    QueryOperand q;
+    load_operand(q, b, member, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-    const int end = u.end, later = min(mine | 1, u.queries - 1);
-    const Own own{mine < u.queries ? min(end, u.seen(mine)) : 0,
-                  (mine & ~1) < u.queries ? min(end, u.seen(later)) : 0};
+    const int end = u.end, later = min(member | 1, u.queries - 1);
+    const Visible visible{member < u.queries ? min(end, u.seen(member)) : 0,
+                          (member & ~1) < u.queries ? min(end, u.seen(later)) : 0};
     Sums x = {};
     x.top[0] = x.top[1] = minus_infinity();
-    walk_tiles(x, walk, q, b, end, own, log2_scale, walker, mine, lane);
+    attend_tiles(x, stream, q, b, end, visible, log2_scale, reader, member, lane);
     wait_copies<0>();
     __syncthreads();
     Item done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     int parts = min(MOST_CHUNKS, (most_pages * PAGE + CHUNK - 1) / CHUNK);
-    merge_item(b, done, x, scale, out, sums, tallies, parts, walker, mine, lane);
+    merge_item(b, done, x, scale, out, sums, tallies, parts, reader, member, lane);
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
       u = item_at(index, b.rows, rows);
-      walk = walk_of(b, u, keys, values, page_table, most_pages, walker);
+      stream = start_stream(b, u, keys, values, page_table, most_pages, reader);
     }
     if (done.chunks > 1) merge_run(b, done, scale, out, sums, tallies, arrivals, parts);
   }

@@ -1,8 +1,7 @@
-// The wait of a short kernel whose successor may prefetch its weights meanwhile.
+// The wait of a short kernel that lets the next launch prefetch its weights early.
 //
-// EARLY (a macro that the build gives, 0 where it does not): what the launch behind this one reads
-// before its own wait is old enough (`Early` of spark_engine/kernel.py), so that it may begin ahead
-// of this kernel's wait.
+// EARLY (a macro of the build, default 0): the next launch reads nothing recent before its own wait
+// (`Early` of spark_engine/kernel.py), so it may begin before this kernel's wait.
 #pragma once
 #include "common/ptx.cuh"
 
@@ -10,8 +9,8 @@
 #define EARLY 0
 #endif
 
-// A word, or zero, past this multiprocessor's own cache: of what was written a launch ago, where
-// this kernel has not waited yet.
+// A word, or zero; bypasses L1. For data that the launch before the previous one wrote, in a kernel
+// that has not waited yet.
 DEVICE u32 load_late_if(bool there, const u32* p) {
   u32 v;
   asm volatile(

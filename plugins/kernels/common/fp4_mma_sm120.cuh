@@ -12,7 +12,7 @@
 #pragma once
 #include "common/numeric.cuh"
 
-// NVRTC defines this macro alone for sm_12xa; nvcc's __CUDA_ARCH_FEAT_SM121_ALL it does not know.
+// NVRTC defines this macro for sm_12xa, but not nvcc's __CUDA_ARCH_FEAT_SM121_ALL.
 #if defined(__CUDA_ARCH_SPECIFIC__) && __CUDA_ARCH_SPECIFIC__ / 100 == 12
 constexpr bool FP4_MMA = true;
 
@@ -27,7 +27,7 @@ DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scal
         "n"(PAIR), "n"(LANE));
 }
 
-// With PAIR = step % 2 and LANE = step, which the compiler must know.
+// With PAIR = step % 2 and LANE = step; `step` must be a constant after unrolling.
 DEVICE void mma_nvfp4_step(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
                            u32 scale_b, int step) {
   if (step == 0) mma_nvfp4<0, 0>(d, a, b0, b1, scale_a, scale_b);

@@ -1,12 +1,12 @@
 // Number formats and sums of one thread, warp or block: bf16, e4m3, e2m1, reductions.
 //
-// Every rounding is to nearest, ties to even, as the numpy references do it. Reductions add in a
-// fixed order, so a row's bits do not depend on the rows beside it.
+// Every rounding is to nearest, ties to even, as in the numpy references. Reductions add in a fixed
+// order, so a row's bits do not depend on other rows.
 #pragma once
 #include "common/ptx.cuh"
 
 // ---- bf16 ------------------------------------------------------------------------------------
-// NaN becomes the NaN that the hardware's conversion gives.
+// A NaN becomes the NaN of the hardware's conversion.
 DEVICE float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 DEVICE float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
 DEVICE float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -62,8 +62,8 @@ DEVICE void widen(u32 codes, u32& low, u32& high) {
 }
 DEVICE float from_e4m3(u8 code) { return from_f16((u16)e4m3x2_to_f16x2(code)); }
 
-// ---- e2m1: codes 0..7 are 0 .5 1 1.5 2 3 4 6, bit 3 the sign; a negative value gets it even where
-// it rounds to zero. By comparisons on every target: sm_90 has no such conversion.
+// ---- e2m1: codes 0..7 are 0 .5 1 1.5 2 3 4 6, bit 3 the sign, also of a negative value that
+// rounds to zero. By comparisons on every target: sm_90 has no conversion instruction.
 DEVICE u32 to_e2m1(float x) {
   float a = fabsf(x);
   u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) +
@@ -79,7 +79,7 @@ DEVICE u32 ordered_key(float x) {
   return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
 }
 DEVICE float key_value(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
-// A NaN comes last, but before 0, which is no float's key.
+// A NaN has a key below all floats and above 0, which is no float's key.
 DEVICE u32 ordered_key_nan_last(float x) {
   const u32 key = ordered_key(x);
   return x != x ? 1u : key;
@@ -96,50 +96,43 @@ DEVICE float warp_max(float x) {
   for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
   return x;
 }
-// The sum over a block of N_THREADS (whole warps), in every thread. `room` is N_THREADS / 32 floats
-// of shared memory that nobody uses meanwhile; the caller synchronises before using it again.
+// The sum over a block of N_THREADS (whole warps), in every thread. `partial`: N_THREADS / 32
+// floats of shared memory; the caller synchronises before it uses them again.
 template <int N_THREADS>
-DEVICE float block_sum(float x, float* room) {
+DEVICE float block_sum(float x, float* partial) {
   x = warp_sum(x);
   if (N_THREADS == 32) return x;
-  if (lane_id() == 0) room[threadIdx.x / 32] = x;
+  if (lane_id() == 0) partial[threadIdx.x / 32] = x;
   __syncthreads();
   float total = 0.0f;
 #pragma unroll
-  for (int w = 0; w < N_THREADS / 32; w++) total += room[w];
+  for (int w = 0; w < N_THREADS / 32; w++) total += partial[w];
   return total;
 }
 
-// ---- powers and reciprocals, subnormals flushed ------------------------------------------------
+// ---- powers, subnormals flushed ----------------------------------------------------------------
 DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-DEVICE float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // ---- activations, in f32 -----------------------------------------------------------------------
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
-// Within 1e-6 of the above, at a third of the instructions.
+// Within 1e-6 of the functions above, with a third of the instructions.
 DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// x / by, rounded as a division is, by the reciprocal 1 / by and one correction; a quotient that no
-// code can hold needs none, and a reciprocal near infinity cannot serve.
+// x / by, rounded as a division, by the reciprocal 1 / by and one correction. A quotient beyond the
+// range of codes is not corrected; a reciprocal near infinity needs the division.
 DEVICE float divide(float x, float by, float reciprocal) {
   if (!(fabsf(reciprocal) < 1e30f)) return x / by;
   const float q = x * reciprocal;
   return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
 }
-// The code of x / scale without the division: scale has four significant bits, so that the
-// thresholds times scale are exact. A bit at a time, so three comparisons instead of seven. Not for
-// a scale of 0.
+// The code of x / scale without a division: scale has four significant bits, so thresholds times
+// scale are exact. One bit at a time: three comparisons instead of seven. `scale` is not 0.
 DEVICE u32 to_e2m1(float x, float scale) {
   const float a = fabsf(x);
   const bool two = a >= 1.75f * scale;

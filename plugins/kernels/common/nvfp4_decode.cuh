@@ -1,21 +1,20 @@
 // NVFP4 weights dequantised in registers, for the experts: eight codes of a row become four bf16
 // pairs, times their block scale.
 //
-// The bits of the eight codes of a word are placed (expert_layout.py) so that a rotation and a mask
-// make a bf16 pair of three of the four pairs; the fourth takes two of each. The mask leaves code ·
-// 2^-126 and a scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact in bf16
-// (at most six significant bits), and NVFP4_REST = 2^7 is left for the epilogue.
+// The eight codes of a word are packed (expert_layout.py) so that one rotation and one mask give a
+// bf16 pair for three of the four pairs, and two of each for the fourth. A masked code is code ·
+// 2^-126 and a decoded scale is scale · 2^119: products are code · scale · 2^-7, exact in bf16 (at
+// most six significant bits). The epilogue multiplies by NVFP4_REST = 2^7.
 //
-// A lane's two words of a row are the 16 consecutive k of one block, so one scale serves both. k is
-// permuted within every 64 before packing; that costs nothing, since activations are read in runs
-// of eight as well.
+// A lane's two words of a row are 16 consecutive k of one block, with one scale. k is permuted
+// within every 64 before packing, at no cost, since activations are also read in runs of eight.
 #pragma once
 #include "common/numeric.cuh"
 
 constexpr float NVFP4_REST = 128.0f;
 
 // A rotation to the left, on the shifter: a wide multiplication takes twice as long and delays
-// wgmma beside it.
+// concurrent wgmma.
 template <int SHIFT>
 DEVICE u32 turn(u32 word) {
   return __funnelshift_l(word, word, SHIFT);
@@ -30,8 +29,8 @@ DEVICE void fp4_pairs(u32 word, u32 scale, u32& p0, u32& p1, u32& p2, u32& p3) {
   p3 = mul_bf16x2((turn<12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
 }
 
-// Byte i of four block scales, twice, as bf16 · 2^119: one instruction for the masks' pipe, one for
-// the multiplier's.
+// Byte i of four block scales, twice, as bf16 · 2^119: an instruction of the logic pipe and one of
+// the multiply pipe.
 DEVICE u32 fp4_scale(u32 bytes, int i) {
   return __byte_perm(bytes, 0, 0x4440 + i) * 0x00100010 + 0x70007000;
 }

@@ -1,9 +1,9 @@
 // PTX instructions by name: addresses, copies (cp.async, TMA bulk), mbarriers, clusters, mma.sync,
 // programmatic dependent launch (PDL).
 //
-// One function is one instruction (or the loop that waits on it); no maths lives here. Everything
-// compiles for sm_90a and sm_121a unless its comment says otherwise. wgmma is in wgmma_sm90.cuh,
-// the block-scaled FP4 mma in fp4_mma_sm120.cuh, conversions and bf16 arithmetic in numeric.cuh.
+// A function is one instruction, or the loop that waits on it, for both targets unless stated.
+// wgmma is in wgmma_sm90.cuh, the block-scaled FP4 mma in fp4_mma_sm120.cuh, conversions and bf16
+// arithmetic in numeric.cuh.
 #pragma once
 
 typedef unsigned char u8;
@@ -14,15 +14,23 @@ typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
 
+// How much dynamic shared memory a kernel has, which builder/native/nvrtc.py reads from the cubin.
+struct DynamicShared {
+  char mark[16], kernel[44];
+  u32 bytes;
+};
+#define DYNAMIC_SHARED(kernel, bytes) \
+  extern "C" __constant__ const DynamicShared kernel##_shared = {"dynamic shared:", #kernel, bytes}
+
 // ---- programmatic dependent launch (PDL) -------------------------------------------------------
-// Returns once the previous launch is over and its writes are seen.
+// Returns after the previous launch has ended and its writes are visible.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Lets the next launch begin; it may not rely on what is written after this.
+// Lets the next launch begin; before its wait that launch must not read later writes.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- addresses ---------------------------------------------------------------------------------
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
-// True in one lane of a whole warp, always the same; then the compiler knows that it is one.
+// True in one lane of a whole warp, always the same lane; the compiler sees that it is one lane.
 DEVICE bool elect_one() {
   u32 mine;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p; }" : "=r"(mine));
@@ -32,13 +40,13 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 DEVICE u32 shared_address(u32 address) { return address; }
 // Below, an `Address` in shared memory is a pointer or its 32-bit form.
 
-// ---- global loads of what is read once (weights) -----------------------------------------------
+// ---- global loads of data that is read once (weights) ------------------------------------------
 DEVICE u64 evict_first_policy() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// Non-coherent: for memory that no launch writes.
+// Non-coherent: only for memory that no launch writes.
 DEVICE uint4 load_once(const void* p, u64 policy) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0,%1,%2,%3}, [%4], %5;"
@@ -46,7 +54,7 @@ DEVICE uint4 load_once(const void* p, u64 policy) {
       : "l"(p), "l"(policy));
   return v;
 }
-// The same without a policy; volatile: the compiler does not move it.
+// Without a policy; volatile: the compiler does not move it.
 DEVICE uint4 load_once(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -112,8 +120,8 @@ DEVICE void copy_async(Address to, const void* from, u32 bytes = 16) {
                "r"(bytes)
                : "memory");
 }
-// 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum
-// with a uniform register ptxas 13.0 makes an illegal instruction.
+// 16 bytes that do not stay in L2. Every sum in `to` must depend on the lane: ptxas 13.0 emits an
+// illegal instruction for a sum with a uniform register.
 template <class Address>
 DEVICE void copy_async_hinted(Address to, const void* from, u64 policy) {
   asm volatile(
@@ -154,24 +162,25 @@ template <class Address>
 DEVICE void barrier_arrive(Address bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-// FOLLOWED: for compute-sanitizer's racecheck (benchmarks/rehearsal/sanitized.py), which does not
-// follow what __syncwarp() orders to an arrival of another lane, nor barriers named at run time.
+// FOLLOWED: a form for compute-sanitizer's racecheck (benchmarks/rehearsal/sanitized.py), which
+// does not track the order of __syncwarp() and another lane's arrival, nor barriers with a run-time
+// name.
 #ifndef FOLLOWED
 #define FOLLOWED 0
 #endif
 constexpr u32 WARP_ARRIVALS = FOLLOWED ? 32 : 1;
-// A warp's arrival, by one lane, or with FOLLOWED by each: WARP_ARRIVALS of a barrier's count.
+// A warp's arrival: by one lane, or with FOLLOWED by all; WARP_ARRIVALS of a barrier's count.
 template <class Address>
 DEVICE void barrier_arrive_warp(Address bar, int lane) {
   if (FOLLOWED || lane == 0) barrier_arrive(bar);
 }
-// This thread's arrival once its copies (copy_async) so far are done.
+// This thread's arrival after its copies (copy_async) so far have completed.
 template <class Address>
 DEVICE void barrier_arrive_after_copies(Address bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
                : "memory");
 }
-// Until the phase of this parity is over.
+// Waits until the phase of this parity has completed.
 template <class Address>
 DEVICE void barrier_wait(Address bar, u32 parity) {
   u32 done = 0;
@@ -183,9 +192,9 @@ DEVICE void barrier_wait(Address bar, u32 parity) {
         : "r"(shared_address(bar)), "r"(parity)
         : "memory");
 }
-// The same with the loop inside the asm, unseen by the compiler. Which of the two a kernel uses
-// changes its registers either way (sm_90a: with this one fp8_linear takes 20 more at BLOCK_M 8,
-// nvfp4_linear 1 fewer); each uses the one it was measured with.
+// barrier_wait with the loop inside the asm, opaque to the compiler. The choice changes a kernel's
+// registers (sm_90a: with this one fp8_linear takes 20 more at BLOCK_M 8, nvfp4_linear 1 fewer), so
+// each kernel uses the one with which it was measured.
 template <class Address>
 DEVICE void barrier_wait_whole(Address bar, u32 parity) {
   asm volatile(
@@ -213,11 +222,11 @@ DEVICE void bulk_load(To to, const void* from, u32 bytes, Address bar, u64 polic
       "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
-// Async proxy fence: this thread's accesses to shared memory before, those of TMA bulk copies and
-// wgmma after.
+// Async proxy fence: orders this thread's earlier accesses to shared memory before later ones of
+// TMA bulk copies and wgmma.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------
+// ---- named barriers of `threads` threads of a block; name 0 is __syncthreads' ------------------
 template <int NAME>
 DEVICE void meet_named(u32 name, u32 threads) {
   if (name == NAME) asm volatile("bar.sync %0, %1;" ::"n"(NAME), "r"(threads) : "memory");
@@ -227,8 +236,8 @@ DEVICE void meet(u32 name, u32 threads) {
   if constexpr (FOLLOWED) meet_named<0>(name, threads);
   else asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-// More or fewer registers for a warpgroup; the kernel needs a cap of them at entry, and the block's
-// sum may not exceed what it had there.
+// More or fewer registers for a warpgroup; the kernel needs launch bounds that cap them, and the
+// block's sum may not exceed that at entry.
 template <int N>
 DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -239,7 +248,7 @@ DEVICE void fewer_registers() {
 }
 
 // ---- clusters ----------------------------------------------------------------------------------
-// In two steps; a block that only arrives may exit.
+// Arrive and wait; a block that only arrives may exit.
 DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -248,7 +257,7 @@ DEVICE void cluster_meet() {
   cluster_arrive();
   cluster_wait();
 }
-// The address of this place in the shared memory of another block of the cluster.
+// The address of `place` in the shared memory of another block of the cluster.
 template <class Address>
 DEVICE u32 address_in_block(Address place, u32 block) {
   u32 there;
@@ -280,8 +289,8 @@ DEVICE void store_in_block(float4* p, u32 block, const float4& v) {
 }
 
 // ---- between blocks of a grid ------------------------------------------------------------------
-// Adds one and returns what was there. Acquire and release: what this thread wrote before is seen
-// by whoever counts after.
+// Adds one and returns the old value. Acquire and release: threads that count later see the earlier
+// writes of this thread.
 DEVICE int count_up(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
@@ -290,8 +299,8 @@ DEVICE int count_up(int* counter) {
                : "memory");
   return before;
 }
-// Returns once the word is `value`; what was written before that is then seen (acquire). After 2^26
-// polls it writes to address 0, so that a launch that cannot go on fails. (A trap costs registers.)
+// Returns when the word is `value`; earlier writes of its writer are then visible (acquire). After
+// 2^26 polls it writes to address 0, so that a stuck launch fails; a trap would cost registers.
 DEVICE void wait_until_equal(const u32* word, u32 value) {
   asm volatile(
       "{\n.reg .pred p;\n.reg .u32 seen, tries;\n.reg .u64 nowhere;\n"
@@ -309,14 +318,14 @@ DEVICE u32 forget(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
-// Later reads of d are not moved before the wait that precedes this.
+// The compiler does not move later reads of d before this point.
 template <int N>
 DEVICE void keep_order(float (&d)[N][4]) {
 #pragma unroll
   for (int i = 0; i < N * 4; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// ---- matrix instructions: fragments as the PTX manual has them ---------------------------------
+// ---- matrix instructions: fragments as in the PTX manual ---------------------------------------
 // Matrices of 8 x 8 b16; lanes 8i…8i+7 give the row addresses of matrix i.
 template <class Address>
 DEVICE void load_matrix(u32 (&r)[4], Address row) {
@@ -340,8 +349,8 @@ DEVICE void store_matrix_transposed(Address row, const u32 (&r)[4]) {
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
-// The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: volatile, else the compiler
-// may move it.
+// The transpose of an 8 x 8 matrix of b16, a pair a lane. STAYS: volatile; else the compiler may
+// move it.
 template <bool STAYS = false>
 DEVICE u32 transpose_matrix(u32 pair) {
   u32 r;

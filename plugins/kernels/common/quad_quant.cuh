@@ -1,7 +1,7 @@
-// Quantised copies of four neighbouring columns a lane, for kernels whose warps hold 128 of them.
+// Quantised copies of four neighbouring columns a lane, for kernels with 128 columns a warp.
 //
-// Lanes hold neighbouring columns from a multiple of 16 on (of 128 for fp8_block); all lanes call
-// together.
+// Lanes hold neighbouring columns from a multiple of 16 on (of 128 for fp8_block). All lanes of a
+// warp call together.
 // Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4), COPIES (with a scale each).
 #pragma once
 #include "common/numeric.cuh"
@@ -14,7 +14,7 @@ DEVICE u32 codes4(const float (&y)[4], float scale) {
 }
 
 // The copies of y, already rounded to the activations' type, at `column` of a row of WIDTH columns.
-// `amax`: the largest of the 128-column block, read by fp8_block alone.
+// `amax`: the largest magnitude of the 128-column block, for fp8_block only.
 template <int WIDTH>
 DEVICE void quantise(const float (&y)[4], i64 row, int column, float amax, const float* scales,
                      u8* const* q, u8* const* q_scale, bool live) {

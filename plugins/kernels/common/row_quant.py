@@ -1,7 +1,4 @@
-"""What the CUDA sides of the row-wise ops share: refusals, the outputs' arguments, the cost.
-
-The kernels are those of `row_quant.cuh`. Knows the operands of no op.
-"""
+"""Shared by planners of kernels with `row_quant.cuh`: refusals, arguments of outputs, the cost."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ VECTOR = 8  # bf16 values of one 16-byte load
 MOST_COPIES = 4
 # `QUANT_OUTPUTS`: y, then (codes, scales) of four copies.
 OUTPUTS = "y? q0? s0? q1? s1? q2? s2? q3? s3?"
-LAUNCH_SECONDS = 2e-6  # what a launch inside a graph costs when it moves nothing
+LAUNCH_SECONDS = 2e-6  # of a launch within a graph that moves no bytes
 
 
 def refuse_rows(activations: Sequence[TensorSpec], columns: int) -> str | None:
-    """Why rows of these activations, `columns` wide, cannot be read 16 bytes at a time."""
+    """Why kernels with 16-byte loads do not take rows of `columns` activations, or None."""
     for spec in activations:
         if spec.dtype is not DType.BF16:
             return f"{spec.name} is {spec.dtype}; the kernels take bf16 activations"
     if columns % VECTOR:
-        return f"rows of {columns} columns; 16-byte loads want a multiple of {VECTOR}"
+        return f"rows of {columns} columns; 16-byte loads need a multiple of {VECTOR}"
     return None
 
 
 def refuse_copies(node: Node) -> str | None:
-    """Why that many quantised copies cannot be written."""
+    """Why a kernel does not write the node's quantised copies, or None."""
     n = node.number("n")
     if n > MOST_COPIES:
         return f"n is {n}; at most {MOST_COPIES} quantised copies are written at once"
@@ -38,7 +35,7 @@ def refuse_copies(node: Node) -> str | None:
 
 
 def macros(node: Node, columns: int, **more: int | float) -> dict[str, int | float]:
-    """The macros of `row_quant.cuh`, and others."""
+    """The macros of `row_quant.cuh`, and `more`."""
     return {
         "K": columns,
         "KEEP": node.number("keep"),
@@ -54,5 +51,5 @@ def whole_warps(threads: int) -> int:
 
 
 def seconds(specs: Iterable[TensorSpec], made_bytes: int, target: Target) -> float:
-    """Every operand read once, `made_bytes` written, and a launch."""
+    """Seconds to read every operand once and write `made_bytes`, and of a launch."""
     return (sum(s.nbytes for s in specs) + made_bytes) / target.bandwidth + LAUNCH_SECONDS

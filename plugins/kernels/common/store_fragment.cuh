@@ -1,7 +1,7 @@
-// The store of a GEMM whose A and B are swapped: a D fragment of mma.sync has weights as its 16
-// rows and tokens as its 8 columns; y [m, n] has them the other way round.
+// The store of a GEMM with A and B swapped: a D fragment of mma.sync has weights as its 16 rows and
+// tokens as its 8 columns; y [m, n] has tokens as rows.
 //
-// Macros: OUT_BF16, RAGGED (n % 16; else bf16 goes out by pairs, transposed in registers).
+// Macros: OUT_BF16, RAGGED (n % 16; if 0, bf16 is stored in pairs, transposed in registers).
 #pragma once
 #include "common/numeric.cuh"
 

@@ -1,13 +1,13 @@
-// wgmma over bf16 or f16 as attention and the delta rule need them: Q·K^T with Q in shared memory
-// or in registers, and P·V with V's rows as they lie in memory. sm_90a only.
+// wgmma over bf16 or f16, for attention and the delta rule: Q·K^T with Q in shared memory or in
+// registers, and P·V with V in row-major order. sm_90a only.
 //
-// Tiles: panels of 64 values (128 bytes, 128-byte swizzle: 16-byte chunk ^= row & 7) by all their
-// rows, one panel after the other, at multiples of 1024 bytes. D as in wgmma_sm90.cuh.
+// Tiles: consecutive panels of all rows by 64 values (128 bytes, 128-byte swizzle: 16-byte chunk ^=
+// row & 7), at multiples of 1024 bytes. D as in wgmma_sm90.cuh.
 #pragma once
 #include "common/wgmma_sm90.cuh"
 
-// The descriptor of a tile of ROWS rows whose columns are N (V): 64 columns a panel, the rows are
-// k; + 128 for each 16 of k.
+// The descriptor of a tile of ROWS rows with rows as k and columns as N (V): 64 columns a panel; +
+// 128 for each 16 of k.
 template <int ROWS>
 DEVICE u64 wgmma_columns(u32 tile) {
   return (u64)((tile & 0x3FFFF) >> 4) | (u64)(ROWS * 128 >> 4) << 16 | (u64)(1024 >> 4) << 32 |
@@ -30,7 +30,7 @@ DEVICE u64 wgmma_columns(u32 tile) {
       ",%123,%124,%125,%126,%127"
 #define A4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-// Wgmma16<F16>: d (+)= a · b. FRESH: what d held does not count.
+// Wgmma16<F16>: d += a · b; with FRESH d = a · b.
 template <bool F16>
 struct Wgmma16;
 

@@ -21,16 +21,16 @@ DEVICE void wgmma_read(float (&d)[N][4]) {
     asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 }
 
-// A value that all lanes share, in a uniform register: a descriptor made of it costs no instruction
-// a step. (Of one in a plain register each wgmma wants two moves, and ptxas computes it anew.)
+// A value that all lanes share, in a uniform register: a descriptor of it costs no instruction a
+// step. From a plain register each wgmma needs two moves, and ptxas recomputes the descriptor.
 DEVICE u32 uniform(u32 value) {
   u32 same;
   asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));
   return same;
 }
 
-// The descriptor of a K-major tile in 128-byte swizzle whose rows are 128 bytes (8 rows a KiB), at
-// a multiple of 1024 bytes; + 2 for each 32 bytes of k.
+// The descriptor of a K-major tile of rows of 128 bytes in 128-byte swizzle (8 rows a KiB), at a
+// multiple of 1024 bytes; + 2 for each 32 bytes of k.
 template <class Address>
 DEVICE u64 wgmma_tile(Address tile) {
   return (u64)((shared_address(tile) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 |

@@ -1,7 +1,7 @@
 // causal_conv: depthwise convolution over the first `channels` columns of x, then SiLU.
 //
 // Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
-// tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
+// tokens of a tile and slides over them; what is before a tile comes from the tile before it in
 // x, or from the state's row `sources` (prefill). The state may be updated in place: only the first
 // tile of a sequence reads it, and that tile's thread writes the new one, from the sequence's last
 // tile in x; a tile that saves writes its own. DRAFTS: the state is a ring by position, of which a
@@ -12,7 +12,7 @@
 // benchmarks/log/delta_rule/causal_conv_fma.md.
 #include "delta_rule/delta_rule.cuh"
 
-// Four neighbouring columns of x, whose rows start anywhere unless ALIGNED.
+// Four neighbouring columns of x; its rows start anywhere unless ALIGNED.
 DEVICE act4 columns(const act* p) {
 #if ALIGNED
   return *(const act4*)p;
@@ -28,7 +28,7 @@ DEVICE void widen4(const uint2& pairs, float (&to)[4]) {
   to[2] = low_bf16(pairs.y), to[3] = high_bf16(pairs.y);
 }
 
-// Tokens first … of the tile, those from `count` on zeros; `window`: what lies before them.
+// Tokens first … of the tile, those from `count` on zeros; `window`: what is before them.
 DEVICE void convolve_words(act* to, const act* tokens, int x_width, int channels,
                            const act4 (&window)[TAPS], const float (&w)[4][TAPS], int first,
                            int count) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
                                     : act4{};
   float w[4][TAPS];
 #pragma unroll
-  for (int j = 0; j < TAPS; j++) {  // 16 bytes at a time: a warp's words lie 64 bytes apart
+  for (int j = 0; j < TAPS; j++) {  // 16 bytes at a time: a warp's words are 64 bytes apart
     const float4 four = __ldg((const float4*)(weight + channel * TAPS) + j);
     float* const to = w[0] + 4 * j;
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;

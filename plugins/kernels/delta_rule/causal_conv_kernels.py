@@ -26,7 +26,7 @@ def refuse(node: Node) -> str | None:
 
 
 def refuse_words(node: Node) -> str | None:
-    """Refuses what is not a prefill of bf16 whose rows begin at whole 8 bytes."""
+    """Refuses what is not a prefill of bf16 with rows that begin at whole 8 bytes."""
     x, tile = node["x"], node.number("tile")
     if tile != PREFILL_TILE:
         return f"tiles of {tile} tokens; those of a prefill are served"

@@ -3,8 +3,6 @@
 //
 // Grid (Hv / G, rows): a block owns G of the R value heads that share a key head. Every block of a
 // key head convolves its q and k; the last that has read their convolution state shifts it.
-// State [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16. LANES lanes hold one value row, 16 bytes
-// each; ACCESSES of a warp are a chunk of CHUNK_ROWS rows (4 KB at 8 accesses).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
 // STAGES: chunks that each warp keeps in flight to shared memory by TMA bulk copies, the first
 // issued before griddepcontrol.wait (PDL); 0: chunks come through registers, one ahead.
@@ -18,12 +16,12 @@
 
 // What the delta rule makes of a chunk.
 struct Update {
-  float delta;  // of the row whose number the lane's bits spell
+  float delta;  // of the row with the number that the lane's bits spell
   float decay;  // of the state
   int lag;      // tokens that the stored rows lag behind
   bool folds;
 };
-// The delta rule on a chunk whose first value row in this block is `first`.
+// The delta rule on a chunk; `first`: its first value row in this block.
 DEVICE Update delta_rule(Shared& s, const uint4 (&raw)[ACCESSES], int first, int head,
                          const RingPosition& p, const float (&k)[EPL], const float (&q)[EPL],
                          float dot, int lane) {
@@ -37,7 +35,7 @@ DEVICE Update delta_rule(Shared& s, const uint4 (&raw)[ACCESSES], int first, int
     v[u] = a, v[ACCESSES + u] = b;
   }
   float mine = transposed_sum(v, lane);
-  // Lanes whose value number is below ACCESSES hold a of row u; the lowest bits may be copies.
+  // Lanes with a value number below ACCESSES hold a of row u; the lowest bits may be copies.
   const int sub = lane / LANES, in = lane % LANES;
   const int u = (in * 2 * ACCESSES / LANES) % ACCESSES, row = first + u * ACCESS_ROWS + sub;
   const bool writes = in < LANES / 2 && in % (LANES / (2 * ACCESSES)) == 0;
@@ -84,6 +82,7 @@ DEVICE void fold(const Shared& s, uint4 (&raw)[ACCESSES], int first, const Updat
   }
 }
 
+DYNAMIC_SHARED(gdn_decode, sizeof(Shared));
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
                const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
@@ -113,11 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncwarp();
 #else
   uint4 raw[ACCESSES], ahead[ACCESSES];
-  if (live && !fresh && warp < CHUNKS) {
-    const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
-#pragma unroll
-    for (int i = 0; i < ACCESSES; i++) raw[i] = __ldcs(from + 32 * i);
-  }
+  if (live && !fresh && warp < CHUNKS) load_chunk(raw, state_in + warp * CHUNK, lane);
 #endif
   RingPosition position = {};
 #if RING
@@ -204,8 +199,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 #if STAGES
     int stage = 0, parity = 0;
+#endif
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
+#if STAGES
       uint4 raw[ACCESSES];
       const uint4* at = (const uint4*)s.state[warp][stage] + lane;
       if (!fresh) barrier_wait(&s.full[warp][stage], parity);
@@ -215,17 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       if (lane == 0 && !fresh && chunk + STAGES * WARPS < CHUNKS)
         fetch(chunk + STAGES * WARPS, stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
-      const Update update = delta_rule(s, raw, chunk * CHUNK_ROWS, head, position, k, q, dot, lane);
-      if (update.folds) {
-        fold(s, raw, chunk * CHUNK_ROWS, update, k, lane);
-        uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
-#pragma unroll
-        for (int i = 0; i < ACCESSES; i++) __stcs(to + 32 * i, raw[i]);
-      }
-    }
 #else
-#pragma unroll 1
-    for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
       if (!fresh && chunk + WARPS < CHUNKS) {
         const uint4* from = (const uint4*)(state_in + (chunk + WARPS) * CHUNK) + lane;
 #pragma unroll
@@ -234,17 +221,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       if (fresh)
 #pragma unroll
         for (int i = 0; i < ACCESSES; i++) raw[i] = uint4{};
+#endif
       const Update update = delta_rule(s, raw, chunk * CHUNK_ROWS, head, position, k, q, dot, lane);
       if (update.folds) {
         fold(s, raw, chunk * CHUNK_ROWS, update, k, lane);
-        uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
-#pragma unroll
-        for (int i = 0; i < ACCESSES; i++) __stcs(to + 32 * i, raw[i]);
+        store_chunk(state_out + chunk * CHUNK, raw, lane);
       }
+#if !STAGES
 #pragma unroll
       for (int i = 0; i < ACCESSES; i++) raw[i] = ahead[i];
-    }
 #endif
+    }
   } else if (owns && fresh) {  // a fresh sequence without a token: its state is zero
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS)
       for (int i = lane; i < CHUNK / 16; i += 32)

@@ -32,7 +32,7 @@ ROUND_BLOCKS = {
     8: 2,
     4: 4,
 }  # by warps: of a multiprocessor, so that a round has 128 registers
-RESERVED = 1024  # bytes of shared memory that a block takes beside its own
+RESERVED = 1024  # bytes of shared memory that a block takes in addition
 
 
 @dataclass(frozen=True)

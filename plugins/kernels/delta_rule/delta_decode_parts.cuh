@@ -1,28 +1,16 @@
-// delta_decode_fma.cu's sizes, shared memory, convolution, sums over lanes and state elements.
+// delta_decode_fma.cu's sizes, shared memory, convolution and sums over lanes.
 //
-// Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G
-// (value heads of a block), WARPS, STAGES, STATE_BYTES (of a state element), TAPS, FUSED, RING.
+// Macros: those of delta_state.cuh, TAPS, FUSED.
 #pragma once
-#include "delta_rule/replay_ring.cuh"
+#include "delta_rule/delta_state.cuh"
 #include "delta_rule/delta_rule.cuh"
 
-constexpr int LANES = KD * STATE_BYTES / 16;
-constexpr int EPL = 16 / STATE_BYTES;    // elements per lane of a row
-constexpr int ACCESS_ROWS = 32 / LANES;  // rows of one 16-byte access of a warp
-constexpr int ACCESSES = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
-constexpr int CHUNK_ROWS = ACCESSES * ACCESS_ROWS;
-constexpr int CHUNK = ACCESSES * 512;  // bytes
-constexpr int PER_HEAD = VD / CHUNK_ROWS;
-constexpr int CHUNKS = G * PER_HEAD;
 constexpr int THREADS = WARPS * 32;
 constexpr int CHANNELS = 2 * HK * KD + HV * VD;
 constexpr int LOCAL = 2 * KD + G * VD;  // channels of this block: q, k, then its value rows by head
 constexpr int KEY_BLOCKS = R / G;       // blocks that read the same q and k
 
-static_assert(!RING || VD % FOLD_ROWS == 0 && FOLD_ROWS % CHUNK_ROWS == 0,
-              "sizes the plan must refuse");
-static_assert(VD % CHUNK_ROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
-              "sizes the plan must refuse");
+static_assert(VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS, "the plan must refuse");
 
 struct Shared {
 #if STAGES
@@ -46,7 +34,7 @@ struct Shared {
 
 constexpr int QUADS = (LOCAL + 4 * THREADS - 1) / (4 * THREADS);
 
-// Channel of the model for a channel of this block, whose first value head is `head`.
+// Channel of the model for a channel of this block; `head`: its first value head.
 DEVICE int channel_of(int i, int head) {
   if (i < 2 * KD) return (i < KD ? 0 : HK * KD) + head / R * KD + i % KD;
   return 2 * HK * KD + head * VD + i - 2 * KD;
@@ -116,24 +104,4 @@ DEVICE float transposed_sum(float (&v)[N], int lane) {
     }
   }
   return v[0];
-}
-
-DEVICE void unpack(float (&s)[EPL], uint4 raw) {
-#if STATE_BYTES == 4
-  s[0] = __uint_as_float(raw.x), s[1] = __uint_as_float(raw.y);
-  s[2] = __uint_as_float(raw.z), s[3] = __uint_as_float(raw.w);
-#else
-  u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) s[2 * i] = low_bf16(words[i]), s[2 * i + 1] = high_bf16(words[i]);
-#endif
-}
-DEVICE uint4 packed(const float (&s)[EPL]) {
-#if STATE_BYTES == 4
-  return {__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
-          __float_as_uint(s[3])};
-#else
-  return {pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]),
-          pack_bf16(s[6], s[7])};
-#endif
 }

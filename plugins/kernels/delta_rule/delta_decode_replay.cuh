@@ -2,15 +2,15 @@
 // state does not hold yet, and what it writes of this token. Layout and meaning: replay_ring.py.
 //
 // Records are read before griddepcontrol.wait (PDL): the one that this token overwrites is not
-// live. Keys stay in the registers of the lanes that multiply them (EPL elements a lane, as k and q
-// lie); deltas go to shared memory by age, zero where a value row has already folded them in.
+// live. Keys stay in the registers of the lanes that multiply them (EPL elements a lane, as of k
+// and q); deltas go to shared memory by age, zero where a value row has already folded them in.
 #pragma once
 #include "delta_rule/delta_decode_parts.cuh"
 
-// Records whose keys a lane has part of.
+// Records of which a lane has part of the keys.
 constexpr int LANE_KEYS = (MAX_LAG + WARPS * ACCESS_ROWS - 1) / (WARPS * ACCESS_ROWS);
 
-// Where a row stands: its slot's ring, this token's record, its position p, p - base.
+// A row's slot's ring, this token's record, its position p, p - base.
 struct RingPosition {
   const float* ring;
   float* record;
@@ -23,7 +23,7 @@ struct Records {
 };
 
 DEVICE const float* record_of(const RingPosition& p, int age) {
-  return p.ring + (u32)(p.start + RECORDS - age) % RECORDS * RECORD;
+  return p.ring + record_at(p.start - age);
 }
 // Of a value row of the block: (p + m) mod L of its fold group m; it folds at L - 1 = MAX_LAG and
 // lags by min(p.lag, phase) tokens.
@@ -33,7 +33,7 @@ DEVICE int phase_of(const RingPosition& p, int head, int row) {
 DEVICE int age_of(int i, int warp, int lane) {
   return 1 + (i * WARPS + warp) * ACCESS_ROWS + lane / LANES;
 }
-// The value head of the block whose rates this warp makes; none from G on.
+// The value head of the block that this warp makes the rates of; none from G on.
 DEVICE int head_of_rates(int warp) { return (WARPS / 2 - 1 - warp + WARPS) % WARPS; }
 
 #if RING
@@ -82,10 +82,7 @@ DEVICE void dot_keys(Shared& s, const Records& r, const float (&k)[EPL], const f
       kk = fmaf(k[e], r.key[i][e], kk), qk = fmaf(q[e], r.key[i][e], qk);
     kk = lane_sum<LANES>(kk), qk = lane_sum<LANES>(qk);
     if (age > MAX_LAG) continue;
-#pragma unroll
-    for (int e = 0; e < EPL; e += 4)
-      *(float4*)&s.keys[age - 1][lane % LANES * EPL + e] = {r.key[i][e], r.key[i][e + 1],
-                                                            r.key[i][e + 2], r.key[i][e + 3]};
+    put(&s.keys[age - 1][lane % LANES * EPL], r.key[i]);
     for (int mine = lane % LANES; mine < G; mine += LANES) {
       const float decay = s.decay[mine][age - 1];
       s.key_dots[mine][0][age - 1] = decay * kk, s.key_dots[mine][1][age - 1] = decay * qk;
@@ -114,14 +111,11 @@ DEVICE void replay(const Shared& s, float (&x)[ACCESSES][EPL], int n, int mine, 
   }
 }
 
-// This token's record, beside its deltas: the key, and `base` at position 0.
+// This token's record without its deltas: the key, and `base` at position 0.
 DEVICE void append_record(const RingPosition& p, const float (&k)[EPL], int head, int warp,
                           int lane) {
   if (head % R == 0 && warp == 0 && lane < LANES)
-#pragma unroll
-    for (int e = 0; e < EPL; e += 4)
-      *(float4*)(p.record + KEYS_AT + head / R * KD + lane * EPL + e) = {k[e], k[e + 1], k[e + 2],
-                                                                         k[e + 3]};
+    put(p.record + KEYS_AT + head / R * KD + lane * EPL, k);
   // At position 0 everything folds, this token with it.
   if (head == 0 && p.fresh && threadIdx.x == THREADS - 1) p.record[RECORD - 1] = 1.f;
 }

@@ -1,7 +1,7 @@
 // delta_round_fma.cu: shared memory, and what of a round needs no state: the convolution, norms,
 // rates, decays and the dot products of its keys and queries with the keys before them.
 //
-// All stands by position, counted from `done` (round_ring.py): entry i of a window is position
+// All is by position, counted from `done` (docs/graph.md): entry i of a window is position
 // done - MAX_LAG + i. Records are read before griddepcontrol.wait (PDL): none that this round
 // writes is live. The order of every sum is that of delta_decode_fma.cu.
 // Macros: those of delta_decode_parts.cuh, DRAFTS, TILE (most tokens of a row).
@@ -16,7 +16,7 @@ constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
 
 constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
 // Of a token and value head: its query (or key) times the key of so much age, with its decay.
-// Beside those of the key: beta, and key times query.
+// With those of the key: beta, and key times query.
 struct alignas(16) Products {
   float by_age[AGES];
   float beta, dot, unused[2];
@@ -38,17 +38,16 @@ struct Round {
   float decay[AHEAD][G][RECORDS];  // over a position and the n before it
 };
 
-// Where a row stands: its slot's ring, its first position and tokens, what is stored.
+// A row's slot's ring, its first position and tokens, what is stored.
 struct Place {
   const float* ring;
   float* ring_out;
   int start, tokens, done, base;
-  DEVICE int behind() const { return start - done; }  // accepted tokens whose folds are not stored
+  DEVICE int behind() const { return start - done; }  // accepted tokens that are not folded
   DEVICE int entry(int position) const { return position - done + MAX_LAG; }
 };
 
-DEVICE int record_at(int position) { return (u32)(position + 16 * KEPT) % KEPT * RECORD; }
-// The position before which the stored rows of a fold group stand, and the group's phase at `done`.
+// The position before which the stored rows of a fold group are, and the group's phase at `done`.
 DEVICE int phase_of(const Place& p, int head, int row) {
   return (u32)(p.done + (head * VD + row) / FOLD_ROWS) % RECORDS;
 }
@@ -78,7 +77,7 @@ DEVICE bool convolves(int t) {
   return QUADS > 1 ? channel_at(t) < LOCAL : threadIdx.x < PARTS * SHARE;
 }
 
-// What lives of the records before `start`.
+// The live records before `start`.
 DEVICE void fetch_records(Round& s, const Place& p, int head) {
   const int oldest = p.done - MAX_LAG, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int since[LANE_ROWS];

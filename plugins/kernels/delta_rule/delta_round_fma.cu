@@ -1,6 +1,6 @@
 // gdn_round: a round of drafts of the gated delta net, up to TILE tokens for every row of a launch.
 // FUSED: causal convolution, delta rule, gated norm, quantisation; else gated_delta_step, the delta
-// rule alone. Which folds are stored, and when: round_ring.py.
+// rule alone. Which folds are stored, and when: docs/graph.md.
 //
 // Grid and order of reading the state: as in delta_decode_fma.cu. A chunk of the state is read once
 // and stays in registers while the round processes its positions: first the accepted tokens
@@ -12,7 +12,7 @@
 #include "delta_rule/delta_round.cuh"
 #include "common/quad_quant.cuh"
 
-// Where a lane stands in shared memory while it goes over a chunk, position after position.
+// What a lane reads of shared memory for a chunk, position after position.
 struct Cursor {
   const float *mine, *other;  // its part of a token's key and query; of the query and key in the
                               // upper half of a row's lanes
@@ -36,7 +36,7 @@ DEVICE void add_if(int lag, int n, float x, float y, float& sum) {
       : "+f"(sum)
       : "f"(x), "f"(y), "r"(lag), "r"(n));
 }
-// The delta rule of a token on a chunk whose rows lag `lag` tokens.
+// The delta rule of a token on a chunk; its rows lag `lag` tokens.
 DEVICE void delta_rule(const Cursor& at, const uint4 (&raw)[ACCESSES], int lag, int lane) {
   float one[EPL], two[EPL], a[ACCESSES], b[ACCESSES];
   take(one, at.mine), take(two, at.other);
@@ -116,13 +116,12 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
     at.delta += ROWS, at.decay += G * RECORDS;
     phase = phase == MAX_LAG ? 0 : phase + 1;
     if (i == behind && folded) {
-      uint4* chunk = (uint4*)to + lane;
-#pragma unroll
-      for (int u = 0; u < ACCESSES; u++) __stcs(chunk + 32 * u, raw[u]);
+      store_chunk(to, raw, lane);
     }
   }
 }
 
+DYNAMIC_SHARED(gdn_round, sizeof(Round));
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gdn_round(const act* x, int x_width, const act* ba, const float* conv_weight,
               const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
@@ -153,11 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncwarp();
 #else
   uint4 raw[ACCESSES] = {}, ahead[ACCESSES] = {};  // zeros where the state is fresh
-  if (live && !fresh && warp < CHUNKS) {
-    const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
-#pragma unroll
-    for (int i = 0; i < ACCESSES; i++) raw[i] = __ldcs(from + 32 * i);
-  }
+  if (live && !fresh && warp < CHUNKS) load_chunk(raw, state_in + warp * CHUNK, lane);
 #endif
   Place p = {};
   if (live) {

@@ -1,6 +1,6 @@
 // Gated RMSNorm per head, then bf16 and quantised copies: gated_norm and gated_norm_quant.
 //
-// y = o / sqrt(mean_head(o²) + eps) · weight · silu(z). o, y bf16 [rows, K]; z stands in packed
+// y = o / sqrt(mean_head(o²) + eps) · weight · silu(z). o, y bf16 [rows, K]; z is in packed
 // [rows, PACKED] from column OFFSET on; weight f32 [DIM]. Grid (K / COLUMNS, rows): a block holds
 // whole heads of one row, eight neighbouring columns a thread; a head's sum goes through shared
 // memory in the order of its columns.

@@ -1,14 +1,14 @@
 // The next draft of each row: the id of the largest logit, the lowest of equal ones.
 //
-// Block (part, row) reads its part of the row once, LOADS times 16 bytes a thread, and brings the
-// greatest (logit, ~id) by an atomic maximum, which is the same in any order. The block that comes
-// last to the row writes the token and leaves both words zero for the next launch. Ids, where they
-// come from a shortlist, are read beside the logits. A row without a token reads nothing.
+// Block (part, row) reads its part of the row once, LOADS times 16 bytes a thread, and merges its
+// greatest (logit, ~id) by an atomic maximum, which does not depend on the order. The last block
+// of a row writes the token and resets both words to zero for the next launch. Ids of a shortlist
+// are loaded with the logits. A row without a token reads nothing.
 // 248,320 logits, H200: 2 / 13 / 45 us at 1 / 32 / 128 rows (a read takes 30;
 // log/sampling/draft_rounds.md).
-// Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which
-// of them this is), LOADS, THREADS; PAIRS: a row holds (logit, id, 0, 0) of each rank; BEST: the
-// kernel is draft_best, which makes those of a rank's logits.
+// Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: with one), DRAFTS (of a slot), INDEX (of this
+// draft), LOADS, THREADS; PAIRS: a row has (logit, id, 0, 0) of each rank; BEST: the kernel is
+// draft_best, which computes those.
 #include "common/numeric.cuh"
 
 DEVICE u64 greater(u64 a, u64 b) { return a > b ? a : b; }
@@ -19,7 +19,7 @@ DEVICE u64 warp_greatest(u64 x) {
   return x;
 }
 
-// Ordered by logit, then by descending id; 0 of what may not be drafted.
+// Ordered by logit, then by descending id; 0 for ids that are never drafted.
 DEVICE u64 pair_of(float x, int id) {
   return x == x && (u32)id < VOCAB ? (u64)ordered_key(x) << 32 | (u32)~id : 0;
 }

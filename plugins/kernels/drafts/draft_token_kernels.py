@@ -1,4 +1,4 @@
-"""The CUDA side of `draft_token`: many blocks a row, the last of which to arrive ends it."""
+"""Planner of `draft_token` and `draft_best`: many blocks a row; the last to arrive writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEST_OF = Kernel("draft_best", "logits first slots counts best best_so_far arriv
 
 
 def _loads(node: Node) -> int:
-    """Loads of a thread: few where few rows must fill the GPU."""
+    """Loads of a thread: few, if the rows are too few to fill the GPU otherwise."""
     rows, logits = node["logits"].dims
     blocks = rows * -(-logits // (THREADS * WIDTH * MANY))
     return MANY if blocks >= 8 * node.target.sms else FEW

@@ -1,4 +1,4 @@
-// y[t] = [rms_norm(weight[id]) | rms_norm(hidden[t])]: what a draft head's first projection reads.
+// y[t] = [rms_norm(weight[id]) | rms_norm(hidden[t])]: the input of a draft head.
 //
 // Block (half, token), the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS. The norm's weight, which no launch writes, is read before the wait for the previous

@@ -1,4 +1,4 @@
-"""The CUDA side of `mtp_input`: a block for each half of each row."""
+"""Planner of `mtp_input`: a block for each half of each row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The CUDA side of what begins and ends a round: round_rows, accept_drafts, shift_ids.
+"""Planner of the ops that begin and end a round: round_rows, accept_drafts, shift_ids.
 
-Kernels get all operands and results of their op, then how many threads are needed.
+A kernel's arguments are all operands and results of its op, then the number of threads with work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _cost(node: Node) -> float:
 
 
 def _plan(kernel: Kernel, node: Node, count: int, **more: int) -> Plan:
-    """A thread for each of `count`."""
+    """A launch of `count` threads."""
     macros = {"THREADS": THREADS, "TILE": node.number("tile"), **more}
     grid = -(-count // THREADS)
     return node.plan(kernel.launch(node, grid, THREADS, macros, count=count))

@@ -1,6 +1,6 @@
-// Where a round begins and ends: round_rows and shift_ids, a thread a token; accept_drafts, a
-// thread a row. All loads of a thread but those of states are on their way at once; what these
-// kernels take is a launch and two trips to memory, so one form serves all sizes
+// The ops that begin and end a round: round_rows and shift_ids, a thread a token; accept_drafts, a
+// thread a row. All loads of a thread but those of states are in flight together. The time is that
+// of a launch and two memory latencies, so one form serves all sizes
 // (benchmarks/log/sampling/draft_rounds.md).
 // Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts).
 #include "common/ptx.cuh"
@@ -8,7 +8,7 @@
 #define INDEX (blockIdx.x * THREADS + threadIdx.x)
 
 #ifdef DRAFTS
-// The host's ids and starts where they are not negative, else those of the slot's states.
+// The host's ids and starts if not negative, else those of the slot's states.
 extern "C" __global__ void round_rows(const int* tokens, const int* last, const int* drafts,
                                       const int* positions, const int* slots, const int* starts,
                                       const int* counts, int* ids, int* row_starts, int* certain,
@@ -32,8 +32,8 @@ extern "C" __global__ void round_rows(const int* tokens, const int* last, const 
   certain[row] = slot < 0 ? 0 : min(count, 1);
 }
 #elif defined(VOCAB)
-// Drafts hold while they are what was sampled before them; the slot's states move on behind them.
-// A slot has one row, so its thread alone writes its states.
+// Accepts drafts while each equals the token sampled before it; advances the slot's states past
+// them. A slot has one row, so only one thread writes its states.
 extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int*, int*, int*,
                                          const int* slots, const int* starts, const int* counts,
                                          int* accepted, int* draft_starts, int* token_counts,
@@ -61,7 +61,7 @@ extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int
   last[slot] = next, positions[slot] = start + held;
 }
 #else
-// The id behind each token; behind a row's last one the host's, or what was sampled there.
+// The id after each token; after a row's last token the host's, or the token sampled there.
 extern "C" __global__ void shift_ids(const int* tokens, const int* next_ids, const int* sampled,
                                      const int* counts, int* ids, int n) {
   wait_for_previous();

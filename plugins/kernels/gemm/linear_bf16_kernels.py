@@ -11,7 +11,7 @@ from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as orde
 from spark_engine.plugins.launch import Node
 from spark_engine.tensors import DType
 
-FORM = sg.Format("linear", "gemm/linear_bf16_mma.cu", "x w",
+FORM = sg.StreamKForm("linear", "gemm/linear_bf16_mma.cu", "x w",
                  weight_bits=16, scale_bytes=0, x_bytes=2)  # fmt: skip
 
 
@@ -23,13 +23,8 @@ def refuse(node: Node) -> str | None:
     return sg.refuse(sg.Problem.of(node, FORM))
 
 
-def cost(node: Node) -> float:
-    """1.2 times the floor, and what start, fix-up and epilogue take."""
-    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 7e-6
-
-
 SKINNY = skinny_gemm.candidate(FORM, refuse)
-STREAM_K, WHOLE = order.streaming(FORM, refuse, cost)
+STREAM_K, WHOLE = order.streaming(FORM, refuse, sg.cost_of(FORM, 7e-6))
 INVARIANT = replace(WHOLE, why="--invariant: one order of prefill's sums without clusters")
 CANDIDATES = (SMALL_N, SKINNY, STREAM_K, INVARIANT)
 PACKS = {"w": sg.pack(FORM, DType.BF16)}

@@ -15,6 +15,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf1
 #ifdef SKINNY
 #include "gemm/skinny_gemm.cuh"
 
+DYNAMIC_SHARED(linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     linear_skinny(const u8* x, const u8* w, void* y, int m, int n, int k, int each) {
   const Problem p = {x, w, nullptr, m, n, k};
@@ -23,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
+DYNAMIC_SHARED(linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     linear(const u8* x, const u8* w, void* y, float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, nullptr, partial, arrived, m, n, k};

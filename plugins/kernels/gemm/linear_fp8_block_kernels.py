@@ -13,7 +13,7 @@ from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as orde
 from spark_engine.plugins.launch import Node
 from spark_engine.tensors import DType
 
-FORM = sg.Format("fp8_block_linear", "gemm/linear_fp8_block_mma.cu", "xq x_scale w w_scale",
+FORM = sg.StreamKForm("fp8_block_linear", "gemm/linear_fp8_block_mma.cu", "xq x_scale w w_scale",
                  weight_bits=8, scale_bytes=0, x_bytes=1, x_scale_bytes=4)  # fmt: skip
 
 
@@ -22,13 +22,8 @@ def refuse(node: Node) -> str | None:
     return sg.refuse(sg.Problem.of(node, FORM))
 
 
-def cost(node: Node) -> float:
-    """1.2 times the floor and a launch."""
-    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
-
-
 SKINNY = skinny_gemm.candidate(FORM, refuse)
 WHY = "checkpoints with FP8 in blocks of 128 x 128, which no recorded bucket has"
-STREAMING = order.streaming(FORM, refuse, cost, exact=True)
+STREAMING = order.streaming(FORM, refuse, sg.cost_of(FORM), exact=True)
 CANDIDATES = tuple(replace(c, why=WHY) for c in (SKINNY, *STREAMING))
 PACKS = {"w": sg.pack(FORM, DType.F8E4M3)}

@@ -18,6 +18,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m
 #ifdef SKINNY
 #include "gemm/skinny_gemm.cuh"
 
+DYNAMIC_SHARED(fp8_block_linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     fp8_block_linear_skinny(const u8* x, const float* x_scale, const u8* w, const float* w_scale,
                             void* y, int m, int n, int k, int each) {
@@ -27,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
+DYNAMIC_SHARED(fp8_block_linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     fp8_block_linear(const u8* x, const float* x_scale, const u8* w, const float* w_scale, void* y,
                      float* partial, u32* arrived, int m, int n, int k) {

@@ -11,7 +11,7 @@ from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as orde
 from spark_engine.plugins.launch import Node
 from spark_engine.tensors import DType
 
-FORM = sg.Format("fp8_linear", "gemm/linear_fp8_mma.cu", "xq w x_scale w_scale",
+FORM = sg.StreamKForm("fp8_linear", "gemm/linear_fp8_mma.cu", "xq w x_scale w_scale",
                  weight_bits=8, scale_bytes=0, x_bytes=1)  # fmt: skip
 
 
@@ -20,11 +20,6 @@ def refuse(node: Node) -> str | None:
     return sg.refuse(sg.Problem.of(node, FORM))
 
 
-def cost(node: Node) -> float:
-    """1.2 times the floor and a launch."""
-    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
-
-
 SKINNY = skinny_gemm.candidate(FORM, refuse)
-CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost, exact=True))
+CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, sg.cost_of(FORM), exact=True))
 PACKS = {"w": sg.pack(FORM, DType.F8E4M3)}

@@ -31,6 +31,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #ifdef SKINNY
 #include "gemm/skinny_gemm.cuh"
 
+DYNAMIC_SHARED(fp8_linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     fp8_linear_skinny(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                       int m, int n, int k, int each) {
@@ -40,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
+DYNAMIC_SHARED(fp8_linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                float* partial, u32* arrived, int m, int n, int k) {

@@ -6,7 +6,7 @@
 // the 128 bytes of an activation row as bf16 and e4m3 have them, so codes count by bytes (X_BYTES
 // 1, k = bytes) and the 16 bytes that a lane loads are the four registers of its fragment. A lane's
 // scales serve several steps: of weights lanes 4g + 2p + r hold row g + 8r's for steps p and 2 + p,
-// of activations lane 4g + t column g's for step t, and the instruction is told which lanes to ask.
+// of activations lane 4g + t column g's for step t, and the instruction has which lanes to ask.
 // On sm_121a a product is one OMMA; on sm_90a it is emulated (fp4_mma_sm120.cuh): correct, not
 // fast. Not run yet where the instruction exists (log/gemm/linear_nvfp4_a4_fp4_sm120.md).
 #include "common/fp4_mma_sm120.cuh"
@@ -17,7 +17,7 @@ constexpr int ROWS_SLAB = 256;  // … and of its scales
 #ifdef BLOCK_TILES
 #include "gemm/m16_gemm.cuh"
 
-constexpr int PANEL_TILES = 16;  // m16 tiles that lie together in a k-slab (linear_layout.py)
+constexpr int PANEL_TILES = 16;  // m16 tiles that are together in a k-slab (linear_layout.py)
 
 struct A4 {
   const u8* x;
@@ -99,6 +99,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const Sca
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
 // `bytes`: of codes in a row, half of k.
+DYNAMIC_SHARED(nvfp4_linear_a4, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear_a4(const u8* x, const u8* x_scale, const u8* w, const u8* w_scale,
                     const float* alpha, void* y, float* partial, u32* arrived, int m, int n,

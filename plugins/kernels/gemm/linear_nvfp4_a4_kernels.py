@@ -1,7 +1,7 @@
 """The CUDA side of `nvfp4_linear_a4`: FP4 matrix instructions, emulated where there are none.
 
 Codes count by bytes: the packed weight is `weight_layout`'s of bytes, and `stream_k_gemm`'s k is a
-row's bytes. Few rows have a kernel of their own over the same layout.
+row's bytes. Few rows have a separate kernel over the same layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLAB = 256  # k of a k-slab
 OPERANDS = "xq x_scale w w_scale alpha"
 FEW = m16_gemm.Form("nvfp4_linear_a4_m16", OPERANDS, 64, {8: (1, 4), 16: (1, 2), 32: (2, 2)})
 SOURCE = "gemm/linear_nvfp4_a4_fp4_sm120.cu"
-FORM = sg.Format("nvfp4_linear_a4", SOURCE, OPERANDS, weight_bits=8, scale_bytes=256,
+FORM = sg.StreamKForm("nvfp4_linear_a4", SOURCE, OPERANDS, weight_bits=8, scale_bytes=256,
                  x_bytes=1, x_scale_bytes=16, k="K/2")  # fmt: skip
 FP4_RATE = 3.5  # of bf16's
 EMULATED_RATE = 0.01

@@ -15,7 +15,7 @@ from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as orde
 from spark_engine.plugins.launch import Node
 from spark_engine.tensors import Array, DType, TensorSpec
 
-FORM = sg.Format("nvfp4_linear", "gemm/linear_nvfp4_mma.cu", "x w w_scale w_scale2",
+FORM = sg.StreamKForm("nvfp4_linear", "gemm/linear_nvfp4_mma.cu", "x w w_scale w_scale2",
                  weight_bits=4, scale_bytes=64, x_bytes=2)  # fmt: skip
 
 
@@ -24,11 +24,6 @@ def refuse(node: Node) -> str | None:
     if node["x"].dtype is not DType.BF16:
         return f"x is {node['x'].dtype}; only bf16 activations are served"
     return sg.refuse(sg.Problem.of(node, FORM))
-
-
-def cost(node: Node) -> float:
-    """1.2 times the floor and a launch."""
-    return 1.2 * sg.floor(sg.Problem.of(node, FORM), FORM, node.target, node.text("dtype")) + 3e-6
 
 
 def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
@@ -54,5 +49,5 @@ CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
 
 SKINNY = skinny_gemm.candidate(FORM, refuse)
-CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, cost))
+CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, sg.cost_of(FORM)))
 PACKS = {"w": CODES, "w_scale": SCALES}

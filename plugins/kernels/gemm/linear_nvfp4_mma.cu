@@ -44,7 +44,7 @@ DEVICE u32 masked_or(u32 word, u32 keep, u32 add) {
 }
 
 // Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
-// mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
+// mantissa such that the exponent of w_scale · 2^119 is 224 more; two are in place, two are a
 // byte off.
 DEVICE void decode_scales(u32 word, u32 (&s)[4]) {
   const u32 first = masked_or(word, 0x0FF00FF0, 0x70007000);
@@ -78,6 +78,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf1
 #ifdef SKINNY
 #include "gemm/skinny_gemm.cuh"
 
+DYNAMIC_SHARED(nvfp4_linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     nvfp4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                         int m, int n, int k, int each) {
@@ -87,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
 
+DYNAMIC_SHARED(nvfp4_linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {

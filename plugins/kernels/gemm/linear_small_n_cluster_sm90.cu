@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   cluster_meet();
   constexpr int SHARE = 32 / BLOCKS;  // of the cluster's sums, each block's
   if (threadIdx.x < SHARE) {
-    const int from = rank * SHARE + threadIdx.x;  // whose sums these are, as a lane
+    const int from = rank * SHARE + threadIdx.x;  // the lane that has these sums
     float4 other[BLOCKS];
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) other[i] = load_of_block(&parts[0][from], i);
@@ -94,5 +94,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (row < m && column + 8 < n) put(y, at + 8, sum.z);
     if (row + 1 < m && column + 8 < n) put(y, at + n + 8, sum.w);
   }
-  cluster_meet();  // nobody leaves while others read here
+  cluster_meet();  // no block leaves while others read here
 }

@@ -10,7 +10,7 @@ from spark_engine.tensors import DType
 
 SPLITS = 64  # parts of k: 8 blocks of a cluster, 8 warps of each
 STEP = 16  # elements of k in a matrix step
-MOST_STEPS = 6  # whose weights a lane holds in registers
+MOST_STEPS = 6  # a lane holds the weights of these in registers
 BLOCK_M = 8  # tokens of a cluster
 CLUSTER = 8
 KERNEL = Kernel("linear_small_n", "x w y m n k", early=Early(begins=True, lets=True, late=True))

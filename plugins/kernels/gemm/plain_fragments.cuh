@@ -1,4 +1,4 @@
-// Formats whose packed weights already are mma.sync fragments (bf16, e4m3): nothing is dequantised.
+// Formats with packed weights that are mma.sync fragments (bf16, e4m3): nothing is dequantised.
 // Defines of a format (stream_k_gemm.cuh, skinny_gemm.cuh) Raw, load and decode.
 #pragma once
 #include "common/numeric.cuh"

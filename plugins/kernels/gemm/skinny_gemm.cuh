@@ -29,6 +29,7 @@ constexpr int INPUT = KSLAB_X;
 constexpr int INPUTS = 2 * INPUT;  // of a warp
 constexpr int STAGE = CHUNK * (KSLAB_W + SCALE_BYTES);
 constexpr int RING = STAGES * STAGE;                      // of a warp
+constexpr int SHARED = WARPS * (RING + INPUTS);           // bytes of dynamic shared memory
 constexpr int CHUNKS = (WARP_TILES + CHUNK - 1) / CHUNK;  // stages of a k-slab
 constexpr int BLOCK_TILES = WN * WARP_TILES;              // of a block, at most
 constexpr int ITEMS = (BLOCK_TILES * NJ + WARPS - 1) / WARPS;
@@ -44,7 +45,7 @@ struct Problem {
 };
 
 // What a warp has to read, stage by stage: its k-slabs in order, of each its m16 tiles in chunks.
-// The m16 tiles lie in one panel or in two: `near` and `far` are where the first of each is.
+// The m16 tiles are in one panel or in two: `near` and `far` are where the first of each is.
 struct Source {
   int slab, last;           // of the next stage; the end of the block's share of k
   int count, in_near;       // m16 tiles, and how many of them in the first panel
@@ -72,7 +73,7 @@ struct Source {
       bulk_load(to + CHUNK * KSLAB_W + first * SCALE_BYTES, p.scales + (u64)at * SCALE_BYTES,
                 m16_tiles * SCALE_BYTES, full, policy);
   }
-  // Asks for this stage, which is chunk `chunk`, and goes on to the next. A stage of no m16 tiles
+  // Asks for this stage, which is chunk `chunk`, then moves to the next. A stage of no m16 tiles
   // is there at once.
   DEVICE void fetch(const Problem& p, int chunk, u32 to, u32 full, u64 policy) {
     const int from = chunk * CHUNK;
@@ -87,7 +88,7 @@ struct Source {
   }
 };
 
-// Activations: a warp's two buffers of a k-slab, rows of 128 bytes whose 16-byte pieces are
+// Activations: a warp's two buffers of a k-slab, rows of 128 bytes in which 16-byte pieces are
 // swizzled (row r's piece q is in place q ^ r % 8). Rows that are not there are zeros all along.
 struct Inputs {
   const u8* from;  // this lane's piece of its row, and of every fourth below, of the next k-slab
@@ -120,7 +121,7 @@ struct Inputs {
     to = buffers + row * 128 + ((piece ^ row) << 4);
     matrix = buffers + piece * 128 + ((row ^ piece) << 4);
   }
-  // Asks for a k-slab, and goes on to this warp's next.
+  // Asks for a k-slab, then moves to this warp's next.
   DEVICE void fetch(const Problem& p, u32 buffer) {
 #pragma unroll
     for (int r = 0; r < BLOCK_M; r += 4) {
@@ -166,7 +167,7 @@ struct Epilogue {
   DEVICE int item(int i) const { return i * WARPS + threadIdx.x / 32; }
   DEVICE bool there(int i) const { return item(i) / NJ < count; }
 
-  // The sums of the warps, which lie in `room`.
+  // The sums of the warps, which are in `room`.
   DEVICE void add_warps(const u8* room) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -190,7 +191,7 @@ struct Epilogue {
   DEVICE bool add_blocks() {
 #if SPLITS > 1
     __shared__ float4 others[SPLITS - 1][BLOCK_TILES * NJ][32];
-    cluster_wait();  // all have begun
+    cluster_wait();  // all have started
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
       if (blockIdx.x && there(i))

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Early, Plan, Target
 from spark_engine.plugins.formats.linear_layout import KSLAB, M16
-from spark_engine.plugins.kernels.gemm.stream_k.stream_k_gemm import Format, Problem, floor
+from spark_engine.plugins.kernels.gemm.stream_k.stream_k_gemm import Problem, StreamKForm, floor
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 MOST_ROWS = 16  # m
-_HELD = 9  # m16 tiles whose sums a warp holds
+_HELD = 9  # m16 tiles of which a warp holds the sums
 _CHUNK = 5  # m16 tiles of a stage
 _BUSY = 65536  # bytes of rings
 _FIXED = 2048  # shared memory of the barriers and what the system keeps
-_BESIDE = 8192  # what a block that begins early leaves to small ones that run beside it
+_BESIDE = 8192  # what a block that begins early leaves to small ones that run with it
 _DECODED = (
     16e-9  # seconds in which a multiprocessor decodes a k-slab of an NVFP4 m16 tile, as on an H200
 )
@@ -59,7 +59,7 @@ class SkinnyConfig:
         return self.held * block_m(problem) * 64
 
     def static_bytes(self, problem: Problem) -> int:
-        """Shared memory beside the rings: partial sums of the cluster's other blocks, mbarriers."""
+        """Shared memory next to the rings: partial sums of the other blocks, mbarriers."""
         return (self.splits - 1) * self.wn * self.sums_bytes(problem) + _FIXED
 
 
@@ -76,7 +76,7 @@ def _each(problem: Problem, target: Target, splits: int) -> int:
     return -(-_m16_tiles(problem) // (target.sms // splits))
 
 
-def choose(problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+def choose(problem: Problem, form: StreamKForm, target: Target) -> SkinnyConfig:
     """The cut that leaves no multiprocessor much more to decode than another."""
     splits, slabs = 1, -(-problem.k // form.slab)
     if target.clusters and form.weight_bits == 4:  # others leave the multiprocessors idle anyway
@@ -89,7 +89,7 @@ def choose(problem: Problem, form: Format, target: Target) -> SkinnyConfig:
     return fill(SkinnyConfig(splits, each, wk, wn), problem, form, target)
 
 
-def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+def fill(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target) -> SkinnyConfig:
     """The config with stages that suit: long ones, and no more of them than keep memory busy.
 
     None suits where `stages` comes back as 0.
@@ -106,7 +106,9 @@ def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -
     return replace(config, chunk=1, stages=0)
 
 
-def deepened(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+def deepened(
+    config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target
+) -> SkinnyConfig:
     """With rings as deep as shared memory and the block's share of k allow, for a launch that
     begins long before its activations are there. They change no order."""
     room = _room(config, problem, form, target)
@@ -117,18 +119,18 @@ def deepened(config: SkinnyConfig, problem: Problem, form: Format, target: Targe
     return replace(config, stages=max(config.stages, most))
 
 
-def _room(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> int:
+def _room(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target) -> int:
     """Shared memory that is left to the rings."""
     inputs = config.warps * _inputs(problem, form)
     return target.shared_bytes - config.static_bytes(problem) - inputs
 
 
-def _inputs(problem: Problem, form: Format) -> int:
+def _inputs(problem: Problem, form: StreamKForm) -> int:
     """Shared memory of a warp's activations: two k-slabs, their scales behind them."""
     return 2 * (block_m(problem) * KSLAB + 128 * form.slab_scales)
 
 
-def refuse(problem: Problem, form: Format, target: Target) -> str | None:
+def refuse(problem: Problem, form: StreamKForm, target: Target) -> str | None:
     """Why the kernels cannot do this, if so."""
     if problem.m > MOST_ROWS:
         return f"{problem.m} rows are not few; up to {MOST_ROWS} are served"
@@ -136,12 +138,12 @@ def refuse(problem: Problem, form: Format, target: Target) -> str | None:
     if config.held > _HELD or not config.stages:
         return (
             f"{config.each} m16 tiles for each multiprocessor; their sums and as many "
-            "weights on their way are more than a block holds"
+            "weights in flight are more than a block holds"
         )
     return None
 
 
-def plan(node: Node, config: SkinnyConfig, problem: Problem, form: Format) -> Plan:
+def plan(node: Node, config: SkinnyConfig, problem: Problem, form: StreamKForm) -> Plan:
     """One launch."""
     macros = {
         "SKINNY": 1,
@@ -175,7 +177,7 @@ def plan(node: Node, config: SkinnyConfig, problem: Problem, form: Format) -> Pl
     return node.plan(launch)
 
 
-def candidate(form: Format, refused: Callable[[Node], str | None]) -> Candidate:
+def candidate(form: StreamKForm, refused: Callable[[Node], str | None]) -> Candidate:
     """That of a format; `refused`: what no kernel of it takes.
 
     Its sums are in one order for any number of rows.

@@ -1,4 +1,4 @@
-"""The CUDA side of `moe_norm_quant`: the tactics of `grouped_moe`, whose end becomes the norm.
+"""The CUDA side of `moe_norm_quant`: the tactics of `grouped_moe`, with the norm at the end.
 
 A tactic that ends in `moe_combine` gets one launch of moe_norm_fma.cu in its place; one that writes
 y itself, or has many tokens, is followed by norm_quant. Every sum keeps the order that it has in
@@ -80,7 +80,7 @@ class Followed:
         return behind((*launches, last, *norm), plan.scratch, node["residual"].nbytes)
 
     def cost(self, node: Node) -> float:
-        """That of the experts, and what the norm moves; a launch where it is one of its own."""
+        """That of the experts, and what the norm moves; a launch where it is a separate one."""
         node = _routed(node)
         inner = self._experts(node)
         joined = _joins(node, self.experts.plan(inner))

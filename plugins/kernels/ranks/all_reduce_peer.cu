@@ -1,55 +1,57 @@
-// The sum of the bf16 rows of all ranks, by one of three ways (WAY). Sums are taken in f32 in the
-// order of ranks and rounded once, so all ways and all ranks have the same bits, in a batch of any
-// size. Alone (RANKS 1) there is nobody to ask.
+// The sum of the bf16 rows of all ranks, by one of three algorithms. Sums are f32 in the order of
+// ranks and rounded once, so all algorithms and all ranks give the same bits in a batch of any
+// size. A single rank (RANKS 1) copies.
 //
-// ONE_SHOT: each block shows its vectors, meets the same block of the other ranks, reads theirs.
-// TWO_SHOT: of what a block shows each rank sums its share, shows the sums, and reads the others'
-// after a second meeting: 2 (RANKS - 1) / RANKS parts cross to a rank instead of RANKS - 1.
-// PUSH: vectors are written to the other ranks, numbered (pushed.cuh): no meeting, twice the bytes.
+// ONE_SHOT: a block publishes its vectors, waits for the same block of the other ranks, reads
+// theirs. TWO_SHOT: each rank sums its share of a block's vectors and publishes the sums; after a
+// second synchronisation it reads the others': 2 (RANKS - 1) / RANKS parts are received instead of
+// RANKS - 1. PUSH: a rank writes numbered vectors to the others (pushed.cuh), without
+// synchronisation, for twice the bytes.
 // What was tried: benchmarks/log/collectives.md.
 #include "ranks/peers.cuh"
 #include "ranks/pushed.cuh"
 
 extern "C" __global__ void all_reduce(const uint4* x, uint4* y, i64 count, const u64* peers,
                                       int rank) {
-#if RANKS > 1 && WAY == PUSH
+#if RANKS > 1 && ALGORITHM == PUSH
   const Pushes<RANKS> pushes(peers, rank);
 #endif
   wait_for_previous();
   launch_dependents();
 #if RANKS == 1
   for (i64 i = FIRST; i < count; i += STEP) y[i] = x[i];
-#elif WAY == ONE_SHOT
-  const u32 launch = show_all<RANKS>(x, count, peers, rank);
+#elif ALGORITHM == ONE_SHOT
+  const u32 launch = publish_all<RANKS>(x, count, peers, rank);
   for (i64 i = FIRST; i < count; i += STEP) {
     float sum[8];
-    add_shown<RANKS>(peers, i, launch, sum);
+    add_published<RANKS>(peers, i, launch, sum);
     y[i] = pack8(sum);
   }
   done(peers[rank], launch);
-#elif WAY == TWO_SHOT
-  // A turn of the block: RANKS stretches of THREADS vectors, of which rank r sums the r-th. Its own
-  // are read by nobody else, so that the sums lie in their place.
+#elif ALGORITHM == TWO_SHOT
+  // An iteration of the block has RANKS pieces of THREADS vectors; rank r sums piece r. No other
+  // rank reads piece r of rank r, so the sums overwrite it.
   const u32 launch = launches_so_far(peers, rank);
   const i64 first = blockIdx.x * (i64)(THREADS * RANKS) + threadIdx.x, step = STEP * RANKS;
   for (i64 i = first; i < count; i += step)
 #pragma unroll
     for (int s = 0; s < RANKS; s++) {
       const i64 at = i + s * THREADS;
-      if (at < count) *shown(peers[rank], at, launch) = x[at];
+      if (at < count) *published(peers[rank], at, launch) = x[at];
     }
-  meet<RANKS>(peers, rank, launch);
+  sync_ranks<RANKS>(peers, rank, launch);
   for (i64 i = first + rank * THREADS; i < count; i += step) {
     float sum[8];
-    add_shown<RANKS>(peers, i, launch, sum);
-    *shown(peers[rank], i, launch) = pack8(sum);
+    add_published<RANKS>(peers, i, launch, sum);
+    *published(peers[rank], i, launch) = pack8(sum);
   }
-  meet<RANKS>(peers, rank, launch, SECOND_FLAGS + blockIdx.x);
+  sync_ranks<RANKS>(peers, rank, launch, SECOND_FLAGS + blockIdx.x);
   for (i64 i = first; i < count; i += step) {
     uint4 sums[RANKS];
 #pragma unroll
     for (int s = 0; s < RANKS; s++)
-      if (i + s * THREADS < count) sums[s] = load_shown(shown(peers[s], i + s * THREADS, launch));
+      if (i + s * THREADS < count)
+        sums[s] = load_published(published(peers[s], i + s * THREADS, launch));
 #pragma unroll
     for (int s = 0; s < RANKS; s++)
       if (i + s * THREADS < count) y[i + s * THREADS] = sums[s];

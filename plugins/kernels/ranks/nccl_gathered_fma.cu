@@ -1,6 +1,6 @@
-// What NCCL has gathered of ranks on several hosts, parts [RANKS, part] one behind the other: their
-// bf16 sum in f32 in the order of ranks, rounded once, as all_reduce of one host has it; or their
-// rows of logits side by side. What was tried: benchmarks/log/collectives.md.
+// After an all-gather by NCCL over several hosts, parts [RANKS, part]: their bf16 sum, in f32 in
+// the order of ranks and rounded once, as all_reduce of one host; or their rows of logits side by
+// side. What was tried: benchmarks/log/collectives.md.
 #include "common/numeric.cuh"
 #include "common/ptx.cuh"
 

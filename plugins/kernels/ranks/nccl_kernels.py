@@ -1,9 +1,9 @@
-"""The collectives of ranks on several hosts: NCCL moves bytes; sums are those of one host.
+"""Planner of the collectives of ranks on several hosts: NCCL moves the bytes.
 
-No GPU reads another host's memory, so tactics over peers refuse nodes with `across`, and these take
-them alone. Bits are those of one host: the sum of two is the same in any order, rounded once; that
-of more NCCL would round at every hop, in an order that a row's place in the buffer decides, so
-there the parts are gathered and added here in the order of ranks.
+No GPU reads another host's memory: tactics over symmetric memory refuse nodes with `across`, and
+these take only those. Bits are those of one host. NCCL adds two parts, a sum that is the same in
+any order and rounded once. More parts it would round at every hop, in an order that depends on a
+row's place in the buffer: those are gathered, and a kernel adds them in the order of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_engine.tensors import DType
 
 SOURCE = "ranks/nccl_gathered_fma.cu"
 VECTOR, THREADS = 16, 256  # bytes; of a block
-# Predicted, where nothing was measured: of a call over a network, and bytes a second of 100 Gb/s.
+# Predicted, not measured: seconds of a call over a network, and bytes a second of 100 Gb/s.
 LATENCY, NETWORK = 20e-6, 10e9
 KERNEL = 2e-6  # seconds of one more launch
 HERE = "its ranks are on several hosts, and no GPU reads another host's memory"
@@ -27,7 +27,7 @@ ONE_HOST = "its ranks share a host, where GPUs read each other's memory: --acros
 def also_across(
     within: tuple[Candidate, ...], across: tuple[Candidate, ...]
 ) -> tuple[Candidate, ...]:
-    """The tactics of one host, and those that take its place between hosts."""
+    """The tactics of one host and those of several hosts; each refuses the nodes of the other."""
     return (*map(_within, within), *map(_between, across))
 
 
@@ -46,20 +46,20 @@ def _between(candidate: Candidate) -> Candidate:
 
 
 def _call(symbol: str, node: Node, to: str) -> Launch:
-    """A call of NCCL over x; the bytes are this rank's."""
+    """A call of NCCL over x; `bytes` are this rank's."""
     kernel = Kernel(symbol, f"x {to} bytes", source=NCCL, pdl=False)
     return kernel.launch(node, 1, 1, {}, bytes=Scalar("i64", node["x"].nbytes))
 
 
 def _kernel(symbol: str, node: Node, count: int, **macros: int) -> Launch:
-    """Over `parts` [ranks, part], a thread for each of `count` vectors of y."""
+    """A launch over `parts` [ranks, part], with a thread for each of `count` vectors of y."""
     blocks = max(1, min(4 * node.target.sms, -(-count // THREADS)))
     kernel = Kernel(symbol, "parts y count", pdl=False)
     return kernel.launch(node, blocks, THREADS, macros, count=Scalar("i64", count))
 
 
 def _gathered(node: Node, symbol: str, count: int, **macros: int) -> Plan:
-    """The parts of all ranks, then a kernel over them."""
+    """An all-gather, then a kernel over the parts."""
     node = node.with_scratch(parts=node.number("ranks") * node["x"].nbytes)
     macros = {"RANKS": node.number("ranks"), **macros}
     return node.plan(_call("all_gather", node, "parts"), _kernel(symbol, node, count, **macros))
@@ -93,7 +93,7 @@ def _refuse_logits(node: Node) -> str | None:
 
 def _plan_logits(node: Node) -> Plan:
     ranks, nbytes, rows = node.number("ranks"), node["x"].nbytes, node.dim("rows")
-    if rows == 1:  # they come side by side
+    if rows == 1:  # the gathered parts are side by side
         return node.plan(_call("all_gather", node, "y"))
     columns = nbytes // rows // VECTOR
     return _gathered(node, "side_by_side", ranks * nbytes // VECTOR, COLUMNS=columns)
@@ -110,7 +110,7 @@ def _cost_parts(node: Node) -> float:
 
 
 def _in_order(node: Node) -> str | None:
-    return "ranks"  # as every way of one host
+    return "ranks"  # as the algorithms of one host
 
 
 SUMS = (

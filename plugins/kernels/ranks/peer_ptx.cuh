@@ -1,4 +1,4 @@
-// PTX instructions on memory that other ranks read or write, by name, as common/ptx.cuh has others.
+// PTX instructions on memory that other ranks read or write, by name (others: common/ptx.cuh).
 #pragma once
 #include "common/ptx.cuh"
 
@@ -10,8 +10,8 @@ DEVICE u32 load_acquire(const u32* at) {
 DEVICE void store_release(u32* at, u32 value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-// Of another rank, or written by one: never from this multiprocessor's own cache.
-DEVICE uint4 load_shown(const uint4* at) {
+// Loads data that another rank wrote; bypasses L1.
+DEVICE uint4 load_published(const uint4* at) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -22,7 +22,7 @@ DEVICE uint4 load_shown(const uint4* at) {
 struct Halves {
   u64 low, high;
 };
-// Two words of data, each below the number: eight bytes arrive at once.
+// Two words of data, each in eight bytes with the number.
 DEVICE void store_pushed(u64 at, u32 low, u32 high, u32 number) {
   asm volatile(
       "{ .reg .b64 a, b; mov.b64 a, {%1, %3}; mov.b64 b, {%2, %3}; "

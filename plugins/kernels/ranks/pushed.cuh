@@ -1,14 +1,14 @@
-// Vectors that a rank writes into the memory of the others, each word beside its launch's number.
+// Pushed vectors: a rank writes them to the memory of the other ranks, each word with the number of
+// its launch.
 //
-// Eight bytes arrive at once: so whoever reads a word with the right number has it, and needs no
-// flag behind the data, no fence and no answer. It costs twice the bytes. Memory is held twice as
-// shown data is (peers.cuh), and holds nothing else, so that an old word has an old number; a
-// number comes back after 2^32 launches. Of 32 vectors the first halves lie together, then the
-// second.
+// Eight bytes arrive at once, so a word with the current number is valid: no flag, fence or reply
+// is needed, for twice the bytes. The memory is double-buffered as published data is (peers.cuh)
+// and holds nothing else, so an old word has an old number; numbers wrap after 2^32 launches. Of 32
+// vectors the first halves are stored first, then the second halves.
 #pragma once
 #include "ranks/peers.cuh"
 
-// To be made before the wait for the previous launch: the table of regions never changes.
+// Constructed before the wait for the previous launch, since the table of regions never changes.
 template <int N_RANKS>
 struct Pushes {
   static constexpr i64 EACH = PUSHED_BYTES / (2 * N_RANKS) / 1024 * 1024;  // bytes of one rank
@@ -19,12 +19,12 @@ struct Pushes {
 #pragma unroll
     for (int r = 0; r < N_RANKS; r++) region[r] = peers[r];
   }
-  // Where vector `i` of rank `from` lies in a region.
+  // The address of vector `i` of rank `from` in a region.
   DEVICE static u64 place(u64 region, int from, i64 i, u32 launch) {
     return region + PUSHED + ((launch & 1) * N_RANKS + from) * EACH + (i >> 5) * 1024 +
            (i & 31) * 16;
   }
-  // To all others.
+  // Writes v to all other ranks.
   DEVICE void push(uint4 v, i64 i, u32 launch) const {
 #pragma unroll
     for (int r = 0; r < N_RANKS; r++) {
@@ -34,8 +34,8 @@ struct Pushes {
       store_pushed(at + 512, v.z, v.w, launch + 1);
     }
   }
-  // The sum of everybody's vector `i`, in the order of ranks; `own` is this rank's. As many ranks
-  // are waited for at once as registers allow.
+  // The sum of vector `i` of all ranks, in the order of ranks; `own` is this rank's. Loads of
+  // several ranks are in flight, as many as registers allow.
   DEVICE void add(uint4 own, i64 i, u32 launch, float (&sum)[8]) const {
     constexpr int AT_ONCE = N_RANKS < 4 ? N_RANKS : 4;
 #pragma unroll
@@ -47,7 +47,7 @@ struct Pushes {
         if (first + r < N_RANKS) add_part(parts[r], first + r == 0, sum);
     }
   }
-  // Vector `i` of so many ranks from `first` on, when all are there.
+  // Waits for vector `i` of COUNT ranks from `first` on.
   template <int COUNT>
   DEVICE void take(uint4 (&parts)[COUNT], int first, uint4 own, i64 i, u32 launch) const {
     const u32 number = launch + 1;

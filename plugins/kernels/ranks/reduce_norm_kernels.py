@@ -1,8 +1,7 @@
-"""The CUDA side of `reduce_norm_quant`: the sum over ranks and the norm in one launch, or in two.
+"""Planner of `reduce_norm_quant`: the sum over ranks and the norm in one launch, or in two.
 
-`one_shot` and `push` are one launch of reduce_norm_peer.cu; `<way>_apart` are the launches of
-all_reduce and of norm_quant, one after the other. Sums and norm keep the order that they have in
-the two ops, so that all of them give the same bits.
+`one_shot` and `push` are one launch of reduce_norm_peer.cu; `<algorithm>_apart` is a launch of
+all_reduce, then one of norm_quant. All sum in the order of the two ops, so they give the same bits.
 """
 
 from __future__ import annotations
@@ -27,49 +26,49 @@ KERNEL = Kernel(
 
 
 class Ops(NamedTuple):
-    """Of the two nodes that one of `reduce_norm_quant` is."""
+    """The two ops that `reduce_norm_quant` fuses."""
 
     total: Op
     norm: Op
 
 
 def _norm(node: Node, ops: Ops, x: str = "x") -> Node:
-    """That of norm_quant, over `x`."""
+    """The node of norm_quant over `x`."""
     attrs: Attrs = {"add": 1, **{n: node.attrs[n] for n in ("eps", "keep", "quant", "n")}}
     return node.part(ops.norm, attrs, x=x)
 
 
 def _total(node: Node, ops: Ops, y: str = "x") -> Node:
-    """That of all_reduce, whose sum is in `y`."""
+    """The node of all_reduce, with its sum in `y`."""
     return node.part(ops.total, {"ranks": node.attrs["ranks"]}, y=y)
 
 
-def _refuse(node: Node, way: str, ops: Ops) -> str | None:
-    reason = collectives.refuse_way(way, node.number("ranks"), node["x"].nbytes)
+def _refuse(node: Node, algorithm: str, ops: Ops) -> str | None:
+    reason = collectives.refuse_algorithm(algorithm, node.number("ranks"), node["x"].nbytes)
     return reason or NORM.refuse(_norm(node, ops))
 
 
-def _plan(node: Node, way: str) -> Plan:
+def _plan(node: Node, algorithm: str) -> Plan:
     ranks, sms = node.number("ranks"), node.target.sms
     rows, k = node.shape("tokens", "H")
     threads, vectors = norm_quant_kernels.threads_of(k)
     numbers = {"THREADS": threads, "VECS": vectors, "RANKS": ranks}
-    numbers |= {"WAY": collectives.WAYS.index(way)}
+    numbers |= {"ALGORITHM": collectives.ALGORITHMS.index(algorithm)}
     macros = rq.macros(node, k, **numbers, EPS=node.real("eps"))
     blocks = min(rows, sms, collectives.MOST_BLOCKS)
     launch = KERNEL.launch(
-        collectives.meeting(node, ranks), blocks, threads, macros, resident=ranks > 1, rows=rows
+        collectives.with_peers(node, ranks), blocks, threads, macros, resident=ranks > 1, rows=rows
     )
-    return node.plan(launch, symmetric=collectives.symmetric(way, ranks, node["x"].nbytes))
+    return node.plan(launch, symmetric=collectives.symmetric(algorithm, ranks, node["x"].nbytes))
 
 
-def _cost(node: Node, way: str, ops: Ops) -> float:
-    """The exchange, and what the norm's launch moves and takes."""
+def _cost(node: Node, algorithm: str, ops: Ops) -> float:
+    """Seconds: the exchange, the norm's launch, and the further rows of a block."""
     ranks, nbytes = node.number("ranks"), node["x"].nbytes
     alone = NORM.cost(_norm(node, ops))
     waves = -(-node.dim("tokens") // node.target.sms)  # rows of a block, one after the other
     slower = (waves - 1) * rq.LAUNCH_SECONDS / 2
-    return collectives.exchange_seconds(way, ranks, nbytes) + alone + slower
+    return collectives.exchange_seconds(algorithm, ranks, nbytes) + alone + slower
 
 
 def _refuse_apart(node: Node, total: Candidate, ops: Ops) -> str | None:
@@ -88,13 +87,13 @@ def _cost_apart(node: Node, total: Candidate, ops: Ops) -> float:
     return total.cost(_total(node, ops)) + rq.LAUNCH_SECONDS + NORM.cost(_norm(node, ops))
 
 
-def _joined(way: str, ops: Ops) -> Candidate:
+def _joined(algorithm: str, ops: Ops) -> Candidate:
     return Candidate(
-        way,
+        algorithm,
         "ranks/reduce_norm_peer.cu",
-        partial(_plan, way=way),
-        partial(_cost, way=way, ops=ops),
-        partial(_refuse, way=way, ops=ops),
+        partial(_plan, algorithm=algorithm),
+        partial(_cost, algorithm=algorithm, ops=ops),
+        partial(_refuse, algorithm=algorithm, ops=ops),
         collectives.one_order,
         why="few rows: the norm in the launch of the sum",
     )
@@ -113,6 +112,6 @@ def _apart(total: Candidate, ops: Ops) -> Candidate:
 
 
 def candidates(total: Op, norm: Op) -> tuple[Candidate, ...]:
-    """Of a node that is those of `all_reduce` and `norm_quant`, which are given."""
+    """The candidates of `reduce_norm_quant`, of the ops all_reduce and norm_quant."""
     ops = Ops(total, norm)
     return (*(_joined(w, ops) for w in JOINED), *(_apart(t, ops) for t in collectives.SUMS))

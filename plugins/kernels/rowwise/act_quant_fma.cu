@@ -1,10 +1,10 @@
 // Element-wise activation, then bf16 and quantised copies: silu_mul, sigmoid_gate, act_quant, and
 // (ACT 0) the stand-alone quantisers.
 //
-// x [rows, X] bf16; thread (chunk, row) makes eight neighbouring columns of y [rows, K]:
+// x [rows, X] bf16; thread (chunk, row) computes eight neighbouring columns of y [rows, K]:
 //   ACT 0: y = x            ACT 1: y = silu(x[:K]) · x[K:2K]
 //   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
-// Bytes bound it: one 16-byte load per operand and one store, nothing in shared memory.
+// Bound by bandwidth: a 16-byte load per operand and a store, no shared memory.
 // 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
 // / 31.2 (variants: benchmarks/log/rowwise/act_quant_fma.md).
 #include "common/early.cuh"

@@ -1,6 +1,6 @@
-"""The CUDA side of the element-wise ops: silu_mul, sigmoid_gate, act_quant, the *_quant ops.
+"""Planner of the element-wise ops: silu_mul, sigmoid_gate, act_quant, the *_quant ops.
 
-All are one kernel, `act_quant_fma.cu`: an activation (or none), then bf16 and quantised copies.
+All use one kernel, `act_quant_fma.cu`: an activation or none, then bf16 and quantised copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _refuse(node: Node) -> str | None:
         widths = ("head_dim", node.number("head_dim")), ("qkv's row", node["qkv"].dims[1])
         for what, value in widths:
             if value % rq.VECTOR:
-                return f"{what} is {value}; 16-byte loads want a multiple of {rq.VECTOR}"
+                return f"{what} is {value}; 16-byte loads need a multiple of {rq.VECTOR}"
     return reason
 
 
@@ -54,7 +54,7 @@ def _cost(node: Node) -> float:
 
 
 def alone(act: str, quant: str) -> Whole:
-    """Completes the attributes of one of the parts of act_quant to act_quant's."""
+    """A function that completes the attributes of a part of act_quant to those of act_quant."""
     keep = int(quant == "none")
     return lambda attrs: {**attrs, "act": act, "quant": quant, "keep": keep, "n": 1}
 

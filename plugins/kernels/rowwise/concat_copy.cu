@@ -1,8 +1,8 @@
-// The standard Concat of columns: y[r] = a[r], b[r], c[r], d[r] one after the other.
+// The standard Concat of columns: y[r] = [a[r], b[r], c[r], d[r]].
 //
-// Macros: BYTES (of an element moved at once: 16, 8, 4 or 2), W0 … W3 (columns of each part in such
-// elements; 0: there is none), THREADS. Grid: x chunks of THREADS elements of y, y rows. Only
-// graphs that were left unfused have it, so it was never tuned (log/rowwise/rows_copy.md).
+// Macros: BYTES (of an access: 16, 8, 4 or 2), W0 … W3 (columns of each part in accesses; 0: no
+// part), THREADS. Grid: x chunks of THREADS elements of y, y rows. Only unfused graphs have the op,
+// so the kernel is not tuned (log/rowwise/rows_copy.md).
 #include "common/numeric.cuh"
 
 #if BYTES == 16

@@ -1,4 +1,4 @@
-"""The CUDA side of the standard Concat, which joins projections that no rule merged."""
+"""Planner of the standard Concat of projections that no rule merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parts(count: int) -> tuple[str, ...]:
 
 
 def refuse(node: Node) -> str | None:
-    """Refuses anything but a few matrices of one dtype side by side."""
+    """Why the kernel does not take the node, or None: it joins columns of up to PARTS matrices."""
     shapes, dtypes = [list(s.shape) for s in node.specs], [s.dtype for s in node.specs]
     if any(len(shape) != 2 for shape in shapes) or node.number("axis") not in (1, -1):
         return f"axis {node.attrs['axis']} of {shapes}; columns of matrices are joined"
@@ -39,7 +39,7 @@ def _bytes(node: Node) -> int:
 
 
 def plan(node: Node) -> Plan:
-    """One launch; a part that is not there is the first again, with no column."""
+    """One launch; missing parts are the first operand again, with no column."""
     width = _bytes(node)
     columns = [s.dims[1] * s.dtype.itemsize // width for s in node.specs]
     columns += [0] * (PARTS - len(columns))
@@ -51,7 +51,7 @@ def plan(node: Node) -> Plan:
 
 
 def cost(node: Node) -> float:
-    """Every part once in and once out."""
+    """Seconds to read and write every part once."""
     return rq.seconds(node.specs, sum(s.nbytes for s in node.specs), node.target)
 
 

@@ -3,8 +3,7 @@
 // One block a row, the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS, so that lanes hold neighbouring columns. x, residual, y, sum bf16 [rows, K]; weight f32.
 // No launch writes the norm's weight, so it is read before the wait for the previous launch (PDL).
-// (Its last lines stand in moe_norm_fma.cu too: as a shared function they take other registers in
-// every form.)
+// moe_norm_fma.cu repeats the last lines: a shared function changes the registers of every form.
 // Figures: 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5
 // / 8.6 us, two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (log/rowwise/norm_quant_fma.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, ADD (1: with residual and sum).
@@ -18,7 +17,7 @@ DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
                uint4* __restrict__ sum, QUANT_OUTPUTS) {
-  __shared__ float room[THREADS / 32];
+  __shared__ float partial[THREADS / 32];
   const i64 row = blockIdx.x;
   float y[VECS][8] = {}, w[VECS][8] = {};
 #pragma unroll
@@ -46,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += y[v][i] * y[v][i];
   }
-  const float root = rsqrtf(block_sum<THREADS>(squares, room) / K + (float)(EPS));
+  const float root = rsqrtf(block_sum<THREADS>(squares, partial) / K + (float)(EPS));
 #pragma unroll
   for (int v = 0; v < VECS; v++) {
     const int column = (v * THREADS + threadIdx.x) * 8;

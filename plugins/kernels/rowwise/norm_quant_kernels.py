@@ -1,4 +1,4 @@
-"""The CUDA side of the norms over whole rows: rms_norm and norm_quant, one kernel."""
+"""Planner of the norms over whole rows: rms_norm and norm_quant, one kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KERNEL = Kernel("norm_quant", f"x weight residual? scales? sum? {rq.OUTPUTS}")
 
 
 def threads_of(k: int) -> tuple[int, int]:
-    """(threads, vectors of a thread) of a row: one vector a thread as far as 1024 go."""
+    """(threads, vectors of a thread) of a row: one vector a thread, up to 1024 threads."""
     vectors = -(-k // rq.VECTOR)
     each = -(-vectors // MOST_THREADS)
     return rq.whole_warps(-(-vectors // each)), each
@@ -41,7 +41,7 @@ def _cost(node: Node) -> float:
 
 
 def alone(attrs: Attrs) -> Attrs:
-    """rms_norm as a norm_quant that keeps y and quantises nothing."""
+    """The attributes of rms_norm as a norm_quant that keeps y and quantises nothing."""
     return {**attrs, "add": 0, "keep": 1, "quant": "none", "n": 1}
 
 

@@ -1,4 +1,4 @@
-// Whole rows moved or added: embed, last_rows, and the standard Add.
+// Copies and sums of whole rows: embed, last_rows, and the standard Add.
 //
 // bf16 rows of H columns (H % 8 = 0), 16 bytes a thread. Grid: x chunks of THREADS vectors, y rows.
 // 1 / 32 / 128 rows of 5120, H200: 0.8 to 0.9 / 0.9 to 1.0 / 1.5 us (log/rowwise/rows_copy.md).
@@ -8,8 +8,8 @@
 
 #ifdef TILE
 #ifdef VOCAB
-// x[t] = weight[id]: the host's id, or the slot's last token where it is negative; clamped, so that
-// padding reads nothing out of range. Slot −1 reaches the last of SLOTS rows.
+// x[t] = weight[id]: the host's id, or the slot's last token if that is negative; clamped, so that
+// padding rows stay in range. Slot −1 is the last of SLOTS rows.
 extern "C" __global__ void embed(const int* tokens, const int* last, const int* slots,
                                  const uint4* weight, uint4* x) {
   wait_for_previous();
@@ -24,7 +24,7 @@ extern "C" __global__ void embed(const int* tokens, const int* last, const int* 
   x[(i64)blockIdx.y * (H / 8) + VECTOR] = weight[(i64)id * (H / 8) + VECTOR];
 }
 #else
-// y[r] = x[r·TILE + counts[r] − 1], the first token where a row has none.
+// y[r] = x[r·TILE + counts[r] − 1], or the first token if the row has none.
 extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y) {
   wait_for_previous();
   launch_dependents();

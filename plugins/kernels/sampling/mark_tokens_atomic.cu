@@ -1,10 +1,10 @@
 // Counts the launch's tokens into token_counts i32 [SLOTS, VOCAB], in place: bit 0 for a prompt
 // token, +2 for a generated one. A sequence that starts at position 0 clears its slot's row first.
 //
-// One launch: block (part, tile) owns one of PARTS pieces of the row of the sequence whose first
-// tile this is (the others end at once): it clears the piece where the sequence is fresh, then
-// counts the tokens of all the sequence's tiles that fall into it. So nobody waits for another
-// block. Integer atomics commute (adding 2 leaves bit 0), so the order of the tokens does not show.
+// One launch: block (part, tile) of a sequence's first tile owns one of PARTS pieces of the slot's
+// row; blocks of other tiles return at once. The block clears the piece of a fresh sequence, then
+// counts the tokens in it of all tiles of the sequence, so no block waits for another. Integer
+// atomics commute (adding 2 leaves bit 0): the result does not depend on the order of tokens.
 // Decode, 1 / 32 / 128 rows, H200: 1.4 / 1.6 / 1.9 us (log/sampling/mark_tokens_atomic.md).
 #include "common/ptx.cuh"
 

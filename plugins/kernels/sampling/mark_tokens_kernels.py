@@ -1,4 +1,4 @@
-"""The CUDA side of `mark_tokens`: fresh sequences' rows cleared, tokens counted, in one launch."""
+"""Planner of `mark_tokens`: one launch clears the rows of fresh sequences and counts tokens."""
 
 from __future__ import annotations
 

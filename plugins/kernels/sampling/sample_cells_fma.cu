@@ -1,11 +1,11 @@
-// First pass of sampling (sample_rows_fma.cu): one read of the logits and what is kept of each cell
-// of 256 ids. Cells that need neither cleaning nor bias nor penalties are summarised side by side,
-// PER a warp. A source of its own: the second pass is compiled once for all numbers of rows.
+// First pass of sampling (sample_rows_fma.cu): one read of the logits, which are summarised by
+// cells of 256 ids. A warp summarises PER cells at a time that need no cleaning, bias or penalties.
+// The pass is a separate source, so that the second pass is compiled once for all numbers of rows.
 // Variants: benchmarks/log/sampling/sample.md.
 //
-// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens that a row
-// of the launch has, if each of them has a row of logits), RANKS (that share the row, if any do: a
-// cell on the border of two is summarised by each as far as it has it).
+// Macros: WIDTH (of a row), VOCAB, BIASES (of a slot), PER (cells a warp); TILE (tokens of a row of
+// the launch, if each has a row of logits); RANKS (if ranks share a row; each of two ranks
+// summarises its part of a cell on their border).
 #include "sampling/sample_summary.cuh"
 
 DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32* keys, float* sums,
@@ -14,9 +14,9 @@ DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32
   if (heat > 0.0f) weights[at] = s.weight;
 }
 
-// Bit c: cell first + c wants `summarise`: a logit that is not finite, an id that is never chosen,
-// a bias, or, in a row with penalties, an id that was seen. Elsewhere raw and penalised are the
-// same.
+// Bit c: cell first + c needs `summarise`: it has a logit that is not finite, an id that is never
+// chosen, a bias, or, in a row with penalties, an id that was seen. In other cells raw and
+// penalised logits are equal.
 DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
   u32 hard = 0;
 #pragma unroll
@@ -44,7 +44,7 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
   return __reduce_or_sync(~0u, hard);
 }
 
-// Bit c: the mask cuts cell first + c; bit 16 + c: it leaves nothing of it.
+// Bit c: the mask excludes an id of cell first + c; bit 16 + c: it excludes all of them.
 DEVICE u32 masked_cells(const Row& r, int first) {
   static_assert(PER * CELL / 32 <= 32 && PER <= 16, "a lane a word, a half of the bits each");
   if (r.mask < 0) return 0;
@@ -60,9 +60,8 @@ DEVICE u32 masked_cells(const Row& r, int first) {
   return masked;
 }
 
-// Of PER cells, those that need neither cleaning nor bias nor penalties: side by side, at some
-// eight instructions a logit. Lane c stores cell c, if it is not `hard`; nothing of it is chosen
-// where bit 16 + c is set.
+// Summarises PER cells together, some eight instructions a logit. Lane c stores cell c unless its
+// bit of `hard` is set; no id of it is chosen if bit 16 + c is set.
 DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 at, u32* raw_keys,
                            u32* keys, float* sums, float* weights) {
   Cell s[PER];

@@ -1,4 +1,4 @@
-// The draw of one row: from a few candidates (in f64), from all ids by the cells' sums, or by
+// The draw of a row: from a few candidates (in f64), from all ids by the cells' sums, or by
 // thresholds over the whole row.
 #pragma once
 #include "sampling/sample_nucleus.cuh"
@@ -55,13 +55,13 @@ DEVICE int draw_sorted(RowMemory& w, const Rule& rule, int n) {
   return w.answer;
 }
 
-// The running sum at which u of the total is passed.
+// A predicate for running sums: the sum exceeds u · total.
 DEVICE auto beyond(double u) {
   return [=](u64 total) { return [=](u64 upto) { return (double)upto > u * (double)total; }; };
 }
 
-// w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's
-// greatest.
+// w.sums: the weights of cells, from those of the first pass, which are relative to each cell's
+// greatest logit.
 DEVICE void weigh_cells(RowMemory& w, const Scale& scale, const float* weights) {
   for (int c = thread(); c < CELLS; c += THREADS)
     w.sums[c] =
@@ -82,7 +82,7 @@ DEVICE int draw_plain(RowMemory& w, Row& r, const Rule& rule, const Scale& scale
   return find_id<false>(w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
 }
 
-// Any other rule: what top_k keeps, what top_p keeps of it, then the draw.
+// The draw by any other rule: top_k, then top_p of the kept ids, then the draw.
 DEVICE int draw_row(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale, u32 most) {
   const float step = BINS / (Scale::DEPTH * rule.temperature);
   const OfRow<false> row = {r};
@@ -107,7 +107,7 @@ DEVICE int draw_row(RowMemory& w, const Row& r, const Rule& rule, const Scale& s
   return find_id<false>(w, r, one, beyond(rule.u));
 }
 
-// The draw by top_p alone; false where too many ids lie about its end.
+// The draw by top_p alone. Returns false if more than MAX_HELD ids are near its end.
 DEVICE bool draw_nucleus(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale,
                          const float* weights, int& token) {
   weigh_cells(w, scale, weights);

@@ -1,4 +1,4 @@
-"""The CUDA side of `sample`: one pass over the logits, one block a row over what it left."""
+"""Planner of `sample`: one pass that summarises the logits, then a block a row."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from spark_engine.plugins.kernels.ranks.collectives_kernels import VECTOR, symme
 from spark_engine.plugins.launch import PEERS, RANK, Candidate, Kernel, Node
 
 CELL = 256
-WARPS = 8  # of the first kernel's block
-THREADS = 512  # of the second's
-SMALL, FEW, ROOM, BINS = 64, 1024, 4096, 2048
-STATIC = 2048  # bytes of shared memory beside `RowMemory`
-MAIL = 2048  # vectors that a block shows other ranks at a time: of a row in whole, 32 KiB
+WARPS = 8  # of a block of the first kernel
+THREADS = 512  # of a block of the second kernel
+SMALL, FEW, MAX_HELD, BINS = 64, 1024, 4096, 2048
+STATIC = 2048  # bytes of shared memory in addition to `RowMemory`
+MAIL = 2048  # vectors of 16 bytes that a block publishes at a time
 _SLOT = "token_counts sampling_f sampling_i bias_ids bias_values bias_until allow"
-GIVEN = f"logits {_SLOT} slots starts counts ids?"
-LEFT = "raw_keys keys sums weights"  # what the first kernel leaves of each cell
-MADE = "next_tokens logprobs top_ids top_logprobs ok"
-CELLS = Kernel("sample_cells", f"{GIVEN} {LEFT} rank", source="sampling/sample_cells_fma.cu")
+OPERANDS = f"logits {_SLOT} slots starts counts ids?"
+SUMMARIES = "raw_keys keys sums weights"  # scratch memory of the first kernel: a value a cell
+RESULTS = "next_tokens logprobs top_ids top_logprobs ok"
+CELLS = Kernel(
+    "sample_cells", f"{OPERANDS} {SUMMARIES} rank", source="sampling/sample_cells_fma.cu"
+)
 _EMIT = "emit? last_tokens_out?"
-ROWS = Kernel("sample_rows", f"{GIVEN} {LEFT} {MADE} {_EMIT} rows meetings room? peers rank")
+ROWS = Kernel(
+    "sample_rows", f"{OPERANDS} {SUMMARIES} {RESULTS} {_EMIT} rows syncs whole_rows? peers rank"
+)
 
 
 def _cells(width: int) -> int:
@@ -26,7 +30,7 @@ def _cells(width: int) -> int:
 
 
 def _per(node: Node) -> int:
-    """Cells a warp: few where few rows must fill the GPU."""
+    """Cells of a warp: one, if the rows are too few to fill the GPU otherwise."""
     rows, share = node["logits"].dims
     return 4 if rows * -(-_cells(share) // WARPS) >= 16 * node.target.sms else 1
 
@@ -36,28 +40,28 @@ def _ranks(node: Node) -> int:
 
 
 def _shared(node: Node) -> int:
-    """Bytes of the second kernel's `RowMemory` (sample_work.cuh), which checks them."""
+    """A bound of the second kernel's `RowMemory` (sample_work.cuh)."""
     cells, biases = _cells(_ranks(node) * node["logits"].dims[1]), node.dim("NB")
-    fixed = 8 * (ROOM + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
+    fixed = 8 * (MAX_HELD + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
 
 
 def refuse(node: Node) -> str | None:
-    """Refuses rows that 16-byte loads do not divide, and those beyond shared memory."""
+    """Why the kernels do not take the node, or None."""
     (_, share), top, ranks = node["logits"].dims, node.number("top"), _ranks(node)
     if share % 4:
         return f"a row of {share} logits; pad the vocabulary to a multiple of 4"
     if top > min(SMALL, share):
         return f"top is {top}; up to {min(SMALL, share)} is served"
     if ranks > 1 and share < CELL:
-        return f"a rank has {share} logits of a row; {CELL} are shown together"
+        return f"a rank has {share} logits of a row; the least is {CELL}"
     if (needed := _shared(node)) > node.target.shared_bytes - STATIC:
         return f"{share * ranks} logits a row need {needed} bytes of shared memory"
     return None
 
 
 def plan(node: Node) -> Plan:
-    """sample_cells, sample_rows; of ranks that share the vocabulary as one with the others."""
+    """sample_cells, then sample_rows; if ranks share the vocabulary, over symmetric memory."""
     ranks, sms = _ranks(node), node.target.sms
     rows, share = node["logits"].dims
     width, per = ranks * share, _per(node)
@@ -71,17 +75,17 @@ def plan(node: Node) -> Plan:
     shared = _shared(node)
     if ranks > 1:
         row["MAIL"] = mail
-    second_pass = {**row, "TOP": node.number("top"), "SHARED": shared}
+    second_pass = {**row, "TOP": node.number("top")}
     own = _cells(share) + (1 if share % CELL else 0)  # a share may begin and end within a cell
-    node = node.with_scratch(**dict.fromkeys(LEFT.split(), 4 * rows * _cells(width)))
+    node = node.with_scratch(**dict.fromkeys(SUMMARIES.split(), 4 * rows * _cells(width)))
     if ranks > 1:
-        node = node.with_scratch(room=4 * blocks * width)
+        node = node.with_scratch(whole_rows=4 * blocks * width)
     grid = (-(-own // (WARPS * per)), rows)
     first = CELLS.launch(node, grid, 32 * WARPS, first_pass, rank=RANK)
-    each = 1 + max(1, -(-share // (4 * mail)))  # meetings of a row at most
+    each = 1 + max(1, -(-share // (4 * mail)))  # syncs of a row at most
     second = ROWS.launch(
         node, blocks if ranks > 1 else rows, THREADS, second_pass, shared, resident=ranks > 1,
-        rows=rows, meetings=-(-rows // blocks) * each | 1, peers=PEERS if ranks > 1 else NULL,
+        rows=rows, syncs=-(-rows // blocks) * each | 1, peers=PEERS if ranks > 1 else NULL,
         rank=RANK,
     )  # fmt: skip
     symmetric = symmetric_bytes(blocks * mail * VECTOR) if ranks > 1 else 0
@@ -89,9 +93,9 @@ def plan(node: Node) -> Plan:
 
 
 def cost(node: Node) -> float:
-    """The logits once, and the latency of the second kernel and of its meeting."""
-    meeting = 5e-6 if _ranks(node) > 1 else 0.0
-    return 1.1 * node["logits"].nbytes / node.target.bandwidth + 12e-6 + meeting
+    """Seconds: the logits once, the latency of the second kernel, and of its exchange."""
+    sync = 5e-6 if _ranks(node) > 1 else 0.0
+    return 1.1 * node["logits"].nbytes / node.target.bandwidth + 12e-6 + sync
 
 
 CANDIDATES = (Candidate("cells", "sampling/sample_rows_fma.cu", plan, cost, refuse),)

@@ -1,17 +1,17 @@
-// Where top_p ends, for a row that draws by top_p alone: two passes over the cells that matter.
+// The end of top_p, for a row that draws by top_p alone: two passes over the cells with weight.
 //
-// Counting is cheaper than weighing. The first pass counts the logits in steps of z, which bounds
-// the weight down to any step; the end of top_p lies where the bounds allow it, a few steps wide.
-// The second pass weighs what lies above those and holds what lies among them, to be sorted out
-// exactly in shared memory. Where too many would be held, the steps in question are divided once
-// more.
+// The first pass counts logits in steps of z, which costs less than their weights. The counts bound
+// the weight above each step, and so the end of top_p to a range of a few steps. The second pass
+// sums the weights above the range and stores the logits within it in shared memory, for an exact
+// selection. If there are more than MAX_HELD of them, the range is divided into finer steps first.
 #pragma once
 #include "sampling/sample_select.cuh"
 
 constexpr int STEPS = 2 * BINS;  // w.low and w.high together
-constexpr float SLACK = 1e-4f;   // of a weight; sums of floats are off by far less
+constexpr float SLACK = 1e-4f;   // relative, of a weight; errors of the float sums are far smaller
 
-// each(cell, the lane's eight logits to choose from): as for_cells, of a row of finite logits.
+// each(cell, the lane's eight logits after bias, penalties and mask): as for_cells, for a row of
+// finite logits.
 template <class Each>
 DEVICE void for_values(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   for_cells<false>(w, r, least, [&](int c, float (&x)[8]) {
@@ -27,8 +27,8 @@ DEVICE u64 sum_of_cells(RowMemory& w) {
   return total;
 }
 
-// Narrows (top, bottom): what is above top is kept, what is below bottom is not. False if still
-// more than ROOM logits lie between.
+// Narrows (top, bottom): top_p keeps logits above top and drops logits below bottom. Returns false
+// if more than MAX_HELD logits are between them.
 DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target, float& top,
                    float& bottom) {
   u32* counts = w.low;
@@ -45,7 +45,7 @@ DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target
         else atomicAdd(&counts[min(__float2int_rn((top - z[i]) * per_width), STEPS - 1)], 1u);
       }
     });
-    const u64 base = __float2ull_rn(block_sum<THREADS>(above, w.room) * Scale::ONE);
+    const u64 base = __float2ull_rn(block_sum<THREADS>(above, w.partial) * Scale::ONE);
     __syncthreads();
     const auto least_weight = [&](int b) {  // of a step, by its lower end
       const float z = top - ((float)b + 0.51f) * width;
@@ -66,17 +66,17 @@ DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target
     const float was = top;
     if (from > 1) top = was - (float)(from - 1) * width;
     if (to + 1 < STEPS) bottom = fmaxf(bottom, was - (float)(to + 1) * width);
-    if (count <= ROOM) return true;
+    if (count <= MAX_HELD) return true;
     if (!(bottom < top)) return false;
   }
   return false;
 }
 
-// `kept` by top_p, whose end is where `target` is reached, and w.sums the kept weights by cell.
-// `dropped` is the weight of the rest. False where too many logits lie about the end.
+// Sets `kept`, the end of top_p, at which the weights reach `target`, and w.sums, the kept weights
+// by cell. `dropped`: the weight beyond the end. Returns false if too many logits are near the end.
 DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double target, double dropped,
                     Kept& kept) {
-  // Were the end any lower, all ids together would weigh less than what is dropped.
+  // A lower bound: below it even VOCAB ids have less weight than `dropped`.
   const float share = (float)(dropped / Scale::ONE / VOCAB);
   const float depth = fminf(Scale::DEPTH, fmaxf(0.01f, 0.01f - logf(share)));
   float top = scale.greatest, bottom = top - depth * scale.temperature;
@@ -93,7 +93,7 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
         sum += scale.share(z[i]);
       } else if (z[i] >= bottom) {
         const int at = atomicAdd(&w.count, 1);
-        if (at < ROOM) w.held[at] = pair_of(ordered_key(z[i]), id8(c, i));
+        if (at < MAX_HELD) w.held[at] = pair_of(ordered_key(z[i]), id8(c, i));
       }
     }
     sum = warp_sum(sum);
@@ -101,8 +101,8 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
   });
   __syncthreads();
   const int held = w.count;
-  __syncthreads();  // whoever searches next counts anew
-  if (held > ROOM) return false;
+  __syncthreads();  // before the next search resets the count
+  if (held > MAX_HELD) return false;
   const u64 above = sum_of_cells(w);
   const Bins bins = Bins::between(ordered_key(bottom), ordered_key(top));
   const auto weigh = [&](u32 key) { return scale.weight(key); };

@@ -1,9 +1,8 @@
-// A row of logits as sampling sees it: cells of 256 ids, a lane's eight of a cell, bias and
-// penalties, the mask. Floats are compared as ordered keys (numeric.cuh), -infinity as 0: what is
-// not chosen. Knows no rule of drawing.
+// A row of logits: cells of 256 ids, eight ids of a cell a lane, bias, penalties, mask. Floats are
+// compared as ordered keys (numeric.cuh); -infinity, the logit of an excluded id, has key 0.
 //
-// With TILE each token of a launch's row has a row of logits, and the drafts before it count as
-// generated once more: they are added to `token_counts` where a cell holds them.
+// With TILE each token of a launch's row has a row of logits. The drafts before a token count as
+// generated: they are added to `token_counts` in their cells.
 #pragma once
 #include "common/numeric.cuh"
 
@@ -13,9 +12,8 @@ constexpr bool DRAFTED = true;
 constexpr bool DRAFTED = false;
 #endif
 
-// This thread and its lane. Where a block goes on from row to row (MAIL) the compiler takes the
-// number for another one each time: what follows from it would be made ready before the first row,
-// held in registers through all of them, and spill.
+// This thread and its lane. With MAIL, where a block loops over rows, the value is opaque to the
+// compiler: else it hoists everything that depends on it out of the loop, and registers spill.
 #ifdef MAIL
 DEVICE u32 thread() { return forget(threadIdx.x); }
 #else
@@ -26,10 +24,9 @@ DEVICE u32 lane() { return thread() & 31; }
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
 constexpr int WORDS = (WIDTH + 31) / 32;  // of a row's mask
-constexpr float FLOOR = 3.0e38f;          // what may be chosen is not below -FLOOR
+constexpr float FLOOR = 3.0e38f;          // logits of allowed ids are at least -FLOOR
 
-// The ids that a view of the row has; others count as not there. With RANKS a rank's own logits are
-// those of SHARE ids.
+// The ids of a row, or of a rank's share of it (SHARE ids).
 struct Ids {
   int begin, end;
 #ifdef RANKS
@@ -49,7 +46,7 @@ DEVICE Ids ids_of(int rank) { return {rank * SHARE, (rank + 1) * SHARE}; }
 constexpr int SHARE = WIDTH;
 DEVICE Ids ids_of(int rank) { return {0, WIDTH}; }
 #endif
-// Where id 0 of a row would lie.
+// The address of id 0 of a row, from that of the first id of the share.
 DEVICE const float* logits_of(const float* logits, int row, Ids ids) {
   return logits + (i64)row * SHARE - ids.begin;
 }
@@ -57,7 +54,7 @@ DEVICE const float* logits_of(const float* logits, int row, Ids ids) {
 struct Penalties {
   float repetition, inverse, presence, frequency;
 };
-#ifdef RANKS  // with other ranks registers are few
+#ifdef RANKS  // in shared memory, to save registers
 DEVICE Penalties& kept_penalties() {
   __shared__ Penalties kept;
   return kept;
@@ -70,18 +67,18 @@ struct Row {
   const int* token_counts;
   const int* bias_ids;
   const float* bias_values;
-  int biases;  // entries to look at
+  int biases;  // number of entries
 #ifndef RANKS
   Penalties penalties;
 #endif
   bool penalised;
-  const u32* allow;  // bits of the ids that may be chosen, from word `mask` on
-  int mask;          // -1: all may
+  const u32* allow;  // bits of the allowed ids, from word `mask` on
+  int mask;          // -1: all ids are allowed
   DEVICE u32 word(int i) const { return i < WORDS ? allow[mask + i] : 0u; }
 };
 
-// What a row of logits is sampled for: its slot, −1 if for nothing, where its new token stands, and
-// how many drafts lie before it.
+// The target of a row of logits: its slot (−1: not sampled), the position of the new token, the
+// number of drafts before it.
 struct Place {
   int slot, position, drafts;
 };
@@ -94,7 +91,7 @@ DEVICE Place place_of(int at, const int* slots, const int* starts, const int* co
 #endif
 }
 
-// The slot of a row of logits that is sampled, read once more: a register less until then.
+// The slot of a sampled row of logits, loaded again to save a register.
 DEVICE int again(const int* slots, int at) {
 #ifdef TILE
   return __ldcg(slots + at / TILE);
@@ -107,7 +104,7 @@ DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
 DEVICE float penalise(const Row& r, int id, float z, int token_count) {
-#pragma unroll 1  // inlined in many places
+#pragma unroll 1  // code size: the function is inlined in many places
   for (int i = 0; i < r.biases; ++i)
     if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
   if (!r.penalised) return z;
@@ -135,7 +132,7 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   const Penalties p = {f[3], __fdiv_rn(1.0f, f[3]), f[4], f[5]};
   r.penalised = p.repetition != 1.0f || p.presence != 0.0f || p.frequency != 0.0f;
 #ifdef RANKS
-  if (thread() == 0) kept_penalties() = p;  // the block synchronises before it uses them
+  if (thread() == 0) kept_penalties() = p;  // the caller synchronises before it reads them
 #else
   r.penalties = p;
 #endif
@@ -145,8 +142,8 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   return r;
 }
 
-// The drafts before the token, in shared memory; their number stands in the place of the row's
-// first token, which is none. The block synchronises before it uses them.
+// The drafts before the token, in shared memory: element 0 is their number. The caller synchronises
+// before it reads them.
 #ifdef TILE
 DEVICE int* found_drafts() {
   __shared__ int found[TILE];
@@ -159,7 +156,7 @@ DEVICE void find_drafts(const int* ids, int at, int drafts) {
   if (d <= drafts) found_drafts()[d] = d ? ids[at / TILE * TILE + d] : drafts;
 #endif
 }
-// each(id) of the drafts that lie in cells first … first + cells - 1.
+// each(id) for the drafts in cells first … first + cells - 1.
 template <class Each>
 DEVICE void for_drafts(int first, int cells, const Each& each) {
 #ifdef TILE
@@ -171,8 +168,8 @@ DEVICE void for_drafts(int first, int cells, const Each& each) {
 #endif
 }
 
-// The biases of ids in [begin, end) that count at `position`, in order, into shared memory. The
-// whole block calls it.
+// The biases of ids in [begin, end) that apply at `position`, in order, to shared memory. The whole
+// block calls it.
 DEVICE void find_biases(Row& r, const int* ids, const float* values, const int* until, int slot,
                         int position, int begin, int end, int* found_ids, float* found_values,
                         int* found) {
@@ -219,7 +216,7 @@ DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane() *
 
 DEVICE bool allows(const Row& r, int id) { return r.mask < 0 || (r.word(id / 32) >> id % 32 & 1); }
 
-// -infinity where a cell's id has no bit.
+// Sets the logits of masked ids of a cell to -infinity.
 DEVICE void mask8(const Row& r, int cell, float (&x)[8]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -232,7 +229,7 @@ DEVICE void mask8(const Row& r, int cell, float (&x)[8]) {
   }
 }
 
-// Raw logits of a cell, clean, to those that are chosen from: -infinity where there is none.
+// Applies bias, penalties and mask to the clean raw logits of a cell: -infinity for excluded ids.
 DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if (r.penalised || r.biases) {
     int token_counts[8] = {};
@@ -257,10 +254,10 @@ DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
 #endif
 }
 
-// The ordered bits of a logit, 0 of -infinity, which nobody chooses.
+// The ordered key of a logit; 0 for -infinity, an excluded id.
 DEVICE u32 choice_key(float x) { return x > minus_infinity() ? ordered_key(x) : 0u; }
 
-// The ordered bits of a lane's eight logits of a cell, 0 where there is none to choose.
+// The ordered keys of a lane's eight logits of a cell; 0 for excluded ids.
 template <bool RAW>
 DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
 #pragma unroll
@@ -277,7 +274,7 @@ DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {
   keys8<RAW>(r, cell, x, key);
 }
 
-// What is kept: keys above `key`, and equal ones up to `id`.
+// A threshold: it keeps greater keys, and equal keys of ids up to `id`.
 struct Kept {
   u32 key;
   int id;
@@ -288,8 +285,8 @@ DEVICE float power(float x) {  // e^x of x <= 0
   return exp2_fast(x * 1.4426950408889634f);
 }
 
-// The weight of a logit, e^((z - greatest) / temperature), also as a whole number: 2^40 is the
-// greatest's, so that sums of any order are equal. 0 where min_p drops it.
+// The weight of a logit, e^((z - greatest) / temperature), or 0 if min_p drops it; also as an
+// integer in units of 2^-40, so that sums do not depend on their order.
 struct Scale {
   static constexpr float ONE = 1099511627776.0f, DEPTH = 29.0f;  // e^-29 · ONE rounds to 0
   float greatest, temperature, reciprocal, min_p;
@@ -301,7 +298,7 @@ struct Scale {
     const float e = share(key_value(key));
     return e < min_p ? 0 : __float2ull_rn(e * ONE);
   }
-  // No key below it has a weight.
+  // Keys below this one have no weight.
   DEVICE u32 least() const {
     const float depth = min_p > 0.0f ? fminf(DEPTH, 1e-3f + fmaxf(0.0f, -logf(min_p))) : DEPTH;
     return ordered_key(greatest - depth * temperature);
@@ -311,7 +308,7 @@ DEVICE Scale scale_of(float greatest, float temperature, float min_p) {
   return {greatest, temperature, fminf(__fdiv_rn(1.0f, temperature), 1e30f), min_p};
 }
 
-// The temperature of a row that draws by the cells' weights (all ids, or top_p alone), 0 of others.
+// The temperature of a row that draws by the cells' weights (all ids, or top_p alone); else 0.
 DEVICE float plain_heat(const float* f, int top_k) {
   const bool all = (top_k <= 0 || top_k >= VOCAB) && f[2] <= 0.0f;
   return all && f[0] > 0.0f ? f[0] : 0.0f;

@@ -1,18 +1,17 @@
 // Sampling: from logits to the next token of each row, its log-probability and the top ids.
 //
-// sample_cells (sample_cells_fma.cu) reads the logits once: of each cell (256 ids) it keeps the
-// greatest raw and penalised logit and the sum of exponentials. sample_rows, a block a row, works
-// on those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in
-// the few cells that reach a bound taken from the cells' own maxima (about 30 cells for 20 logits).
-// A row that draws from all ids finds its cell by the cells' sums. top_p alone takes two more
-// passes (sample_nucleus.cuh), any other rule searches its thresholds by histograms
-// (sample_select.cuh). Ties go to the lowest id. No float atomics. Rows without penalties do not
-// read `token_counts`.
+// sample_cells (sample_cells_fma.cu) reads the logits once and stores, for each cell of 256 ids,
+// the greatest raw and penalised logit and the sums of exponentials. sample_rows has a block a row.
+// It finds the greatest logits (20 for the report, up to SMALL for greedy and top_k) in the cells
+// with a maximum above a bound derived from all maxima: about 30 cells for 20 logits. A row that
+// draws from all ids finds its cell by the cells' sums. top_p alone takes two more passes
+// (sample_nucleus.cuh); other rules find their thresholds by histograms (sample_select.cuh). Ties
+// go to the lowest id. No float atomics. Rows without penalties do not read `token_counts`.
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
 // 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sampling/sample.md).
-// Blocks wait for none but those of other ranks that share the vocabulary (sample_ranks.cuh).
-// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory),
-// TILE, RANKS as in sample_cells_fma.cu; with RANKS also MAIL (sample_ranks.cuh).
+// Blocks wait only for blocks of other ranks that share the vocabulary (sample_ranks.cuh).
+// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), TILE, RANKS as in sample_cells_fma.cu;
+// with RANKS also MAIL (sample_ranks.cuh).
 #include "sampling/sample_draw.cuh"
 #ifdef RANKS
 #include "sampling/sample_ranks.cuh"
@@ -47,7 +46,7 @@ struct Operands {
   int* last_tokens;
 };
 
-// Keeps of the raw logits in w.sorted those that may be chosen; how many there are.
+// Removes from w.sorted the ids that are never chosen; returns the number left.
 DEVICE int keep_allowed(RowMemory& w, const Row& r, int n) {
   if (thread() < 32) {
     int kept = 0;
@@ -68,7 +67,7 @@ DEVICE int keep_allowed(RowMemory& w, const Row& r, int n) {
   return kept;
 }
 
-// How many of the greatest a rule chooses among, where they are few; else 0.
+// The number of greatest logits that a rule chooses from, if at most SMALL; else 0.
 DEVICE int few_of(const Rule& rule) {
   const int k = rule.temperature <= 0.0f ? 1 : min(rule.top_k, VOCAB);
   return k > 0 && k <= SMALL ? k : 0;
@@ -92,7 +91,7 @@ DEVICE int choose(RowMemory& w, Row& r, const Rule& rule, int n_top, u32 most, c
   return draw_row(w, r, rule, scale, most);
 }
 
-// The greatest of w.raw and of w.keys, to all threads.
+// The greatest of w.raw and of w.keys, in all threads.
 DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
   __shared__ u32 tops[2][WARPS];
   raw_most = most = 0;
@@ -105,7 +104,8 @@ DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
     raw_most = max(raw_most, tops[0][i]), most = max(most, tops[1][i]);
 }
 
-// The keys of this rank's cells into shared memory, zeros for others; whether a cell held a NaN.
+// Loads the keys of this rank's cells to shared memory, zeros for other cells. Returns true if a
+// cell has a logit that is not finite.
 DEVICE bool read_cells(const Operands& o, u64 cells, Ids own, RowMemory& w, const float* sums) {
   bool bad = false;
   for (int c = thread(); c < CELLS; c += THREADS) {
@@ -116,7 +116,7 @@ DEVICE bool read_cells(const Operands& o, u64 cells, Ids own, RowMemory& w, cons
   return bad;
 }
 
-// The row's greatest logits as log-probabilities; `n` are there.
+// Stores the row's `n` greatest logits as log-probabilities.
 DEVICE void write_tops(const RowMemory& w, int n, float peak, float log_sum, int* ids,
                        float* logprobs) {
   if (thread() >= TOP) return;
@@ -151,19 +151,19 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
               w.bias_ids, w.bias_values, &w.biases);
   u32 raw_most, most;
   find_most(w, raw_most, most);
-  // A few more, since ids that are never chosen may be among them.
+  // Four more, since some may be ids that are never chosen.
   const int k_top = rule.top_k > TOP && rule.top_k <= SMALL ? rule.top_k : TOP;
   const int k_list = min(k_top + 4, SMALL);
 #ifdef RANKS
   const bool differ = r.penalised || r.biases || r.mask >= 0 || VOCAB < WIDTH;
-  Told& told = others.told;
+  RowState& state = others.state;
   if (thread() == 0)
-    told.rule = rule, told.slot = slot, told.emits = emits, told.position = position,
-    told.seeds[0] = seed0, told.seeds[1] = seed1;
+    state.rule = rule, state.slot = slot, state.emits = emits, state.position = position,
+    state.seeds[0] = seed0, state.seeds[1] = seed1;
   others.exchange(w, r, k_list, differ ? few_of(rule) : 0, raw_most, most,
                   plain ? rule.temperature : 0.0f, sums, weights, bad);
-  rule = told.rule, position = told.position, seed0 = told.seeds[0], seed1 = told.seeds[1];
-  const int n_top = told.n_tops;
+  rule = state.rule, position = state.position, seed0 = state.seeds[0], seed1 = state.seeds[1];
+  const int n_top = state.n_tops;
   find_most(w, raw_most, most);
 #endif
   const bool fine = !__syncthreads_or(bad);
@@ -171,14 +171,14 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   float part = 0;
   for (int c = thread(); c < CELLS; c += THREADS)
     part += fabsf(sums[c]) * expf(key_value(w.raw[c]) - peak);
-  float log_sum = logf(block_sum<THREADS>(part, w.room));
+  float log_sum = logf(block_sum<THREADS>(part, w.partial));
 #ifndef RANKS
   const int n_top = greatest<true>(w, r, k_list, raw_most);
 #endif
   write_tops(w, n_top, peak, log_sum, top_ids, top_logprobs);
   u64 candidate = (int)thread() < n_top ? w.sorted[thread()] : 0;
 #ifdef RANKS
-  if (thread() == 0) told.peak = peak, told.log_sum = log_sum;
+  if (thread() == 0) state.peak = peak, state.log_sum = log_sum;
 #endif
   __syncthreads();
 
@@ -188,10 +188,10 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
     token = choose(w, r, rule, n_top, most, plain ? weights : nullptr, others);
   }
 #ifdef RANKS
-  candidate = (int)thread() < told.n_tops ? told.tops[thread()] : 0;
-  peak = told.peak, log_sum = told.log_sum, slot = told.slot, emits = told.emits;
+  candidate = (int)thread() < state.n_tops ? state.tops[thread()] : 0;
+  peak = state.peak, log_sum = state.log_sum, slot = state.slot, emits = state.emits;
 #endif
-  // The token's raw logit: mostly one of the greatest, else it is read.
+  // The token's raw logit: usually one of the greatest; else it is loaded.
   const bool mine = candidate && id_of(candidate) == token;
   const bool known = __syncthreads_or(mine);
   if (known ? mine : thread() == 0) {
@@ -203,6 +203,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   }
 }
 
+DYNAMIC_SHARED(sample_rows, sizeof(RowMemory));
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const int* counts, const int* ids, const u32* raw_keys, const u32* keys,
                 float* sums, float* weights, int* tokens, float* logprobs, int* top_ids,
                 float* top_logprobs, int* ok, const int* emit, int* last_tokens, int rows,
-                int meetings, float* room, const u64* peers, int rank) {
+                int syncs, float* whole_rows, const u64* peers, int rank) {
   extern __shared__ __align__(16) u8 memory[];
   wait_for_previous();
   launch_dependents();
@@ -219,14 +220,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       raw_keys,   keys,         sums,       weights,    tokens,     logprobs,
                       top_ids,    top_logprobs, ok,         emit,       last_tokens};
 #ifdef RANKS
-  __shared__ Told told;
-  if (threadIdx.x == 0) told.block = blockIdx.x;
-  Others others = {peers, rank, told, room, launches_so_far(peers, rank)};
+  __shared__ RowState state;
+  if (threadIdx.x == 0) state.block = blockIdx.x;
+  Others others = {peers, rank, state, whole_rows, launches_so_far(peers, rank)};
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     sample_row(o, row, ids_of(forget(rank)), *(RowMemory*)memory, others);
     __syncthreads();
   }
-  others.leave(meetings);
+  others.leave(syncs);
 #else
   Others others;
   sample_row(o, blockIdx.x, ids_of(0), *(RowMemory*)memory, others);

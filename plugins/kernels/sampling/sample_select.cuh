@@ -1,27 +1,27 @@
-// Thresholds of one row by histograms, and the k greatest.
+// Thresholds of a row by histograms, and the k greatest logits.
 //
 // A threshold (the k-th logit, the end of top_p) is found by a histogram of the logits in BINS
-// steps, by another, finer one while more than FEW lie in the deciding bin, then among those
+// steps. While its bin has more than FEW logits, that bin is divided again; then they are compared
 // directly.
 #pragma once
 #include "sampling/sample_work.cuh"
 
-// Which bin a key falls into, 0 the greatest; -1 if it lies outside [low, high].
+// Bins of keys, bin 0 the greatest; the index is -1 for keys outside [low, high].
 struct Bins {
   u32 low, high;
-  int shift;  // -1: steps of z, the last bin takes what is beyond
+  int shift;  // -1: steps of z; the last bin has all lower keys
   float greatest, step;
   DEVICE int at(u32 key) const {
     if (key < low || key > high) return -1;
     if (shift >= 0) return (int)((high - key) >> shift);
     return (int)fminf((greatest - key_value(key)) * step, (float)(BINS - 1));
   }
-  // No key of bin b is less.
+  // A lower bound of the keys of bin b.
   DEVICE u32 floor(int b) const {
     if (shift >= 0) return within(b).low;
     return b == BINS - 1 ? low : max(low, ordered_key(greatest - (float)(b + 3) / step));
   }
-  // The keys of bin b and no others: a finer division.
+  // A finer division: bins over the keys of bin b.
   DEVICE Bins within(int b) const {
     u32 from = low, to = high;
     if (shift >= 0) {
@@ -55,7 +55,7 @@ DEVICE void add_to(RowMemory& w, int bin, u64 value) {
   if (high) atomicAdd(&w.high[bin], high);
 }
 
-// The logits of a row, and the candidates that are held: each(key, id) of those of `least` or more.
+// Sources of candidates, the row's logits or w.held: each(key, id) for keys of `least` or more.
 template <bool RAW>
 struct OfRow {
   const Row& r;
@@ -75,7 +75,7 @@ struct OfHeld {
   }
 };
 
-// The id of the n-th logit equal to `key` that `given` has, ascending; w.visit counts them by cell.
+// The id of the n-th logit with key `key` that `given` keeps, ascending; w.visit counts by cell.
 template <class Source>
 DEVICE int nth_of(RowMemory& w, const Source& source, const Kept& given, u32 key, u64 n) {
   const Found cell = locate<CELLS>(
@@ -96,7 +96,8 @@ DEVICE int nth_of(RowMemory& w, const Source& source, const Kept& given, u32 key
   return id;
 }
 
-// The last of `count` few, in descending order, before which `above` and they are not yet enough.
+// The last of w.few[count], in descending order, before which `above` plus their measures are not
+// enough.
 template <class Enough>
 DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough) {
   u64 last = ~0ull;
@@ -118,9 +119,9 @@ DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough
   return {key_of(last), id_of(last)};
 }
 
-// Of the source's logits that `given` has, in descending order (ties by ascending id), the last one
-// before which `above` and the measures so far are not yet reached(all). Measures depend on keys
-// alone and are 0 outside `bins`. Leaves w.sums as they are.
+// Of the source's logits that `given` keeps, in descending order (ties by ascending id), the last
+// one before which reached(`above` + the measures so far) is false. Measures depend on keys only
+// and are 0 outside `bins`. Does not change w.sums.
 template <class Source, class Measure, class Reached>
 DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins bins, u64 above,
                    const Measure& measure, const Reached& reached) {
@@ -151,7 +152,7 @@ DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins b
     const auto enough = reached(total);
     if (w.count <= FEW) return last_of_few(w, w.count, above, enough);
     bins = bins.within(f.index);
-    if (bins.low == bins.high) {  // many equal ones: as many as are missing, lowest ids first
+    if (bins.low == bins.high) {  // many equal keys: lowest ids first
       const u64 each = measure(bins.low);
       u64 n = 1;
       for (u64 step = 1ull << 20; step; step >>= 1)
@@ -168,8 +169,8 @@ DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins b
   }
 }
 
-// A lower bound of the k-th greatest key: the k-th greatest of the greatest keys of 128 groups of
-// cells, or of 512. 1 where there are fewer.
+// A lower bound of the k-th greatest key: the k-th greatest of the maxima of 128 or 512 groups of
+// cells; 1 if fewer groups have a key.
 template <bool RAW>
 DEVICE u32 bound_of(RowMemory& w, int k) {
   const u32* cells = RAW ? w.raw : w.keys;
@@ -197,7 +198,7 @@ DEVICE u32 bound_of(RowMemory& w, int k) {
   return w.bound;
 }
 
-// The k greatest (k up to SMALL), ties to the lower id, in w.sorted; how many there are.
+// The k greatest (k up to SMALL), ties to the lower id, to w.sorted; returns their number.
 template <bool RAW>
 DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
   const u32* cells = RAW ? w.raw : w.keys;
@@ -228,7 +229,7 @@ DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
   }
   __syncthreads();
   if (w.count > FEW) {  // few groups, or many equal, or all in one cell
-    __syncthreads();    // everybody has looked before `select` begins to count anew
+    __syncthreads();    // all threads have read the count before `select` resets it
     const auto one = [](u32) { return (u64)1; };
     const auto reached = [=](u64) { return [=](u64 upto) { return upto >= (u64)k; }; };
     const Bins bins = {least, most, -1, key_value(most), BINS / Scale::DEPTH};

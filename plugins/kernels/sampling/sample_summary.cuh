@@ -1,4 +1,4 @@
-// What is kept of a cell of logits: whoever sums a cell sums it in this order.
+// The summary of a cell of logits; all sums over a cell are in this order.
 #pragma once
 #include "sampling/sample_row.cuh"
 
@@ -7,7 +7,7 @@ struct Cell {
   float sum, weight;  // Σ e^(x - greatest) of the raw ones; Σ e^((z - greatest) / heat)
 };
 
-// A warp's cell of any row. `bad` is set where a logit is not finite (it then counts as 0).
+// A warp summarises a cell of any row. `bad`: a logit is not finite (it counts as 0).
 DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   float x[8];
   load8(r, cell, x);

@@ -1,11 +1,11 @@
-// A block over one row of logits: its memory, running sums, and passes over the cells that matter.
-// Whatever is added by atomics is a whole number, so no result depends on their order.
+// A block over a row of logits: its shared memory, running sums, and passes over selected cells.
+// Atomics add integers only, so no result depends on their order.
 #pragma once
 #include "sampling/sample_row.cuh"
 
-constexpr int SMALL = 64;   // the most that `greatest` gives
-constexpr int ROOM = 4096;  // candidates held
-constexpr int FEW = 1024;   // of them compared each with each
+constexpr int SMALL = 64;       // results of `greatest`, at most
+constexpr int MAX_HELD = 4096;  // candidates held
+constexpr int FEW = 1024;       // candidates that are compared pairwise, at most
 constexpr int BINS = 2048;
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / 32;
@@ -18,9 +18,9 @@ struct Found {
 
 struct __align__(16) RowMemory {
   u32 groups[THREADS];
-  u64 held[ROOM];  // (key, ~id)
+  u64 held[MAX_HELD];  // (key, ~id)
   u64 few[FEW], measures[FEW];
-  u32 low[BINS], high[BINS];  // halves of each bin's sum
+  u32 low[BINS], high[BINS];  // the halves of each bin's u64 sum
   u64 sorted[SMALL];
   u64 sums[CELLS];
   u32 raw[CELLS], keys[CELLS];  // greatest of each cell
@@ -30,11 +30,10 @@ struct __align__(16) RowMemory {
   u64 least;
   u32 bound;
   int visits, count, answer, biases;
-  float room[WARPS];
+  float partial[WARPS];
   int bias_ids[BIASES];
   float bias_values[BIASES];
 };
-static_assert(sizeof(RowMemory) <= SHARED, "sample_kernels.py: _shared");
 
 DEVICE u64 pair_of(u32 key, int id) { return (u64)key << 32 | (u32)~id; }
 DEVICE int id_of(u64 pair) { return (int)~(u32)pair; }
@@ -51,7 +50,7 @@ DEVICE u64 warp_upto(u64 own) {
   return own;
 }
 
-// The sum of what lower threads bring, and of what all bring.
+// The sum of `own` over lower threads; `total`: over all threads.
 DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
   const u64 upto = warp_upto(own);
   if (lane() == 31) w.totals[thread() / 32] = upto;
@@ -67,8 +66,7 @@ DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
   return before;
 }
 
-// The first of N values at which the running sum, from `base` on, is `reached(base + their sum)`.
-// Index -1 if it never is.
+// The first of N values with reached(`base` + the sum up to it); index -1 if there is none.
 template <int N, class Value, class Reached>
 DEVICE Found locate(RowMemory& w, u64 base, const Value& value, const Reached& reached) {
   constexpr int EACH = (N + THREADS - 1) / THREADS;
@@ -96,8 +94,8 @@ DEVICE Found locate(RowMemory& w, u64 base, const Value& value, const Reached& r
   return found;
 }
 
-// each(cell, the lane's eight raw logits) for the warp's share of the cells whose greatest is
-// `least` or more. The next cell is on its way meanwhile.
+// each(cell, the lane's eight raw logits) for the warp's share of the cells with a maximum of
+// `least` or more. The next cell is loaded meanwhile.
 template <bool RAW, class Each>
 DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   const u32* cells = RAW ? w.raw : w.keys;
@@ -105,7 +103,7 @@ DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& e
     for (c += WARPS; c < CELLS && cells[c] < least;) c += WARPS;
     return c;
   };
-  float next[8] = {};  // not left unset: a value that a path may lack is live through all rows
+  float next[8] = {};  // initialised: else it is live across the loop over rows
   int c = after((int)thread() / 32 - WARPS);
   if (c < CELLS) load8(r, c, next);
   while (c < CELLS) {
@@ -118,7 +116,7 @@ DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& e
     c = following;
   }
 }
-// each(key, id) of this thread's logits of `least` or more.
+// each(key, id) for this thread's logits with keys of `least` or more.
 template <bool RAW, class Each>
 DEVICE void for_keys(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {
@@ -130,8 +128,9 @@ DEVICE void for_keys(const RowMemory& w, const Row& r, u32 least, const Each& ea
   });
 }
 
-// The first id, ascending, at which the running sum of `one` over ids is reached; w.sums holds each
-// cell's sum. Sums made otherwise than by `one` may end a cell a little early: then its last id.
+// The first id, ascending, at which reached(running sum of `one`) holds; w.sums has the sums of
+// cells. If these were computed in another form and the sum of `one` ends a cell slightly early,
+// the result is the cell's last id.
 template <bool RAW, class One, class Reached>
 DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& reached) {
   u64 total = 0;
@@ -173,7 +172,7 @@ DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& re
   return answer;
 }
 
-// w.sums: `one` over each cell's logits of `least` or more.
+// w.sums: the sum of `one` over each cell's logits with keys of `least` or more.
 template <bool RAW, class One>
 DEVICE void sum_cells(RowMemory& w, const Row& r, u32 least, const One& one) {
   for (int c = thread(); c < CELLS; c += THREADS) w.sums[c] = 0;

@@ -1,7 +1,7 @@
-"""Keys and values of tokens whose queries nobody asks for, appended to the pages of their rows.
+"""Appends keys and values of tokens without queries to the pages of their rows, for a draft head.
 
-k is RMS-normalised per head (the weight holds the +1) and rotated, v is taken as it is; both are
-stored as `paged_attention` stores them, with the same bits. A draft head fills its cache so.
+k is RMS-normalised per head (the weight holds the +1) and rotated; v is unchanged. Both are stored
+with the bits that `paged_attention` stores.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The appending part of `paged_attention`'s body."""
+    """The append of `paged_attention`'s body."""
     f, node = Text(), OP.named(attrs, specs)
     s = sizes_of(attrs, node.dim("page"))
     rows, n = expand_rows(f, s.tile, node.dim("rows"))

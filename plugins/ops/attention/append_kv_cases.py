@@ -1,4 +1,4 @@
-"""The seeded cases of appending keys and values. Knows its operands, not its maths."""
+"""The seeded cases of append_kv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_engine.tensors import Array, DType
 
 @dataclass(frozen=True)
 class Launch:
-    """Rows of an attention of which only keys and values are given."""
+    """Rows of an attention, with keys and values only."""
 
     attention: attention.Launch
 

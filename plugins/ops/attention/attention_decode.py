@@ -1,10 +1,10 @@
-"""The whole attention of a decode token after its projection, or of a round's few (`tile`): the
-fusion of paged_attention, sigmoid_gate and the quantisers (see those for the maths).
+"""Decode attention of a token, or of the tokens of a round (`tile`), after the projection: the
+fusion of paged_attention, sigmoid_gate and the quantisers.
 
 o = paged_attention(qkv), y = o · sigmoid(gate), then the quantised copies of y. Each intermediate
-is rounded to the activation dtype as if it were stored. Written with the fragments of the ops it
-replaces, so that the CPU's bits do not change. The pages are the first outputs, since the number
-of the others depends on the format.
+is rounded to the activation dtype as if it were stored. The body consists of the fragments of the
+fused ops, so the CPU's bits do not change. The pages are the first outputs, since the number of
+the others depends on the format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The bodies of the parts, one after the other."""
+    """The fragments of the fused ops in sequence."""
     f, node = Text(), OP.named(attrs, specs)
     outs = [s.name for s in OP.infer(attrs, specs)]
     free = iter(outs[len(PAGES) :])
@@ -57,7 +57,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def parts(attrs: Attrs) -> Chain:
-    """The attention, the gate, the quantisers."""
+    """The chain that the op replaces: attention, gate, quantisers."""
     sizes = {name: attrs[name] for name in ("heads", "head_dim")}
     attention = Part("paged_attention", OPERANDS, ("o", *PAGES), _attention(attrs))
     gate = Part("sigmoid_gate", ("o", "qkv"), ("y",), sizes)
@@ -65,14 +65,13 @@ def parts(attrs: Attrs) -> Chain:
 
 
 def tolerance(attrs: Attrs) -> Tolerance:
-    """Over bf16 pages as paged_attention: y is 3e-3 off. A step of e4m3 is a tenth of a value, so
-    that a value of the usual size changes its code once in thirty times, and one near zero, whose
-    steps are as fine as it is small, by many steps: those are blurred. Measured: 0.03 % of the
-    codes beyond the blur, 2.1 % where a block's scale (f32, a maximum of such elements; 2.5e-3 off)
-    moves all codes of the block.
+    """Over bf16 pages the error of y is 3e-3, as of paged_attention. A step of e4m3 is a tenth of
+    the value, so one value in thirty of the usual size changes its code. Values near zero have fine
+    steps and may change by many: `blur` covers those. Measured: 0.03 % of the codes beyond the
+    blur; 2.1 % where the error of a block's scale (2.5e-3) moves all codes of the block.
 
-    Over e4m3 pages q and the softmax's weights are f16, an eighth of that: y is 7e-4 off, which is
-    mostly its own rounding to bf16; 0.8 % of the codes are, each by one step."""
+    Over e4m3 pages q and the softmax's weights are f16, with an eighth of the error: 7e-4 for y,
+    mostly from rounding it to bf16; 0.8 % of the codes differ, each by one step."""
     if attrs["kv_dtype"] == DType.F8E4M3.value:
         return Tolerance(codes=0.02)
     return Tolerance(element=2.0**-5, exact=4e-3, codes=0.03, blur=2.0**-7)

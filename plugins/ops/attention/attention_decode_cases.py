@@ -1,4 +1,4 @@
-"""The seeded cases of the fused decode attention. Knows its operands, not its maths."""
+"""The seeded cases of attention_decode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_engine.tensors import Array, DType
 
 @dataclass(frozen=True)
 class Launch:
-    """Rows over pages, and what becomes of y."""
+    """Rows over pages, and the form of y: kept, quantised or both."""
 
     attention: attention.Launch
     quant: str = "none"
@@ -31,7 +31,7 @@ class Launch:
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """Tokens that are not there."""
+        """[tokens]: those beyond their row's count."""
         counts = np.asarray(self.attention.counts)[:, None]
         return (np.arange(self.attention.tile) >= counts).reshape(-1)
 
@@ -39,7 +39,7 @@ class Launch:
         a = self.attention
         qkv, *rest = a.inputs(rng)
         pairs = qkv[:, : 2 * a.heads * a.dim].reshape(-1, a.heads, 2, a.dim)
-        # gates are read of every token
+        # the op reads the gates of every token
         pairs[self.dead, :, 1] = rng.standard_normal((a.heads, a.dim))
         qkv[:, : 2 * a.heads * a.dim] = pairs.reshape(len(qkv), -1)
         operands = (qkv, *rest)

@@ -6,11 +6,11 @@ o = softmax(q·kᵀ / sqrt(D)) v over the positions up to the query's own (Qwen3
 FP8 pages hold x / kv_scale as codes; f32 and bf16 pages hold raw values, kv_scale unused.
 
 The body is an online softmax (Milakov & Gimelshein, 2018) over blocks of one page, in f32. Every
-block has the same shape, and a block a query does not see leaves its maximum, sum and accumulator
-bit-equal: a row's result does not depend on the length of the rows beside it. A round of drafts
-(tile 2 to 8) is as many rows of one token: each token's bits are those of tile 1. (With pages of
-more than 128 tokens all this holds on one thread only: onnxruntime then sums in an order that its
-threads choose.)
+block has the same shape, and a block that a query does not see leaves its maximum, sum and
+accumulator bit-equal: a row's result does not depend on the lengths of other rows. A round of
+drafts (tile 2 to 8) is computed as rows of one token: each token's bits are those of tile 1. With
+pages of more than 128 tokens this holds on one thread only, since onnxruntime's threads then
+decide the order of sums.
 """
 
 from __future__ import annotations
@@ -121,14 +121,14 @@ def _attend(s: Sizes, q: Wide, keys: Wide, values: Wide) -> Wide:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """Appends first and reads only what the append returned, so pages may be updated in place."""
+    """Appends, then reads the pages that the append returns, so pages may be updated in place."""
     f = Text()
     fragment(f, OP.named(attrs, specs), "o")
     return f.function(NAME, OP.inputs, OP.outputs)
 
 
 def fragment(f: Text, node: Named, out: str = "") -> str:
-    """The body over the operands' names, its pages written to those of PAGES; returns o's name."""
+    """Writes the body over the operands' names, with the results of PAGES; returns o's name."""
     s, n, eps = sizes_of(node.attrs, node.dim("page")), node.dim("rows"), node.real("eps")
     if s.tile <= ROUND:
         rows, n = expand_rows(f, s.tile, n)
@@ -146,9 +146,9 @@ def fragment(f: Text, node: Named, out: str = "") -> str:
 
 
 def tolerance(attrs: Attrs) -> Tolerance:
-    """Over bf16 pages q and the softmax's weights are bf16, as in every kernel on this matrix unit:
-    in numpy those two roundings alone put one element of the cases 2.7 times 2^-7 off (relative
-    L2 distance 3e-3). Over e4m3 pages both are f16; test_cuda_attention holds those to 2^-7."""
+    """Over bf16 pages q and the softmax's weights are bf16, as in every kernel on this matrix unit.
+    In numpy these two roundings alone give an element of the cases an error of 2.7 times 2^-7
+    (relative L2 distance 3e-3). Over e4m3 pages both are f16; test_cuda_attention requires 2^-7."""
     return Tolerance(element=2.0**-5)
 
 

@@ -1,7 +1,7 @@
 """The seeded cases of paged attention.
 
-Every page element at or beyond a row's context is NaN, so is the scratch page; the scratch row of
-the page table holds wild ids.
+Page elements beyond a row's context and the scratch page are NaN; the scratch row of the page
+table holds illegal ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAN_CODE = 0x7F
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch over pages that hold each sequence's earlier positions."""
+    """A launch over pages with each sequence's earlier positions."""
 
     tile: int
     slots: tuple[int, ...]
@@ -113,7 +113,7 @@ _TILES = (
     (0, 64, 128, 1 << 30, 0, 131, 63, 0),
     (64, 64, 2, 0, 1, 64, 63, 0),
 )
-# Rounds of drafts: tiles, pages, chunks of keys and e4m3's first page end within them.
+# Rounds of drafts (slots, starts, counts) in which tiles, pages and chunks of keys end.
 ROUNDS = {
     2: ((3, -1, 0, 2, 5), (14, 1 << 30, 0, 63, 255), (2, 0, 1, 2, 2)),
     3: ((3, 0, 2, 5, 1), (15, 0, 62, 127, 64), (3, 2, 3, 3, 0)),

@@ -1,6 +1,6 @@
-"""Pieces of the paged attention body: projections, page indices, the loop over pages.
+"""Parts of the paged attention body: projections, page indices, the loop over pages.
 
-Knows the names of the op's operands; its maths is in the op's docstring.
+They use the names of the op's operands; the formula is in paged_attention.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIMS = {"nq": "heads", "nkv": "kv_heads", "D": "head_dim"}  # `Op.dims`
 
 
 def check(node: Named) -> str | None:
-    """Why heads do not share keys, or pages hold something else. `Op.check`."""
+    """Why the heads or the pages' dtypes are illegal, or None. `Op.check`."""
     s = sizes_of(node.attrs, node.dim("page"))
     if s.heads % s.kv_heads:
         return f"{s.heads} heads are no multiple of {s.kv_heads} kv heads"
@@ -40,7 +40,7 @@ def check(node: Named) -> str | None:
 
 
 def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
-    """(a row for each of the tokens of `n` rows, how many); tokens that are not there are inert."""
+    """(a row for each token of `n` rows, their number); tokens beyond a row's count are inert."""
     rows = read_rows(f, "slots", "starts", "counts")
     if tile == 1:
         return rows, n
@@ -76,7 +76,7 @@ def project(
 
 
 def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, eps: float, half: int) -> str:
-    """k [rows,tile,nkv,D], normalised and rotated as `project` does it."""
+    """k [rows,tile,nkv,D], normalised and rotated as in `project`."""
     _, cos, sin = _turns(f, s, rows, longest)
     return rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
 
@@ -111,7 +111,7 @@ def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
 
 
 def page_ids(f: Text, rows: Rows, pages: int) -> str:
-    """int64 [rows, MP]: legal page ids; −1, the scratch page, where there is none."""
+    """int64 [rows, MP]: page ids in the legal range; −1, the scratch page, for missing ones."""
     table = f("Clip", f.long(f("Gather", "page_table", rows.slots)), -1, pages - 1)
     return f("Where", over(f, rows.live, [1]), table, -1)
 
@@ -119,14 +119,15 @@ def page_ids(f: Text, rows: Rows, pages: int) -> str:
 def append(
     f: Text, s: Sizes, rows: Rows, table: str, kv: tuple[str, str], n: int, longest: int
 ) -> None:
-    """k and v [rows,tile,nkv,D] into the pages, which become k_pages_out and v_pages_out."""
+    """Writes k and v [rows,tile,nkv,D] to the pages: k_pages_out and v_pages_out."""
     at = _append_indices(f, s, rows, table, n, longest)
     for which, (name, x) in enumerate(zip(("k_pages", "v_pages"), kv, strict=True)):
         f("ScatterND", name, at, _stored(f, s, x, which), out=f"{name}_out")
 
 
 def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: int) -> str:
-    """int64 [rows, tile, nkv, 3]: (page, kv head, offset) of every token; no token: scratch."""
+    """int64 [rows, tile, nkv, 3]: (page, kv head, offset) of every token, the scratch page if the
+    row does not have the token."""
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
     page = f("GatherElements", table, f("Div", at, s.page), axis=1)
     page = f("Where", valid_tokens(f, rows, s.tile), page, -1)
@@ -140,7 +141,7 @@ def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: 
 
 
 def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
-    """k (which 0) or v (which 1) as its pages hold it."""
+    """k (which 0) or v (which 1) in the pages' format."""
     if s.storage is not DType.U8:
         return f.cast(x, s.storage)
     return fp8_codes.encode(f, f("Div", x, f("Gather", "kv_scale", which)))
@@ -149,8 +150,8 @@ def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
 def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str, n: int) -> str:
     """f32 [rows, nkv, group·tile, D]: a loop over full pages, then each row's last, partial one.
 
-    A row that has fewer full pages than the longest reads the longest row's first page instead,
-    unseen by all its queries: it is finite, whereas unwritten positions may hold NaN.
+    Where a row has fewer full pages than the longest, it reads the longest row's first page, which
+    its queries do not see: that page is finite, while unwritten positions may hold NaN.
     """
     ends = f("Add", rows.starts, rows.counts)
     full = f("Div", ends, s.page)

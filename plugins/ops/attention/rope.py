@@ -1,8 +1,8 @@
 """Partial rotary embedding in the half-split (NeoX) pairing, as nodes.
 
-The angle is the f32 product position · inv_freq, as transformers computes it; its sine and cosine
-are then exact to f32. onnxruntime's Sin and Cos are not used: their last bit depends on where an
-element stands in its buffer, and so on the rows beside it.
+The angle is the f32 product position · inv_freq, as in transformers; its sine and cosine are exact
+to f32. onnxruntime's Sin and Cos are not used: their last bit depends on an element's place in its
+buffer, and so on the number of rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rotate_array(x: NDArray[np.float64], position: int, inv_freq: Array) -> NDAr
 
 
 def rotate(f: Text, x: str, cos: str, sin: str, half: int, dim: int) -> str:
-    """The same for x [..., dim], cos and sin [..., half]."""
+    """`rotate_array` as nodes, for x [..., dim], cos and sin [..., half]."""
     a = f("Slice", x, [0], [half], [-1])
     b = f("Slice", x, [half], [2 * half], [-1])
     turned_a = f("Sub", f("Mul", a, cos), f("Mul", b, sin))
@@ -42,8 +42,8 @@ def rotate(f: Text, x: str, cos: str, sin: str, half: int, dim: int) -> str:
 def cos_sin(f: Text, positions: str, inv_freq: str) -> tuple[str, str]:
     """f32 (cos, sin) [..., half] of int64 positions [..., 1].
 
-    The angle is reduced in float64: r = angle − n·π/2 with |r| ≤ π/4; n mod 4 then says which of
-    ±sin r, ±cos r is meant.
+    The angle is reduced in float64: r = angle − n·π/2 with |r| ≤ π/4; n mod 4 selects ±sin r or
+    ±cos r.
     """
     angle = f.double(f("Mul", f.cast(positions, DType.F32), inv_freq))
     turns = f("Round", f("Mul", angle, np.float64(2 / math.pi)))

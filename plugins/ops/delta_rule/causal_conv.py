@@ -4,10 +4,10 @@ c[t,ch] = silu(Σ_j weight[ch,j] · x[t−K+1+j, ch]), j = 0…K−1: weight[:, 
 current token. Columns before the row's first token come from the tile before it in the launch if
 that tile is continued, else from `conv_state` (oldest first); they are zero before position 0.
 The new state is the last K−1 raw columns before position starts + counts. With `drafts` the state
-is a ring of K + drafts columns: that of position q stands at q mod (K + drafts), those of a row's
-last tokens are written, and nothing else changes; rejected tokens' are written over.
-A prefill begins from the state of row `sources` (its ring too) and leaves it in its slot; where
-`saves` tells a row, the state behind that tile is left there besides.
+is a ring of K + drafts columns: that of position q is at q mod (K + drafts), those of a row's last
+tokens are written, and nothing else changes; rejected tokens' are overwritten.
+A prefill begins from the state of row `sources` and leaves it in its slot, and after a tile with
+a row in `saves`, in that row too.
 """
 
 from __future__ import annotations
@@ -85,62 +85,31 @@ DIMS = {"kept": lambda node: conv_rows(node.dim("K"), node.number("drafts"))}
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> (c, state_out)."""
-    x, weight, state, slots, starts, counts, *told = arrays
-    if attrs.get("drafts", 0):
-        return _by_position(int(attrs["tile"]), *arrays)
-    sources, saves = state_rows(slots, starts, told)
-    tile, (channels, taps) = int(attrs["tile"]), weight.shape
-    wide = weight.astype(np.float64)
-    c = np.zeros((len(x), channels))
-    new_state = state.copy()
-    for row, slot in enumerate(slots):
-        if slot < 0:
-            continue
-        old = new_state[sources[row]] if starts[row] else np.zeros_like(new_state[slot])
-        fresh = x[row * tile : row * tile + counts[row], :channels]
-        columns = np.concatenate([old, fresh]).astype(np.float64)
-        for t in range(counts[row]):
-            y = np.sum(columns[t : t + taps] * wide.T, axis=0)
-            c[row * tile + t] = y / (1 + np.exp(-y))
-        for at in (slot, saves[row]):
-            if at >= 0:
-                new_state[at] = columns[counts[row] :].astype(state.dtype)
-    return c.astype(x.dtype), new_state
-
-
-def _by_position(
-    tile: int,
-    x: Array,
-    weight: Array,
-    state: Array,
-    slots: Array,
-    starts: Array,
-    counts: Array,
-    *told: Array,
-) -> tuple[Array, ...]:
-    """`reference` with drafts."""
+    x, weight, state, slots, starts, counts, *prefill = arrays
+    tile, drafts = int(attrs["tile"]), int(attrs.get("drafts", 0))
+    sources, saves = state_rows(slots, starts, prefill)
     channels, taps = weight.shape
     wide = weight.astype(np.float64)
     c = np.zeros((len(x), channels))
     new_state = state.copy()
-    sources, saves = state_rows(slots, starts, told)
-    for row, slot in enumerate(slots):
-        if slot < 0:
+    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        if slots[row] < 0:
             continue
-        held = new_state[sources[row]].copy()
-        if told and starts[row] == 0:
-            held[...] = 0
-        for j in range(counts[row]):
-            position, token = int(starts[row]) + j, row * tile + j
-            held[position % len(held)] = x[token, :channels]
-            y = np.zeros(channels)
-            for tap in range(max(0, taps - 1 - position), taps):
-                column = held[(position - taps + 1 + tap) % len(held)]
-                y += column.astype(np.float64) * wide[:, tap]
-            c[token] = y / (1 + np.exp(-y))
-        for at in (slot, saves[row]):
+        kept = new_state[sources[row]].copy()
+        if start == 0 and (prefill or not drafts):
+            kept[...] = 0
+        given = x[row * tile : row * tile + count, :channels]
+        columns = np.concatenate([_last(kept, start, drafts), given]).astype(np.float64)
+        for t in range(count):
+            y = np.sum(columns[t : t + taps] * wide.T, axis=0)
+            c[row * tile + t] = y / (1 + np.exp(-y))
+        if drafts:
+            kept[np.arange(start, start + count) % len(kept)] = given  # the last of each place
+        else:
+            kept = columns[count:]
+        for at in (slots[row], saves[row]):
             if at >= 0:
-                new_state[at] = held
+                new_state[at] = kept
     return c.astype(x.dtype), new_state
 
 
@@ -160,7 +129,7 @@ def fragment(f: Text, node: Named, names: tuple[str, str], outs: tuple[str, str]
     x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
     x = f("Reshape", x, [n, tile, channels])
     x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
-    prompt = tile > 1 + MOST_DRAFTS or not drafts  # whose tiles may continue each other
+    prompt = tile > 1 + MOST_DRAFTS or not drafts  # tiles may continue each other
     kept = conv_rows(taps, drafts)
     stored = _stored(f, rows, kept, drafts)
     history = _history(f, rows, x, n, tile, stored, kept) if prompt else stored
@@ -255,7 +224,7 @@ def _inputs(
                 read = np.arange(max(0, start - taps + 1), start) % kept
                 state[slot, np.setdiff1d(np.arange(kept), read)] = np.nan
         steps: list[Array] = [np.asarray(s, np.int32) for s in (slots, starts, counts)]
-        steps += tiles.told if tiles is not None else []
+        steps += tiles.operands if tiles is not None else []
         flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
         return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
 

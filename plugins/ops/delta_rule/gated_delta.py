@@ -6,80 +6,118 @@ Per value head h, key head ⌊h / (Hv/Hk)⌋, state S [Dv,Dk], all in f32:
     S ← e^g · S;   δ = β · (v − S k);   S ← S + δ kᵀ;   o = S q
 `c` holds q|k|v after the convolution, head-major; `ba` holds b then a.
 
-The chunk form, for C tokens with G = cumsum(g), D[i,j] = e^(G_i − G_j) for j ≤ i, else 0:
-    A = strict_lower(βK Kᵀ ⊙ D);  (I+A) U = βV;  (I+A) W = e^G βK
-    V' = U − W Sᵀ;  O = e^G Q Sᵀ + (Q Kᵀ ⊙ D) V';  Sᵀ ← e^(G_C) Sᵀ + (e^(G_C − G) K)ᵀ V'
-(I+A)⁻¹ comes from blocks of 1, 2, 4, … rows, each inverse made of two inverses half its size.
-The Neumann product (I−A)(I+A²)(I+A⁴)… is exact too but not stable: with equal keys and β near 1
-the powers of A reach 1e18 and cancel. G is summed in float64: small differences of large sums.
-
-With attribute `ring` = L > 0 the stored state lags behind a replay ring of L records (see
-`replay_ring`): a step appends the token's record and rewrites the rows whose turn it is, all at
-position 0; a chunk rewrites all, its first tile from the ring, and moves `base` behind its last
-token. Between launches the two may alternate. A chunk begins from the state and the ring of row
-`sources` and leaves the state in its slot; where `saves` tells a row, the state behind that tile is
-left there besides, and its ring says that nothing is pending. With `drafts` a step is a round of up
-to `tile` tokens, of which the first is certain (see `round_ring`).
+This is `advance` in float64 and `step` in ONNX, both for one state; `gated_delta_chunk` is the form
+for many tokens. `recurrence` makes the ops of them: it finds and stores each row's state, behind a
+replay ring with attribute `ring`, and with `drafts` steps over rounds of up to `tile` tokens. A
+chunk begins from the state of row `sources` and leaves the state in its slot, and after a tile with
+a row in `saves`, in that row too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.named import Named, Rules
 from spark_engine.op import Attrs, Op
-from spark_engine.operand import Completes, Operand, Result, Role, TimedLaunch, When
+from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import (
-    state_rows,
-)
+from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.kernels.delta_rule import delta_decode_kernels
 from spark_engine.plugins.kernels.delta_rule.prefill import delta_prefill_kernels
 from spark_engine.plugins.launch import serve
-from spark_engine.plugins.ops.delta_rule import gated_delta_body
 from spark_engine.plugins.ops.delta_rule import gated_delta_cases as cases
-from spark_engine.plugins.state import replay_ring
-from spark_engine.plugins.state.replay_ring import Heads, Ring, heads_of, ring_of
-from spark_engine.plugins.state.round_ring import Held
+from spark_engine.plugins.ops.delta_rule.gated_delta_chunk import chunk
+from spark_engine.plugins.ops.delta_rule.gated_delta_nodes import per_head, rates
+from spark_engine.plugins.state import recurrence
+from spark_engine.plugins.state.recurrence import Step
+from spark_engine.plugins.state.replay_ring import Heads, Update, Wide, heads_of
+from spark_engine.plugins.state.round_ring_nodes import advanced
 from spark_engine.tensors import Array, TensorSpec
 
-Wide = NDArray[np.float64]
-ATTRS = ("tile", "key_heads", "value_heads", "key_dim", "value_dim", "ring")
-DEFAULTS: Attrs = {**dict.fromkeys(ATTRS), "drafts": 0}  # type: ignore[dict-item]
+
+def advance(
+    h: Heads, s: Wide, c: Array, ba: Array, a_log: Array, dt_bias: Array
+) -> tuple[Wide, Update]:
+    """One token, a row of c and one of ba: (o [Hv,Dv], the update); `s` [Hv,Dv,Dk] becomes the
+    state after it."""
+    c, b, a = (x.astype(np.float64) for x in (c, *np.split(ba, 2)))
+    size = h.keys * h.key_dim
+    q, k = c[: 2 * size].reshape(2, h.keys, h.key_dim)
+    v = c[2 * size :].reshape(h.values, h.value_dim)
+    q = q / np.sqrt(np.sum(q * q, axis=1, keepdims=True) + 1e-6) / np.sqrt(h.key_dim)
+    k = k / np.sqrt(np.sum(k * k, axis=1, keepdims=True) + 1e-6)
+    beta = 1 / (1 + np.exp(-b))
+    g = -np.exp(a_log.astype(np.float64)) * np.logaddexp(0, a + dt_bias.astype(np.float64))
+    o, delta = np.zeros((2, h.values, h.value_dim))
+    for head in range(h.values):
+        key, query = k[head // h.repeat], q[head // h.repeat]
+        s[head] *= np.exp(g[head])
+        delta[head] = beta[head] * (v[head] - s[head] @ key)
+        s[head] += np.outer(delta[head], key)
+        o[head] = s[head] @ query
+    return o, (delta, k, g)
 
 
-def _live(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Decays' logarithms and `base` are among it: neither grows, all is live."""
-    drawn = rng.standard_normal(1 << 20, np.float32)
-    return np.asarray(-np.abs(drawn) * np.float32(0.1))
+def step(f: Text, node: Named, rows: Rows, tokens: tuple[str, ...], state: str, out: str) -> Step:
+    """A token of every row, [rows, …] of c and ba, S k and S q in one pass over the old `state`
+    [rows,Hv,Dv,Dk]; o is written to `out`."""
+    h, (c, ba) = replace(heads_of(node.attrs), tile=1), tokens
+    q, k, v = (f("Squeeze", x, [2]) for x in per_head(f, h, rows, node.dim("rows"), c))
+    beta, g = rates(f, h, rows, node.dim("rows"), ba)  # [rows, Hv, 1]
+    decay = f("Exp", g)
+    both = f("Concat", over(f, k, [3]), over(f, q, [3]), axis=3)
+    seen_k, seen_q = f.many(2, "Split", f("MatMul", state, both), axis=3, num_outputs=2)
+    delta = f("Mul", beta, f("Sub", v, f("Mul", decay, f("Squeeze", seen_k, [3]))))
+    dot = f("ReduceSum", f("Mul", k, q), [2], keepdims=1)
+    o = f("Add", f("Mul", decay, f("Squeeze", seen_q, [3])), f("Mul", delta, dot))
+    f.cast(f("Reshape", o, [-1, h.values * h.value_dim]), node["ba"].dtype, out=out)
+    return Step(advanced(f, state, delta, k, decay), delta, k, g, out)
 
 
-OPERANDS = (
-    operands.x("A[tokens,2·Hk·Dk+Hv·Dv]", name="c"),
-    operands.x("A[tokens,2·Hv]", name="ba"),
-    operands.weight("a_log", "f32[Hv]"),
-    operands.weight("dt_bias", "f32[Hv]"),
-    Operand("gdn_state", Role.STATE, "f32/bf16[S+1,Hv,Dv,Dk]"),
-    Operand(
-        "gdn_ring",
-        Role.STATE,
-        "f32[S+1,L,W]",
-        When("ring"),
-        completes=Completes("gdn_state", replay_ring.whole_state),
-        fill=_live,
-    ),
-    *operands.ROWS,
-)
-RESULTS = (
-    Result("o", "A[tokens,Hv·Dv]"),
-    Result("state_out", "f32/bf16[S+1,Hv,Dv,Dk]", updates="gdn_state"),
-    Result("ring_out", "f32[S+1,L,W]", When("ring"), updates="gdn_ring"),
-)
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> (o, state_out, [ring_out]), token by token; both ops compute this."""
+    c, ba, a_log, dt_bias, *rest = arrays
+    h = heads_of(attrs)
+    o, states = recurrence.evaluate(
+        lambda t, s: advance(h, s, c[t], ba[t], a_log, dt_bias), attrs, len(c), rest
+    )
+    return o.reshape(len(c), -1).astype(c.dtype), *states
+
+
+def step_fragment(f: Text, node: Named, outs: tuple[str, ...]) -> None:
+    """The step's body over the operands' names, written to `o` and `outs` (the states)."""
+    recurrence.step_body(f, node, partial(step, f, node), ("c", "ba"), outs)
+
+
+def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One token per row; with drafts up to `tile`."""
+    f = Text()
+    step_fragment(f, STEP.named(attrs, specs), ("state_out", "ring_out"))
+    return _function(f, STEP, attrs)
+
+
+def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """All that needs no state is batched over tiles; a Scan carries the state through them."""
+    f, node = Text(), CHUNK.named(attrs, specs)
+    recurrence.tile_body(f, node, partial(chunk, f, node))
+    return _function(f, CHUNK, attrs)
+
+
+def _function(f: Text, op: Op, attrs: Attrs) -> str:
+    return f.function(op.name, op.names(attrs, 99), [r.name for r in op.made(attrs)])
+
+
+def check(node: Named) -> str | None:
+    """Why value heads do not share key heads, or a row has too many tokens."""
+    values, keys = node.shape("Hv", "Hk")
+    if values % keys:
+        return f"{values} value heads are no multiple of {keys} key heads"
+    return recurrence.check(node)
 
 
 def op_of(attrs: Attrs) -> Op:
@@ -87,173 +125,24 @@ def op_of(attrs: Attrs) -> Op:
     return STEP if int(attrs["tile"]) <= 1 + MOST_DRAFTS else CHUNK
 
 
-def whole_groups(node: Named) -> str | None:
-    """Why value heads do not share key heads, or a row has too many tokens."""
-    values, keys = node.shape("Hv", "Hk")
-    if values % keys:
-        return f"{values} value heads are no multiple of {keys} key heads"
-    ring_of(node.attrs)  # raises for drafts that no ring holds
-    tile, most = node.number("tile"), 1 + node.number("drafts")
-    if most < tile <= 1 + MOST_DRAFTS:
-        return f"a tile of {tile} tokens; a round has up to {most}"
-    return None
-
-
-def _ring(node: Named) -> Ring:
-    found = ring_of(node.attrs)
-    assert found is not None  # asked for by the ring's operand
-    return found
-
-
-DIMS: Rules = {
-    **{"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"},
-    **{"L": lambda node: _ring(node).rows, "W": lambda node: _ring(node).width},
-}
-
-
-def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands -> (o, state_out, [ring_out]), token by token; both ops compute this."""
-    h, ring = heads_of(attrs), ring_of(attrs)
-    first = 6 if ring else 5
-    c, ba, a_log, dt_bias, state, *rings = arrays[:first]
-    slots, starts, counts, *told = arrays[first:]
-    sources, saves = state_rows(slots, starts, told)
-    if ring and ring.drafts and op_of(attrs) is STEP:
-        return _rounds(h, ring, arrays)
-    o = np.zeros((len(c), h.values, h.value_dim))
-    new_state, new_rings = state.copy(), [records.copy() for records in rings]
-    wide: dict[int, Wide] = {}  # float64 states of this launch, rounded once
-    for row in range(len(slots)):
-        slot, start, tokens = int(slots[row]), int(starts[row]), int(counts[row])
-        if slot < 0 or (h.tile == 1 and tokens == 0 and start > 0):
-            continue
-        if start == 0:
-            wide[slot] = np.zeros(state.shape[1:])  # whatever the slot holds
-        elif slot not in wide:
-            source = sources[row]
-            wide[slot] = _found(ring, state[source], rings[0][source] if ring else None, start)
-        s = wide[slot]
-        for t in range(row * h.tile, row * h.tile + tokens):
-            token = factors(h, c[t], ba[t], a_log, dt_bias)
-            o[t], delta = advance(h, s, token)
-            if ring and h.tile == 1:
-                replay_ring.append(ring, new_rings[0][slot], start, (delta, token.k, token.g))
-        if ring and h.tile > 1:
-            _left(ring, new_rings[0][slot], start + tokens)
-        folds = np.ones(state.shape[1:3], np.bool_)
-        if ring and h.tile == 1 and start > 0:
-            folds = ring.folds(start)
-        new_state[slot, folds] = s[folds].astype(state.dtype)
-        if saves[row] >= 0:
-            new_state[saves[row]] = s.astype(state.dtype)
-            if ring:
-                _left(ring, new_rings[0][saves[row]], start + tokens)
-    return o.reshape(len(c), -1).astype(c.dtype), new_state, *new_rings
-
-
-def _found(ring: Ring | None, state: Array, records: Array | None, start: int) -> Wide:
-    """The state that a slot has before position `start` > 0."""
-    if ring is None or records is None:
-        return np.asarray(state.astype(np.float64))
-    if ring.drafts:
-        return Held(ring, state, records, start).before(start)
-    return replay_ring.caught_up(ring, state.astype(np.float64), records, start)
-
-
-def _left(ring: Ring, records: Array, end: int) -> None:
-    """Says in a slot's records that all before position `end` was folded."""
-    records[-1 if ring.drafts else 0, -1 if not ring.drafts else slice(2 * ring.heads.values)] = end
-
-
-def _rounds(h: Heads, ring: Ring, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """A step with drafts: what `reference` gives."""
-    c, ba, a_log, dt_bias, state, records, slots, starts, counts = arrays
-    o = np.zeros((len(c), h.values, h.value_dim))
-    new_state, new_records = state.copy(), records.copy()
-    for row, slot in enumerate(slots):
-        if slot < 0 or counts[row] == 0:
-            continue
-        start, token = int(starts[row]), row * h.tile
-        held = Held(ring, state[slot], records[slot], start)
-        for p in range(start, start + int(counts[row])):
-            t = factors(h, c[token], ba[token], a_log, dt_bias)
-            o[token], delta = advance(h, held.before(p), t)
-            held.append(p, delta, t.k, t.g)
-            held.fold(p)
-            if p == start:  # the later ones may be rejected
-                new_state[slot] = held.state
-            token += 1
-        held.leave(start + 1, 1 if start == 0 else None)
-        new_records[slot] = held.records
-    return o.reshape(len(c), -1).astype(c.dtype), new_state, new_records
-
-
-@dataclass(frozen=True)
-class Factors:
-    """What the rule takes of one token, float64; g is the logarithm of its decay."""
-
-    q: Wide  # [Hk,Dk], normalised and scaled
-    k: Wide  # [Hk,Dk], normalised
-    v: Wide  # [Hv,Dv]
-    beta: Wide  # [Hv]
-    g: Wide  # [Hv]
-
-
-def factors(h: Heads, token: Array, rate: Array, a_log: Array, dt_bias: Array) -> Factors:
-    """From a row of c and one of ba."""
-    c: Wide = token.astype(np.float64)
-    b, a = rate.astype(np.float64).reshape(2, h.values)
-    size = h.keys * h.key_dim
-    q: Wide = c[:size].reshape(h.keys, -1)
-    k: Wide = c[size : 2 * size].reshape(h.keys, -1)
-    v: Wide = c[2 * size :].reshape(h.values, -1)
-    q = q / np.sqrt(np.sum(q * q, axis=1, keepdims=True) + 1e-6) / np.sqrt(h.key_dim)
-    k = k / np.sqrt(np.sum(k * k, axis=1, keepdims=True) + 1e-6)
-    g = -np.exp(a_log.astype(np.float64)) * np.logaddexp(0, a + dt_bias.astype(np.float64))
-    return Factors(q, k, v, 1 / (1 + np.exp(-b)), g)
-
-
-def advance(h: Heads, s: Wide, t: Factors) -> tuple[Wide, Wide]:
-    """Updates `s` [Hv,Dv,Dk] in place by one token; returns (o, δ), both [Hv,Dv]."""
-    o, delta = np.zeros((h.values, h.value_dim)), np.zeros((h.values, h.value_dim))
-    for head in range(h.values):
-        key, query = t.k[head // h.repeat], t.q[head // h.repeat]
-        s[head] *= np.exp(t.g[head])
-        delta[head] = t.beta[head] * (t.v[head] - s[head] @ key)
-        s[head] += np.outer(delta[head], key)
-        o[head] = s[head] @ query
-    return o, delta
-
-
-def _function(f: Text, attrs: Attrs) -> str:
-    """The op's body, of what was appended to `f`."""
-    op = op_of(attrs)
-    given, made = op.given(attrs), op.made(attrs)
-    return f.function(op.name, [o.name for o in given], [r.name for r in made])
-
-
-def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """One token per row, S k and S q in one pass over the old state; with drafts up to `tile`."""
-    f = Text()
-    gated_delta_body.step_fragment(f, STEP.named(attrs, specs), ("state_out", "ring_out"))
-    return _function(f, attrs)
-
-
-def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """All that needs no state is batched over tiles; a Scan carries the state through them."""
-    f = Text()
-    gated_delta_body.chunk_fragment(f, CHUNK.named(attrs, specs))
-    return _function(f, attrs)
-
-
+SIZES = {"Hk": "key_heads", "Hv": "value_heads", "Dk": "key_dim", "Dv": "value_dim"}
+DIMS: Rules = {**SIZES, **recurrence.DIMS}
 STEP = serve(
     Op(
         name="gated_delta_step",
-        operands=OPERANDS,
-        results=RESULTS,
-        attrs=DEFAULTS,
+        operands=(
+            operands.x("A[tokens,2·Hk·Dk+Hv·Dv]", name="c"),
+            operands.x("A[tokens,2·Hv]", name="ba"),
+            operands.weight("a_log", "f32[Hv]"),
+            operands.weight("dt_bias", "f32[Hv]"),
+            recurrence.STATE,
+            recurrence.RING,
+            *operands.ROWS,
+        ),
+        results=(Result("o", "A[tokens,Hv·Dv]"), *recurrence.RESULTS),
+        attrs={"tile": None, **dict.fromkeys(SIZES.values()), "ring": None, "drafts": 0},
         dims=DIMS,
-        check=whole_groups,
+        check=check,
         reference=reference,
         body=step_body,
         cases=cases.STEP,
@@ -261,16 +150,11 @@ STEP = serve(
     delta_decode_kernels.UNFUSED,
     called=delta_decode_kernels.STEP,
 )
-
 CHUNK = serve(
-    Op(
+    replace(
+        STEP,
         name="gated_delta_chunk",
-        operands=(*OPERANDS, operands.SOURCES, operands.SAVES),
-        results=RESULTS,
-        attrs=DEFAULTS,
-        dims=DIMS,
-        check=whole_groups,
-        reference=reference,
+        operands=(*STEP.operands, operands.SOURCES, operands.SAVES),
         body=chunk_body,
         cases=cases.CHUNK,
     ),

@@ -11,7 +11,7 @@ import numpy as np
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.op import Attr, Case
 from spark_engine.plugins.ops.delta_rule.tile_cases import Tiles
-from spark_engine.plugins.state.replay_ring import Heads, Ring, since
+from spark_engine.plugins.state.replay_ring import Heads, Ring
 from spark_engine.tensors import Array, DType
 
 UNITS = 6
@@ -70,7 +70,7 @@ class Launch:
         dt_bias = rng.uniform(-5, 0, self.values)
         rows = (self.slots, self.starts, self.counts)
         steps: list[Array] = [np.asarray(s, np.int32) for s in rows]
-        steps += self.tiles.told if self.tile == PREFILL_TILE else []
+        steps += self.tiles.operands if self.tile == PREFILL_TILE else []
         floats = (a_log.astype(np.float32), dt_bias.astype(np.float32))
         rings = [self.records(rng)] if self.ring else []
         return (c, ba, *floats, state.astype(self.state.numpy), *rings, *steps)
@@ -94,10 +94,10 @@ class Launch:
                 )
             else:
                 held[slot, 0, -1] = base
-            behind = start - since(ring, held[slot], start)
+            behind = start - ring.since(held[slot], start)
             for age in range(1, int(behind.max(initial=0)) + 1):
                 record = held[slot, (start - age) % ring.records]
-                record[: ring.decays + self.values] = self._record(rng, behind >= age)
+                record[: ring.used] = self._record(rng, behind >= age)
         return held
 
     def _record(self, rng: np.random.Generator, live: Array) -> Array:
@@ -134,7 +134,7 @@ def _case(label: str, launch: Launch, rtol: float = 1e-5, atol: float = 2e-6) ->
     return Case(label, launch.attrs, launch.inputs, rtol, atol, ignore=ignore)
 
 
-_DECODE = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
+DECODE = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
 _TILES = ((3, 3, 3, -1, 1, 5, -1), (0, 64, 128, 1 << 30, 0, 131, 0), (64, 64, 2, 0, 1, 64, 0))
 
 
@@ -143,8 +143,8 @@ def _bench(launch: Launch) -> Case:
     return replace(_case("served sizes", served), bench=True)
 
 
-# With a ring: also a row of a full ring, and one whose ring began within it.
-_RING_DECODE = (
+# With a ring: also a row of a full ring, and one that has fewer tokens than its ring.
+RING_DECODE = (
     (3, -1, 0, 2, 5, 4, 1),
     (69, 1 << 30, 0, 1, 8, 1031, 14),
     (1, 0, 1, 1, 0, 1, 1),
@@ -169,7 +169,7 @@ def _saved(launch: Launch) -> Launch:
 def _ringed(
     label: str, tile: int, ring: int = 8, rtol: float = 1e-5, atol: float = 3e-6, **sizes: object
 ) -> Case:
-    rows = _RING_DECODE if tile == 1 else _RING_TILES
+    rows = RING_DECODE if tile == 1 else _RING_TILES
     launch = replace(Launch(tile, *rows, **sizes), ring=ring)  # type: ignore[arg-type]
     return _case(f"ring of {ring}, {label}", launch, rtol, atol)
 
@@ -185,7 +185,7 @@ def _phase(start: int) -> Case:
 
 
 # Rounds: behind a full ring and a short one, at position 0, of fewer tokens than fit, of none.
-_ROUNDS = (
+ROUND_ROWS = (
     (3, -1, 0, 2, 5, 4, 1),
     (69, 1 << 30, 0, 1, 8, 1031, 14),
     (9, 0, 9, 2, 0, 1, 9),
@@ -201,7 +201,7 @@ def _drafted(
     atol: float = 3e-6,
     **sizes: object,
 ) -> Case:
-    slots, starts, most = _RING_TILES if tile > 8 else _ROUNDS
+    slots, starts, most = _RING_TILES if tile > 8 else ROUND_ROWS
     counts = tuple(min(n, tile) for n in most)
     launch = Launch(tile, slots, starts, counts, **sizes)  # type: ignore[arg-type]
     launch = replace(launch, ring=ring, drafts=drafts)
@@ -228,15 +228,15 @@ ROUNDS = (
 )
 
 STEP = (
-    _bench(Launch(1, *_DECODE)),
-    _case("rows", Launch(1, *_DECODE)),
+    _bench(Launch(1, *DECODE)),
+    _case("rows", Launch(1, *DECODE)),
     _case("alone", Launch(1, (4,), (100,), (1,))),
-    _case("one value head per key head", Launch(1, *_DECODE, keys=3, values=3)),
-    _case("three value heads per key head", Launch(1, *_DECODE, keys=2, values=6)),
-    _case("key and value sizes differ", Launch(1, *_DECODE, key_dim=16, value_dim=48)),
-    _case("strong decay", Launch(1, *_DECODE, speed=3.0, strength=6.0)),
-    _case("bf16 state", Launch(1, *_DECODE, state=DType.BF16), 1e-2, 1e-3),
-    _case("bf16", Launch(1, *_DECODE, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
+    _case("one value head per key head", Launch(1, *DECODE, keys=3, values=3)),
+    _case("three value heads per key head", Launch(1, *DECODE, keys=2, values=6)),
+    _case("key and value sizes differ", Launch(1, *DECODE, key_dim=16, value_dim=48)),
+    _case("strong decay", Launch(1, *DECODE, speed=3.0, strength=6.0)),
+    _case("bf16 state", Launch(1, *DECODE, state=DType.BF16), 1e-2, 1e-3),
+    _case("bf16", Launch(1, *DECODE, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
     replace(_ringed("served sizes", 1, key_dim=128, value_dim=128), bench=True),
     _ringed("rows", 1),
     _ringed("rows", 1, 16),

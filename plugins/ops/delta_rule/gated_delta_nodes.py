@@ -1,18 +1,16 @@
-"""Pieces of the gated delta bodies: projections, rates, the unit triangular inverse.
+"""What a step and a chunk of the gated delta rule take of their tokens, in ONNX: q, k, v and rates.
 
-Every piece is elementwise or of a shape that the number of rows does not change, so that a row's
-result does not depend on the rows beside it. onnxruntime's Softplus and Log are not used: their
-last bit depends on where an element stands in its buffer.
+All is elementwise or of a shape that the number of rows does not change, so that a row's result
+does not depend on the other rows. onnxruntime's Softplus and Log are not used: their last bit
+depends on the place of an element in its buffer.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, over, valid_tokens
 from spark_engine.plugins.state.replay_ring import Heads
-from spark_engine.tensors import Array, DType
+from spark_engine.tensors import DType
 
 
 def per_head(f: Text, h: Heads, rows: Rows, n: int, c: str = "c") -> tuple[str, str, str]:
@@ -38,7 +36,7 @@ def _unit(f: Text, x: str) -> str:
 
 
 def _repeat(f: Text, h: Heads, x: str, n: int) -> str:
-    """Key heads to value heads: each stands `repeat` times in a row."""
+    """Key heads to value heads: each is there `repeat` times in a row."""
     if h.repeat == 1:
         return x
     shape = [n, h.keys, h.repeat, h.tile, h.key_dim]
@@ -71,31 +69,3 @@ def softplus(f: Text, x: str) -> str:
         total = f("Mul", square, f("Add", total, 1.0 / odd))
     log = f("Mul", f("Add", s, s), f("Add", total, 1.0))
     return f("Add", f("Relu", x), log)
-
-
-def inverse(f: Text, lower: str, size: int) -> str:
-    """(I + A)⁻¹ for a strictly lower triangular A [..., size, size]; size is a power of two.
-
-    With T the inverses of the diagonal blocks of s rows, those of 2s rows are T − T·B·T, where B
-    keeps only the lower left quarter of each larger block.
-    """
-    eye = np.eye(size, dtype=np.float32)
-    result = ""
-    block = 1
-    while block < size:
-        quarter = f("Mul", lower, _quarters(size, block))
-        if block == 1:
-            result = f("Sub", eye, quarter)
-        else:
-            product = f("MatMul", f("MatMul", result, quarter), result)
-            result = f("Sub", result, product)
-        block *= 2
-    return result
-
-
-def _quarters(size: int, block: int) -> Array:
-    """1 where row and column lie in the two halves of the same block of 2·`block` rows."""
-    index = np.arange(size) // block
-    row, column = index[:, None], index[None, :]
-    quarters: Array = ((row == column + 1) & (row % 2 == 1)).astype(np.float32)
-    return quarters

@@ -1,7 +1,7 @@
 """Gated RMSNorm of the gated delta net: y = o/sqrt(mean(o²) + eps) · weight · silu(z).
 
 Per head of width Dv, one weight (plain, no +1) for all heads; norm before gate; all in f32
-with one cast at the end, as flash-linear-attention and vLLM do. z stands in `packed`, a
+with one cast at the end, as flash-linear-attention and vLLM do. z is in `packed`, a
 merged projection, from column `offset` on.
 """
 

@@ -24,7 +24,6 @@ from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.delta_rule import (
     causal_conv,
     gated_delta,
-    gated_delta_body,
     gated_norm,
 )
 from spark_engine.plugins.ops.delta_rule.gdn_decode_cases import CASES
@@ -99,7 +98,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     outs = [s.name for s in OP.infer(attrs, specs)]
     free = iter(outs[len(states) :])
     causal_conv.fragment(f, node, ("qkvz", "conv_weight"), ("c", states[0]))
-    gated_delta_body.step_fragment(f, node, states[1:])
+    gated_delta.step_fragment(f, node, states[1:])
     y_out = next(free) if attrs["keep"] else ""
     y = gated_norm.fragment(f, _norm(attrs), k, dtype, y_out, "qkvz", "norm_weight")
     quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
@@ -110,10 +109,10 @@ def _check(node: Named) -> str | None:
     needed = node.number("offset") + node.dim("Hv·Dv")
     if (columns := node.dim("X")) < needed:
         return f"operand {node['qkvz'].name} has {columns} columns, expected {needed}"
-    return quantised.check(node) or causal_conv.fits(node) or gated_delta.whole_groups(node)
+    return quantised.check(node) or causal_conv.fits(node) or gated_delta.check(node)
 
 
-RULE = {o.name: o for o in gated_delta.OPERANDS}
+RULE = {o.name: o for o in gated_delta.STEP.operands}
 CONV = {o.name: o for o in causal_conv.OPERANDS}
 Y = Result("y", "A[tokens,Hv·Dv]", When("keep"))
 STATES = (CONV["conv_state"], RULE["gdn_state"], RULE["gdn_ring"])

@@ -13,7 +13,7 @@ from spark_engine.plugins.formats import quantised
 from spark_engine.plugins.ops.delta_rule import causal_conv, gated_delta_cases
 from spark_engine.tensors import Array, DType
 
-TAPS, EXTRA = 4, 8  # columns that nobody reads stand between v and z, and after z
+TAPS, EXTRA = 4, 8  # unused columns between v and z, and after z
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,6 @@ class Launch:
                 tokens[row, n:] = np.zeros((), result.dtype)
 
 
-_ROWS = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
-_RING_ROWS = ((3, -1, 0, 2, 5, 4, 1), (69, 1 << 30, 0, 1, 8, 1031, 14), (1, 0, 1, 1, 0, 1, 1))
-
-
 def _case(label: str, launch: Launch, bench: bool = False) -> Case:
     ring = launch.delta.ring
     rtol, atol = (2e-5, 3e-6) if ring else (1e-5, 2e-6)
@@ -92,7 +88,7 @@ def _case(label: str, launch: Launch, bench: bool = False) -> Case:
 
 
 def _delta(ring: int, **sizes: object) -> gated_delta_cases.Launch:
-    rows = _RING_ROWS if ring else _ROWS
+    rows = gated_delta_cases.RING_DECODE if ring else gated_delta_cases.DECODE
     sizes["ring"] = ring
     return gated_delta_cases.Launch(1, *rows, **sizes)  # type: ignore[arg-type]
 
@@ -120,8 +116,9 @@ def _cases(ring: int) -> tuple[Case, ...]:
 
 def _rounds(label: str, tile: int, drafts: int = 3, quant: str = "none", **sizes: object) -> Case:
     """Of up to `tile` tokens, behind a ring of 8."""
-    counts = tuple(min(n, tile) for n in (9, 0, 9, 2, 0, 1, 9))
-    rows = gated_delta_cases.Launch(tile, *_RING_ROWS[:2], counts, **sizes)  # type: ignore[arg-type]
+    slots, starts, most = gated_delta_cases.ROUND_ROWS
+    counts = tuple(min(n, tile) for n in most)
+    rows = gated_delta_cases.Launch(tile, slots, starts, counts, **sizes)  # type: ignore[arg-type]
     launch = Launch(replace(rows, ring=8, drafts=drafts), quant, keep=int(quant == "none"))
     return _case(f"{drafts} drafts, {label}", launch)
 

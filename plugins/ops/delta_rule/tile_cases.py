@@ -46,14 +46,14 @@ class Tiles:
         return sorted(written - {row for row, start in self.origins.items() if start})
 
     @property
-    def told(self) -> list[Array]:
+    def operands(self) -> list[Array]:
         """The operands `sources` and `saves`, i32 [rows]."""
         rows = range(len(self.slots))
-        begun = [
+        started = [
             self.sources.get(s, s) if self._reads(r) else IGNORED
             for r, s in zip(rows, self.slots, strict=True)
         ]
-        sources = np.where(np.asarray(self.slots) < 0, -1, begun)
+        sources = np.where(np.asarray(self.slots) < 0, -1, started)
         saves = [self.saves.get(r, -1) for r in rows]
         return [sources.astype(np.int32), np.asarray(saves, np.int32)]
 

@@ -1,10 +1,11 @@
-"""What of a round holds: the drafts that the target model would have sampled itself.
+"""Accepts the drafts of a round that equal the target model's own samples.
 
-next_tokens[j] was sampled behind token j of the row. Token 0 is certain; draft j holds if all
-before it do and it is next_tokens[j − 1]. So accepted = 1 + (drafts that hold), 0 for a row without
-tokens. The states move on to there: `token_counts` gets the drafts that hold as generated once
-more, `last_tokens` the token sampled behind the last of them, `positions` where that one stands,
-starts + accepted. `draft_starts`, one position less, is where drafting goes on; 0 without tokens.
+next_tokens[j] is the token sampled after token j of the row. Token 0 is certain; draft j is
+accepted if all drafts before it are and it equals next_tokens[j − 1]. accepted = 1 + the number of
+accepted drafts, or 0 for a row without tokens. The op updates the slot's states: `token_counts`
+counts the accepted drafts as generated, `last_tokens` is the token sampled after the last of them,
+`positions` is its position, starts + accepted. `draft_starts` is the position before that, from
+which drafting continues; 0 without tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """A running minimum over "this token holds", then three scatters; idle rows reach scratch."""
+    """A running minimum over the matches, then three scatters; inert rows write the scratch row."""
     f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     rows = read_rows(f, "slots", "starts", "counts")
     sampled, ids = (f("Reshape", x, [n, tile]) for x in ("next_tokens", "ids"))
@@ -94,7 +95,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _case(given: Round, hold: int) -> Case:
-    """Up to `hold` drafts of each row hold, and what follows the first that does not, would."""
+    """A case in which up to `hold` drafts of each row are accepted, and all after the first
+    mismatch match again."""
     vocab = 12
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:

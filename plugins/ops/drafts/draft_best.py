@@ -1,8 +1,8 @@
-"""The best of a rank's ids for the next draft of each row: what ranks show each other of it.
+"""The best id of a rank for the next draft of each row, for the exchange between ranks.
 
-best = (the largest logit, its id, 0, 0); of equal logits the lowest id. A NaN, and an id that is
-not below `vocab`, is never taken; where nothing is left the id is −1. Rows without a token are not
-looked at. Ids are exact in f32. `draft_token` with `pairs` goes on from all ranks' side by side.
+best = (the largest logit, its id, 0, 0); of equal logits the lowest id. NaN and ids from `vocab` on
+are never taken; if no id is left, it is −1. Rows without a token are not read. Ids are exact in
+f32. `draft_token` with `pairs` continues from the results of all ranks, side by side.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from spark_engine.plugins.kernels.drafts import draft_token_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
-WIDTH = 4  # of what is shown: ranks gather vectors of four
-MOST_IDS = 1 << 24  # that f32 counts
+WIDTH = 4  # values of `best`: ranks gather vectors of four
+MOST_IDS = 1 << 24  # ids are exact in f32 up to this
 NO_ID = 1 << 30
 
 

@@ -1,10 +1,9 @@
-"""The next draft of each row: the id of the largest logit, and the position behind.
+"""The next draft of each row: the id of the largest logit, and the next position.
 
-With a `shortlist` the logits are of those ids alone, with `pairs` so many (logit, id, 0, 0) of
-`draft_best` in a row. Of equal logits the lowest id is taken; a NaN, and an id that is not below
-`vocab`, never; where nothing is left, id 0. Column `index` of the slot's drafts gets the token, and
-next_starts = starts + 1. A row without a token (slot −1, or count 0) gives 0 and 0 and changes no
-state.
+With a `shortlist` the logits are of its ids; with `pairs` a row has that many (logit, id, 0, 0) of
+`draft_best`. Of equal logits the lowest id is taken; NaN and ids from `vocab` on never are; if no
+id is left, the result is 0. Column `index` of the slot's drafts becomes the token, and next_starts
+= starts + 1. A row without a token (slot −1, or count 0) has results 0 and changes no state.
 """
 
 from __future__ import annotations

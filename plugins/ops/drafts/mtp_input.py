@@ -1,8 +1,7 @@
-"""What a draft head's first projection reads: the next token's embedding beside the hidden state.
+"""The input of a draft head: the next token's embedding and the hidden state, normalised.
 
-y[t] = [rms_norm(weight[id], norm_e) | rms_norm(hidden[t], norm_h)], the embedding first; both norm
-weights hold their +1 already. An id outside the vocabulary reads row 0. The rounding is that of
-embed and two rms_norms.
+y[t] = [rms_norm(weight[id], norm_e) | rms_norm(hidden[t], norm_h)]; both norm weights include
+their +1. An id outside the vocabulary reads row 0. The rounding is that of embed and two rms_norms.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """One gather, two norms, side by side."""
+    """A gather, two norms, a concatenation."""
     f, node = Text(), OP.named(attrs, specs)
     h, vocab, dtype = node.dim("H"), node.dim("V"), node["hidden"].dtype
     ids = f.long("ids")

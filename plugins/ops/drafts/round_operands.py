@@ -1,4 +1,4 @@
-"""Operands that the ops of a round share, and the seeded rounds of their cases. Knows no op."""
+"""Operands that the ops of a round share, and the seeded rounds of their cases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from spark_engine.operand import Operand, Role
 from spark_engine.tensors import Array
 
-WILD = 1 << 30  # what nobody may read as an id, a position or a count
-UNITS = 7  # slots of the cases' states, without the one for scratch
+WILD = 1 << 30  # an illegal id, position or count: ops must not use it
+UNITS = 7  # slots of the cases' states, without the scratch row
 
 DRAFTS = Operand("drafts", Role.STATE, "i32[S+1,K]")
 POSITIONS = Operand("positions", Role.STATE, "i32[S+1]")
@@ -19,7 +19,7 @@ POSITIONS = Operand("positions", Role.STATE, "i32[S+1]")
 
 @dataclass(frozen=True)
 class Round:
-    """One launch: a row's slot (−1: inert), and how many of its `tile` tokens are live."""
+    """A launch: each row's slot (−1: inert) and its number of live tokens, up to `tile`."""
 
     tile: int
     slots: tuple[int, ...]
@@ -31,7 +31,7 @@ class Round:
         return len(self.slots)
 
     def tokens(self, draw: Callable[[int], Array]) -> Array:
-        """i32 [tokens]: `draw(n)` for the live ones of each row, WILD elsewhere."""
+        """i32 [tokens]: `draw(n)` for the n live tokens of each row, WILD for the others."""
         ids = np.full((self.rows, self.tile), WILD)
         for row, n in enumerate(self.counts):
             ids[row, :n] = draw(n)
@@ -43,7 +43,7 @@ class Round:
 
 
 ALONE = Round(4, (2,), (4,))
-ROUNDS = (  # rows that are full, shorter, without drafts, without tokens, of no sequence
+ROUNDS = (  # rows: full, shorter, without drafts, without tokens, inert
     Round(4, (3, -1, 0, 6, 5, 1), (4, 0, 2, 1, 0, 3)),
     Round(2, (1, 4, -1), (2, 1, 0)),
     Round(8, (0, -1, 5), (8, 0, 7)),
@@ -54,5 +54,5 @@ ALL = (ALONE, *ROUNDS, INERT)
 
 
 def label(given: Round) -> str:
-    """Names a round of `ALL`."""
+    """The label of a case with this round."""
     return f"{given.rows} rows of {given.tile}"

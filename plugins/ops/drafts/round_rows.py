@@ -1,9 +1,9 @@
-"""Where each row of a round stands, and its tokens: what the host left to the device.
+"""The tokens and start position of each row of a round, from the host or the slot's states.
 
-A row's first token is the one sampled last, those behind it are drafts: the host's ids, or where it
-wrote −1 `last_tokens[slot]` and `drafts[slot, j − 1]`. A round starts at the host's position, or at
-`positions[slot]` where it wrote −1. Tokens that are not there have id 0, rows of no sequence begin
-at 0. `certain` counts the tokens of a row that are no drafts: 1, or 0 where it has none.
+The first token of a row is the last sampled one; the others are drafts. Ids are the host's, or
+`last_tokens[slot]` and `drafts[slot, j − 1]` if that is −1. The start is the host's position, or
+`positions[slot]` if that is −1. Missing tokens have id 0, inert rows start at 0. `certain` is the
+number of tokens of a row that are not drafts: 1, or 0 for a row without tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The state's tokens of each slot side by side, then a choice for each token."""
+    """The tokens of each slot's states side by side, then a choice for each token."""
     f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     rows = read_rows(f, "slots", "starts", "counts")
     known = over(f, f("Gather", "last_tokens", "slots"), [1])

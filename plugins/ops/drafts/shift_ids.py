@@ -1,7 +1,7 @@
-"""The token that follows each token of a launch: what a draft head reads beside its hidden state.
+"""The token after each token of a launch: an input of a draft head.
 
-Within a row that is the token behind; behind the row's last one the host's `next_ids`, or where it
-wrote −1 the token `sampled` there by this launch. Tokens that are not there have id 0.
+Within a row it is the next token. After the row's last token it is the host's `next_ids`, or if
+that is −1 the token `sampled` there by this launch. Missing tokens have id 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """One column to the left, and a choice for each token."""
+    """A shift to the left by a column, and a choice for each token."""
     f, tile, n = Text(), int(attrs["tile"]), OP.named(attrs, specs).dim("rows")
     given = f("Reshape", "token_ids", [n, tile])
     behind = f("Slice", given, [1], [tile], [1])

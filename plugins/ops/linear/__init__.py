@@ -1,1 +1,1 @@
-"""Linear layers in bf16, FP8 and NVFP4."""
+"""Linear layers in every weight format."""

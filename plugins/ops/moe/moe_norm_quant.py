@@ -2,8 +2,8 @@
 
 y = grouped_moe(x, …), s = y + residual, then the norm of s and its quantised copies. Each
 intermediate is rounded to the activation dtype as if it were stored. Written with the fragments of
-the ops it replaces, so that the CPU's bits do not change. The norm's operands stand before the
-experts', whose number depends on the format.
+the ops it replaces, so that the CPU's bits do not change. The norm's operands are before the
+experts'; their number depends on the format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """[x + residual ->] RMSNorm -> quantisation, the fusion of Add, rms_norm and *_quant.
 
 s = x + residual (if `add`), y = rms_norm(s), then `n` quantised copies of y (quantised.py).
-Written with the fragments of the ops it replaces, so that the CPU's bits do not change.
+The body consists of the fragments of the fused ops, so the CPU's bits do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 
 def _operands(attrs: Attrs) -> list[str]:
-    """The meaning of the operands after x and weight."""
+    """The names of the operands after x and weight."""
     residual = ["residual"] if attrs["add"] else []
     return residual + (["scales"] if quantised.takes_scales(attrs) else [])
 
@@ -60,9 +60,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 def fragment(
     f: Text, attrs: Attrs, x: TensorSpec, given: tuple[str, str, str], outs: Sequence[str]
 ) -> None:
-    """What comes after the addition: writes `outs`, in the op's order.
+    """The norm and the quantisers: writes `outs`, in the op's order.
 
-    `given`: the f32 sum (x itself where nothing is added), the norm's weight, the scales.
+    `given`: the f32 sum (x itself without `add`), the norm's weight, the scales.
     """
     total, weight, scales = given
     free = iter(outs)

@@ -1,7 +1,7 @@
 """RMSNorm: y = x · weight / sqrt(mean(x²) + eps), over the last axis.
 
-All of it in f32 with one cast at the end (Zhang & Sennrich, 2019). The zero-centred norms of
-Qwen3.5 arrive with their 1 already added to `weight`; this module knows nothing of that.
+Computed in f32 with one cast at the end (Zhang & Sennrich, 2019). The weights of Qwen3.5's
+zero-centred norms already include their + 1.
 """
 
 from __future__ import annotations

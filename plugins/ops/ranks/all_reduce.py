@@ -1,9 +1,9 @@
 """The sum over all ranks: y = x of rank 0 + x of rank 1 + …, the same bits on every rank.
 
-Each rank enters its part in the activation's dtype; parts are added in f32 in the order of ranks
-and rounded once, whatever the batch. A node by itself knows one rank: its reference and body are
-those of `ranks` = 1. Executors run what lies between: launches that read the other ranks' memory,
-or a graph that is cut here (docs/engine_file.md).
+Each rank's part has the activation's dtype; parts are added in f32 in the order of ranks and
+rounded once, in a batch of any size. Reference and body are those of one rank. Executors do the
+exchange: by launches that read the other ranks' memory, or by a cut of the graph at this node
+(docs/engine_file.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check(node: Named) -> str | None:
 
 
 def summed(parts: tuple[Array, ...]) -> Array:
-    """What every rank gets: `parts` [ranks] of one dtype and shape added in f32, in their order."""
+    """The result on every rank: `parts` [ranks], of one dtype and shape, added in f32 in order."""
     total = parts[0].astype(np.float32)
     for part in parts[1:]:
         total = total + part.astype(np.float32)

@@ -1,6 +1,6 @@
-"""The logits of all ranks side by side: each has those of its share of the vocabulary.
+"""The logits of all ranks side by side; each rank has those of its share of the vocabulary.
 
-Every rank then samples, from the same bits. A node by itself knows one rank, as `all_reduce` does.
+Every rank then samples from the same bits. Reference and body are those of one rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_engine.tensors import Array, TensorSpec
 
 
 def gathered(parts: tuple[Array, ...]) -> Array:
-    """What every rank gets of `parts` [ranks]."""
+    """The result on every rank, of `parts` [ranks]."""
     return np.concatenate(parts, axis=1)
 
 

@@ -1,8 +1,8 @@
-"""The sum over ranks and the norm behind it: the fusion of all_reduce and norm_quant (see those).
+"""The sum over ranks and the norm of it: the fusion of all_reduce and norm_quant.
 
 y = x of rank 0 + x of rank 1 + …, rounded once, s = y + residual, then the norm of s and its
-quantised copies. A node by itself knows one rank, as `all_reduce` does. On the CPU, whose ranks
-meet between nodes, the two ops stay apart (builder/rules).
+quantised copies. Reference and body are those of one rank. CPU ranks exchange between nodes, so
+there the two ops are not fused (builder/rules).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NORM = ("eps", "keep", "quant", "n")
 
 
 def norm_attrs(attrs: Attrs) -> Attrs:
-    """Those of the norm_quant that stands behind the sum."""
+    """The attributes of the fused norm_quant."""
     return {"add": 1, **{name: attrs[name] for name in NORM}}
 
 
@@ -37,7 +37,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The addition and the norm over the same values."""
+    """The addition and the norm."""
     f = Text()
     outs = [s.name for s in OP.infer(attrs, specs)]
     names = OP.names(attrs, len(specs))

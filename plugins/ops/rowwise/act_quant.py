@@ -1,6 +1,6 @@
-"""Activation -> quantisation, the fusion of silu_mul or sigmoid_gate with *_quant (see those).
+"""Activation -> quantisation: the fusion of silu_mul or sigmoid_gate with *_quant.
 
-`act` says which; `heads` and `head_dim` matter to sigmoid_gate alone.
+`act` is the activation; `heads` and `head_dim` are for sigmoid_gate only.
 """
 
 from __future__ import annotations

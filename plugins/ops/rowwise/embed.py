@@ -1,19 +1,21 @@
 """Embedding lookup: x[t] = weight[id[t]].
 
-id is the host's token, or the token sampled last in the row's slot where the host wrote −1.
-Ids outside the vocabulary (poisoned rows) are clamped, so that nothing out of range is read.
+id is the host's token, or the last token sampled in the row's slot if that is −1. Ids outside the
+vocabulary, of padding rows, are clamped.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.kernel import Plan
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.kernels.rowwise import rows_kernels
-from spark_engine.plugins.launch import serve
+from spark_engine.plugins.kernels.common import row_quant as rq
+from spark_engine.plugins.kernels.rowwise.rows_kernels import SOURCE, plan_rows
+from spark_engine.plugins.launch import Candidate, Kernel, Node, serve
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
@@ -91,6 +93,24 @@ CASES = (
     _case("bf16 throughout", 2, 64, DType.BF16, DType.BF16),
 )
 
+KERNEL = Kernel("embed", "token_ids last_tokens slots weight x")
+
+
+def _refuse(node: Node) -> str | None:
+    if node.text("dtype") != DType.BF16:
+        return f"dtype is {node.text('dtype')}; the kernels make bf16 activations"
+    return rq.refuse_rows((node["weight"],), node.dim("H"))
+
+
+def _plan(node: Node) -> Plan:
+    macros = {"TILE": node.number("tile"), "VOCAB": node.dim("V"), "SLOTS": node.dim("S+1")}
+    return plan_rows(KERNEL, node, *node.shape("tokens", "H"), **macros)
+
+
+def _cost(node: Node) -> float:
+    return rq.seconds((), node.dim("tokens") * node.dim("H") * 4, node.target)
+
+
 OP = serve(
     Op(
         name="embed",
@@ -101,5 +121,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    rows_kernels.EMBED,
+    (Candidate("rows", SOURCE, _plan, _cost, _refuse),),
 )

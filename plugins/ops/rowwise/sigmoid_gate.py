@@ -1,7 +1,7 @@
 """The attention output gate: y = o · sigmoid(gate), element by element.
 
-The gates stand inside the merged projection `qkv` [tokens, 2·nq·D + 2·nkv·D], where each query
-head holds its D queries and then its D gates (transformers, `Qwen3_5Attention`).
+The gates are in the merged projection `qkv` [tokens, 2·nq·D + 2·nkv·D]: each query head has its D
+queries, then its D gates (transformers, `Qwen3_5Attention`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 
 def gates_fit(node: Named) -> str | None:
-    """Why `qkv` cannot hold the gates."""
+    """Why the width of `qkv` does not match the gates, or None."""
     gates = 2 * node.dim("nq·D")
     if node.dim("X") < gates:
         return f"operand {node['qkv'].name} has {node.dim('X')} columns, expected {gates}"

@@ -1,10 +1,9 @@
 """Counts the launch's tokens into `token_counts`, for the sampling penalties.
 
 token_counts[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
-`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first, whatever
-it held.
+`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first.
 
-The body rewrites whole rows, once per sequence, so that the state is written by one scatter.
+The body rewrites whole rows, one for each sequence, so one scatter writes the state.
 """
 
 from __future__ import annotations

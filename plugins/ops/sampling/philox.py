@@ -38,9 +38,10 @@ def uniform(position: int, seed: Sequence[int]) -> float:
 
 
 def words_text(f: Text, even: str, odd: str, key: str) -> tuple[str, str]:
-    """int64 [rows,2] words (x₀,x₂) and (x₁,x₃) of counters given so, key [rows,2].
+    """int64 [rows,2] words (x₀,x₂) and (x₁,x₃); counters in the same form, key [rows,2].
 
-    int64 holds no 32 × 32 bit product unsigned, so one factor goes in halves of 16 bits.
+    int64 does not hold an unsigned product of 32 × 32 bits, so one factor is split in halves of 16
+    bits.
     """
     for i in range(ROUNDS):
         weyl = np.asarray([i * w % _WORD for w in _WEYL])

@@ -3,25 +3,25 @@
 Per row, with the slot's parameters: logits + bias; repetition (a seen token's positive logit is
 divided, a negative one multiplied), frequency · count and presence, both of generated tokens only
 (the order and meaning of vLLM); then, if temperature > 0: weights e^((z − max z) / temperature);
-min_p drops weights below min_p · the largest; top_k keeps the k largest, top_p the shortest prefix
-of those in descending order whose weight reaches top_p of theirs; ties go to the lower id. The
-draw is the first id, in ascending order of ids over what is kept, whose cumulated weight exceeds
-u · total, u from Philox at the new token's position. Temperature 0 takes the largest z.
+min_p drops weights below min_p · the largest; top_k keeps the k largest; top_p keeps the shortest
+prefix of those, in descending order, with at least top_p of their weight; ties go to the lower id.
+The draw is the first kept id, ascending, at which the cumulated weight exceeds u · total; u is
+from Philox at the new token's position. Temperature 0 takes the largest z.
 
-A bias counts for new tokens at positions below its `bias_until`. ids ≥ `vocab` are never chosen,
-but they count in the raw log-probabilities. Nor are those whose bit of `allow` is 0 (bit i % 32 of
-word i // 32), in a slot with 1 in the last column of `sampling_i`; elsewhere `allow` is not read. A
-mask has a bit of at least one id below `vocab`. A row with a non-finite logit gets ok = 0 and token
-0. A row's result does not depend on the rows beside it.
+A bias applies to new tokens at positions below its `bias_until`. ids ≥ `vocab` are never chosen,
+but count in the raw log-probabilities. In a slot with 1 in the last column of `sampling_i`, ids
+with bit 0 in `allow` (bit i % 32 of word i // 32) are not chosen either; a mask has a bit for at
+least one id below `vocab`. In other slots `allow` is not read. A row with a non-finite logit has ok
+= 0 and token 0. A row's result does not depend on other rows.
 
-With `drafts` 1 every token of a row samples, as if the row's tokens up to there had come one by
-one: the new token of token j stands at starts + j + 1, and ids[1 … j] of the row count as
-generated once more than `token_counts` says. No state is updated; a token that is not there gives
-token 0 and ok 0.
+With `drafts` 1 every token of a row samples, as if the row's tokens up to it had been decoded one
+by one: the new token after token j has the position starts + j + 1, and ids[1 … j] of the row count
+as generated in addition to `token_counts`. No state is updated; a missing token has token 0 and ok
+0.
 
-With `ranks` each rank has the logits of its share of the ids, from `first` on, and all find the
-token, the log-probabilities and the top ids that one rank with all logits finds. A node by itself
-knows one rank, as `all_reduce` does. On the CPU it is cut into `sample_part` and `sample_join`.
+With `ranks` each rank has the logits of its share of the ids, from `first` on, and all ranks have
+the results of one rank with all logits. Reference and body are those of one rank. For the CPU the
+op is replaced by `sample_part` and `sample_join`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _nothing(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generato
     return np.zeros(dims, np.int32)
 
 
-ONE, ALL = When("drafts", (0,)), When("drafts")  # of a row's tokens: the last samples, or all
+ONE, ALL = When("drafts", (0,)), When("drafts")  # a row's last token samples, or all its tokens do
 OPERANDS = (
     replace(operands.x("f32[rows,V/ranks]", name="logits"), when=ONE),
     replace(operands.x("f32[tokens,V/ranks]", name="logits"), when=ALL),
@@ -113,12 +113,12 @@ Wide = NDArray[np.float64]
 
 
 def _tile(attrs: Attrs) -> int:
-    """Tokens of a row that samples behind each of them."""
+    """The number of tokens of a row that sample."""
     return int(attrs.get("tile", 1))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands -> the results, one drawn token after the other. Idle ones are left zero."""
+    """The operands -> the results, token by token; those of inert rows are zero."""
     logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow = arrays[:8]
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
@@ -151,7 +151,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def drawing(attrs: Attrs, arrays: tuple[Array, ...]) -> Iterator[tuple[int, int, int, Array]]:
-    """(index among the logits, slot, the new token's position, drafts before it) of what draws."""
+    """(row of logits, slot, the new token's position, drafts before it) of each sampled token."""
     slots, starts, counts, *rest = arrays
     nothing = np.zeros(0, np.int32)
     for row, (slot, start, n) in enumerate(zip(slots, starts, counts, strict=True)):
@@ -177,13 +177,13 @@ def penalised_row(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array
 
 
 def masked(z: Wide, words: Array) -> Wide:
-    """−∞ where the id's bit is 0; what may be chosen stays finite whatever its bias is."""
+    """z with −∞ for ids with bit 0; other ids are clamped to finite values."""
     bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")[: len(z)]
     return np.where(bits == 1, np.maximum(z, -FLOOR), -np.inf)
 
 
 def kept_weights(z: Wide, f: Array, top_k: int) -> Wide:
-    """The weight of every id, zero where min_p, top_k or top_p drops it. temperature > 0."""
+    """The weight of every id, zero if min_p, top_k or top_p drops it; for temperature > 0."""
     temperature, top_p, min_p = (float(x) for x in f[:3])
     weights: Wide = np.exp((z - z.max()) / temperature)
     weights[weights < min_p] = 0
@@ -199,7 +199,7 @@ def kept_weights(z: Wide, f: Array, top_k: int) -> Wide:
 
 
 def choose(z: Wide, f: Array, top_k: int, u: float) -> int:
-    """The id drawn with the uniform `u` from logits after bias and penalties."""
+    """The id drawn with the uniform `u` from logits z after bias and penalties."""
     if f[0] <= 0:
         return int(np.argmax(z))
     total = np.cumsum(kept_weights(z, f, top_k))
@@ -207,7 +207,7 @@ def choose(z: Wide, f: Array, top_k: int, u: float) -> int:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """The draw stands in an If: a launch without sampled rows costs no sort and no random bits."""
+    """The draw is in an If: a launch without sampled rows sorts nothing."""
     f, vocab, (n, width) = Text(), int(attrs["vocab"]), OP.named(attrs, specs)["logits"].dims
     rows = sampled_rows(f, attrs, n)
     p = parameters(f, rows)
@@ -237,7 +237,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
-    """int64 [rows,1]: a drawn id where the row samples, the greedy one elsewhere."""
+    """int64 [rows,1]: a drawn id if the row samples, else the greedy one."""
 
     def then(g: Text) -> tuple[str]:
         return (g("Where", p.samples, draw(g, p, z, greatest, width), greedy),)

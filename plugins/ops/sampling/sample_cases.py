@@ -1,4 +1,4 @@
-"""The seeded cases of sampling. Knows its operands, not its maths."""
+"""The seeded cases of sample."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BIASES = 6
 TOP = 20
 SLOTS = (3, -1, 0, 7, 5, -1, 1)
 SILENT = 4
-UNMASKED = 5  # of a launch with masks the slot that has none
+UNMASKED = 5  # the slot without a mask in a launch with masks
 Edit = Callable[[np.random.Generator, Array], None]
 
 
-WILD = 1 << 30  # an id that nobody may read
+WILD = 1 << 30  # an illegal id: the op must not use it
 ALWAYS = (1 << 31) - 1  # as `bias_until`
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch; `edit` may change the logits after they are drawn. With a `tile` each token of a
-    row samples, else its last one."""
+    """A launch; `edit` changes the drawn logits. With a `tile` each token of a row samples, else
+    its last one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -53,19 +53,19 @@ class Launch:
 
     @property
     def idle(self) -> NDArray[np.bool_]:
-        """Rows of no sequence."""
+        """bool [rows]: inert rows."""
         flags: NDArray[np.bool_] = np.asarray(self.slots) < 0
         return flags
 
     @property
     def silent(self) -> NDArray[np.bool_]:
-        """Rows that must not sample (emit 0)."""
+        """bool [rows]: rows that must not sample (emit 0)."""
         flags: NDArray[np.bool_] = np.arange(len(self.slots)) == SILENT
         return flags
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Tokens that are there, of a launch with a tile: full rows, shorter ones, an empty one."""
+        """bool [rows, tile]: existing tokens; rows are full, shorter, or empty."""
         counts = (self.tile - np.arange(len(self.slots))) % (self.tile + 1)
         flags: NDArray[np.bool_] = np.arange(self.tile) < (counts * ~self.idle)[:, None]
         return flags
@@ -95,7 +95,7 @@ class Launch:
         return (logits, token_counts.astype(np.int32), *tables, *ints)
 
     def _tables(self, rng: np.random.Generator, position: Array) -> tuple[Array, ...]:
-        """`position`: of each row's first new token; some biases end there, or a little later."""
+        """The tables of slots. `position`: of each row's first new token, near which biases end."""
         floats = np.full((UNITS + 1, 8), np.nan, np.float32)
         floats[:-1, :6] = (
             *(self.temperature, self.top_p, self.min_p),
@@ -108,7 +108,7 @@ class Launch:
         values = np.full((UNITS + 1, BIASES), np.nan, np.float32)
         if self.bias:
             ids[:-1, : BIASES - 1] = rng.integers(0, self.vocab, (UNITS, BIASES - 1))
-            ids[0, 1] = ids[0, 0]  # twice the same: both count
+            ids[0, 1] = ids[0, 0]  # two biases of one id: both count
             values[:-1, : BIASES - 1] = rng.uniform(-4, 9, (UNITS, BIASES - 1))
             values[1, 2] = -np.inf
         ids[-1] = 1 << 30
@@ -119,9 +119,9 @@ class Launch:
         return floats, integers, ids, values, until.astype(np.int32), allow
 
     def _masks(self, rng: np.random.Generator, integers: Array, banned: int) -> Array:
-        """u32 [slots, words], and the flags of the rows that count: not UNMASKED, which has wild
-        words; ids that are not there have bits too. One slot is masked cell by cell, one to a
-        single id, and one to an id whose bias is −∞ (`banned`), if there are biases."""
+        """u32 [slots, words]; sets the flags in `integers`, except of UNMASKED, which has random
+        words. Ids beyond the vocabulary have bits too. One slot is masked by whole cells, one
+        allows a single id, and with biases one allows only `banned`, an id of bias −∞."""
         words = -(-self.width // MASK_BITS)
         wild = rng.integers(0, 1 << 32, (UNITS + 1, words), np.uint32)
         if not self.mask:
@@ -166,7 +166,7 @@ def flat(rng: np.random.Generator, logits: Array) -> None:
 
 
 def _plateau(rng: np.random.Generator, logits: Array) -> None:
-    """A few logits above, a third of them equal, the rest out of reach."""
+    """A few large logits, a third of them equal, the rest negligible."""
     place = rng.random(logits.shape)
     logits[place > 0.05] = 0.25
     logits[place > 0.35] = -40.0

@@ -1,8 +1,7 @@
-"""The next token of each row from what all ranks have shown of it (`sample_part`).
+"""The next token of each row from the parts of all ranks (`sample_part`).
 
-The same results, and the same tokens, as `sample` gives over all logits: candidates stand by
-ascending id, so that what is summed along the ids is summed in the same order. Of `logits` only
-`wanted` rows are read.
+The results equal those of `sample` over all logits: candidates are in ascending order of ids, so
+sums along the ids run in the same order. Of `logits` only `wanted` rows are read.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ OPERANDS = (
 
 
 def _columns(node: Named) -> int:
-    """Of one rank's `part`."""
+    """The columns of one rank's `part`."""
     return parts.columns(node.attrs, node.dim("V") // node.number("ranks"))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands -> the results, one drawn token after the other."""
+    """The operands -> the results, token by token."""
     joined, wanted, logits, *rest = arrays
     n, ranks, top = len(logits), int(attrs["ranks"]), int(attrs["top"])
     size = parts.few(logits.shape[1] // ranks)
@@ -87,7 +86,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """Whole rows stand in an If: a launch that wants none costs nothing but its candidates."""
+    """Whole rows are in an If: a launch without `wanted` rows computes over candidates only."""
     f, ranks, top = Text(), int(attrs["ranks"]), int(attrs["top"])
     n, whole = OP.named(attrs, specs)["logits"].dims
     size = parts.few(whole // ranks)
@@ -131,7 +130,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _whole(f: Text, attrs: Attrs, p: Parameters, lacks: str, width: int) -> tuple[str, ...]:
-    """(id int64, its raw logit f32) [rows,1] by all logits of the rows that do not lack them."""
+    """(id int64, its raw logit f32) [rows,1] from all logits, for rows that have them."""
     vocab, span = int(attrs["vocab"]), Span(width)
 
     def then(g: Text) -> tuple[str, ...]:

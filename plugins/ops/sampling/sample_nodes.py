@@ -1,7 +1,7 @@
-"""Pieces of the sampling body: parameters, penalties, raw log-probabilities, the draw.
+"""Parts of the sampling body: parameters, penalties, raw log-probabilities, the draw.
 
-Sums that choose a token run in float64, one after the other along the vocabulary, so that they
-depend neither on the rows beside nor on how many entries a sort was asked for.
+Sums that choose a token run in float64, sequentially along the vocabulary, so that they do not
+depend on other rows or on the number of sorted entries.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from spark_engine.plugins.common.sequence_tiles import over, positions, read_row
 from spark_engine.plugins.ops.sampling import philox
 from spark_engine.tensors import Array, DType
 
-FLOOR = 3.0e38  # z is kept within ±FLOOR; ids that do not exist have −FLOOR and so no weight
-NEVER = -3.3e38  # z of an id that its row's mask leaves out: below every other, and no weight
+FLOOR = 3.0e38  # z is clamped to ±FLOOR; ids beyond the vocabulary have −FLOOR and no weight
+NEVER = -3.3e38  # z of an id that its row's mask excludes: below every other, without weight
 LEAST = -3.4e38  # below every z
 MASKED = SAMPLING_I.index("masked")
 FIRST_SORT, GROWTH, SORTS = 64, 8, 16  # entries sorted for top_p without top_k, then ×8 each time
@@ -27,12 +27,12 @@ _NEUTRAL = np.asarray([[0, 1, 0, 1, 0, 0, 0, 0]], np.float32)
 
 @dataclass(frozen=True)
 class Sampled:
-    """Names of what is sampled for, all [rows] (of a row with drafts each token counts as one).
+    """Names of values by row of logits, all [rows]; with drafts each token has a row.
 
     Attributes:
-        slots: int64, −1 where nothing is. position: int64, of the new token.
-        live, emits: bool, there is a sequence; its token is wanted.
-        token_counts: i32 [rows,V], anything where nothing is.
+        slots: int64, −1 if inert. position: int64, of the new token.
+        live, emits: bool, the row has a sequence; it samples.
+        token_counts: i32 [rows,V], unspecified if inert.
     """
 
     slots: str
@@ -43,7 +43,7 @@ class Sampled:
 
 
 def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
-    """The `n` rows that have logits."""
+    """The values of the `n` rows of logits."""
     rows = read_rows(f, "slots", "starts", "counts")
     if not attrs.get("drafts", 0):
         emits = f("And", rows.live, f("Greater", "emit", np.int32(0)))
@@ -55,7 +55,7 @@ def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
     slots = f("Reshape", f("Where", valid, over(f, rows.slots, [1]), -1), [n])
     position = f("Reshape", f("Add", positions(f, rows, tile), 1), [n])
     known = f("Gather", "token_counts", slots)
-    # ids[1 … j] of the row, for each token j: once more generated each.
+    # For each token j, ids[1 … j] of the row count as generated.
     ids = f.long(f("Where", valid, f("Reshape", "ids", [-1, tile]), np.int32(0)))
     ids = f("Reshape", f("Expand", over(f, ids, [1]), [1, tile, 1]), [n, tile])
     up_to = np.tril(np.ones((tile, tile), np.int32))
@@ -67,10 +67,10 @@ def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Names of one parameter per row, [rows,1]; neutral where the row is inert.
+    """Names of the parameters of each row, [rows,1]; neutral if the row is inert.
 
-    `samples` and `masked` are bool: the row draws; it may not have every id. `seed` is int64
-    [rows,2], `token_counts` i32 [rows,V].
+    `samples` and `masked` are bool: the row draws; it has a mask. `seed` is int64 [rows,2],
+    `token_counts` i32 [rows,V].
     """
 
     temperature: str
@@ -118,8 +118,8 @@ def parameters(f: Text, rows: Sampled) -> Parameters:
 
 @dataclass(frozen=True)
 class Span:
-    """The ids that the columns of a row of logits stand for: `width` of them, from `first` on, an
-    int64 [1] by name; None where they begin at 0."""
+    """The ids of the columns of a row of logits: `width` ids from `first` on. `first`: the name of
+    an int64 [1], or None for 0."""
 
     width: int
     first: str | None = None
@@ -130,7 +130,7 @@ class Span:
         return own if self.first is None else f("Add", own, self.first)
 
     def column(self, f: Text, ids: str) -> str:
-        """The column of each id, which may lie outside."""
+        """The column of each id; it may be outside of the span."""
         return ids if self.first is None else f("Sub", ids, self.first)
 
     def of(self, f: Text, row: str) -> str:
@@ -142,8 +142,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Top:
-    """Names: ids int64, their logits and logprobs f32 [rows,top]; the largest logit, Σ e^(x − it)
-    and its log, f32 [rows,1]."""
+    """Names: ids int64, their logits and logprobs f32 [rows,top]; the largest logit, Σ e^(x −
+    largest) and its log, f32 [rows,1]."""
 
     ids: str
     values: str
@@ -154,7 +154,7 @@ class Top:
 
 
 def log_probabilities(f: Text, logits: str, top: int) -> Top:
-    """The raw log-softmax, of which only the top entries are made."""
+    """The top entries of the raw log-softmax."""
     values, ids = f.many(2, "TopK", logits, [top])
     largest = f("Slice", values, [0], [1], [1])
     weights = f.double(f("Exp", f("Sub", logits, largest)))
@@ -165,8 +165,8 @@ def log_probabilities(f: Text, logits: str, top: int) -> Top:
 
 
 def penalised(f: Text, p: Parameters, logits: str, vocab: int, span: Span, whole: int) -> str:
-    """f32 [rows,V]: logits of `span` after bias and penalties, within ±FLOOR. `p.token_counts` are
-    of the same ids; the vocabulary has rows for `whole`."""
+    """f32 [rows,V]: logits of `span` after bias and penalties, within ±FLOOR. `p.token_counts` has
+    the same ids; `whole`: the width of the whole vocabulary."""
     z = _biased(f, p, logits, span)
     known = f("And", p.live, f("Greater", p.token_counts, np.int32(0)))
     scaled = f("Where", f("Greater", z, 0.0), f("Div", z, p.repetition), f("Mul", z, p.repetition))
@@ -194,8 +194,8 @@ def _biased(f: Text, p: Parameters, logits: str, span: Span) -> str:
 
 
 def within_mask(f: Text, p: Parameters, z: str, vocab: int, span: Span, whole: int) -> str:
-    """f32 [rows,V]: z, and NEVER where the row's mask has no bit. In an If: without masked rows no
-    mask is unpacked."""
+    """f32 [rows,V]: z, with NEVER for ids that the row's mask excludes. In an If: without masked
+    rows no mask is unpacked."""
 
     def then(g: Text) -> tuple[str]:
         words = over(g, g("Gather", "allow", p.slots), [2])  # u32 [rows, V / 32, 1]
@@ -216,7 +216,7 @@ def within_mask(f: Text, p: Parameters, z: str, vocab: int, span: Span, whole: i
 
 
 def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:
-    """int64 [rows,1]: one id per row; meaningless where the row does not sample."""
+    """int64 [rows,1]: an id for each row; undefined if the row does not sample."""
     heat = f("Where", p.samples, p.temperature, 1.0)
     weights = f("Exp", f("Div", f("Sub", z, greatest), heat))
     weights = f("Where", f("Less", weights, p.min_p), 0.0, weights)
@@ -234,9 +234,9 @@ def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:
 def _limits(f: Text, p: Parameters, z: str, weights: str, width: int) -> tuple[str, str]:
     """(z f32, id int64) [rows,1] of the last entry that top_k and top_p keep.
 
-    Sorts only as many entries as the rows need: top_k of them, or growing numbers until the
-    prefix holds top_p. (LEAST, 0) keeps everything. The order is that of z, since weights that
-    round alike would put entries in another order than a part of the row has.
+    Sorts no more entries than the rows need: top_k, or increasing numbers until the prefix has
+    top_p. (LEAST, 0) keeps all entries. The order is that of z: rounded weights may be equal, and
+    then a part of the row would be in another order than the whole.
     """
     by_count = f("And", p.samples, f("Greater", p.top_k, 0))
     by_mass = f("And", p.samples, f("Less", p.top_p, 1.0))

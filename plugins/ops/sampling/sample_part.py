@@ -1,14 +1,13 @@
-"""What a rank shows of its share of a row's logits, so that all ranks may sample the same token.
+"""A summary of a rank's share of a row's logits, from which all ranks sample the same token.
 
 `part` f32 [rows, 2·top + 3·few + 4], few = min(FEW, the share): the `top` greatest raw logits and
 their ids, descending; of the `few` greatest logits after bias, penalties and mask (ties: the lowest
-ids) that logit, the id and the raw logit, by ascending id; the greatest raw logit, Σ e^(x − it), 1
-if every logit is finite (0 stands for one that is not), and the share's first logit. Ids are exact
-in f32.
+ids) that logit, the id and the raw logit, by ascending id; the greatest raw logit, Σ e^(x −
+greatest), 1 if every logit is finite (others count as 0), and the share's first logit. Ids are
+exact in f32.
 
-That is all that greedy rows, and those with a top_k of up to `few`, choose from. A row that draws
-with no such bound is `wanted`: its logits are needed whole. Which rows these are follows from the
-tables alone, so that all ranks say the same.
+Greedy rows and rows with a top_k of up to `few` need nothing else. Other rows that draw are
+`wanted`: they need all logits. `wanted` depends on the tables only, so all ranks agree on it.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from spark_engine.plugins.ops.sampling.sample_nodes import (
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FEW = 64
-MOST_IDS = 1 << 24  # that f32 counts
+MOST_IDS = 1 << 24  # ids are exact in f32 up to this
 
 
 def few(share: int) -> int:
-    """Candidates that a rank shows of a row."""
+    """The number of candidates of a row in a rank's part."""
     return min(FEW, share)
 
 
 def columns(attrs: Attrs, share: int) -> int:
-    """Of `part`."""
+    """The columns of `part`."""
     return 2 * int(attrs["top"]) + 3 * few(share) + 4
 
 
@@ -59,7 +58,7 @@ def _check(node: Named) -> str | None:
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands -> (part, wanted), row by row. Idle rows are left zero, with a sum of 1."""
+    """The operands -> (part, wanted), row by row. Inert rows are zero, with a sum of 1."""
     logits, token_counts, sampling_f, sampling_i, ids, values, until, allow = arrays[:8]
     *steps, first = arrays[8:]
     rows, share = logits.shape

@@ -1,4 +1,4 @@
-"""Seeded cases of what ranks show of their logits and choose from that. Knows operands only."""
+"""The seeded cases of sample_part and sample_join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL = Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, top_k=30, bias=True, width=320, voc
 
 @dataclass(frozen=True)
 class RankedCase:
-    """A launch of `sample`, its vocabulary shared by `ranks`."""
+    """A launch of `sample` with its vocabulary shared by `ranks`."""
 
     label: str
     launch: Launch
@@ -28,14 +28,14 @@ class RankedCase:
         return {**self.launch.attrs, "ranks": self.ranks}
 
     def shares(self, arrays: tuple[Array, ...]) -> list[tuple[Array, ...]]:
-        """The operands of each rank's part."""
+        """The operands of `sample_part` on each rank."""
         size = self.launch.width // self.ranks
         firsts = [np.asarray([r * size], np.int32) for r in range(self.ranks)]
         cuts = [np.ascontiguousarray(x) for x in np.split(arrays[0], self.ranks, axis=1)]
         return [(cut, *arrays[1:], first) for first, cut in zip(firsts, cuts, strict=True)]
 
     def joined(self, part: Part, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The operands of the join, by `part`; of rows that are not wanted no logit is there."""
+        """The operands of `sample_join`, from `part`; logits of unwanted rows are NaN."""
         made = [part(self.attrs, share) for share in self.shares(arrays)]
         wanted = made[0][1]
         logits = np.where(wanted[:, None] == 1, arrays[0], np.nan).astype(np.float32)
@@ -70,7 +70,7 @@ def _part(shared: RankedCase, rank: int) -> Case:
 
 
 def join_case(shared: RankedCase, part: Part) -> Case:
-    """The join behind `part`."""
+    """The case of `sample_join` after `part`."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         return shared.joined(part, shared.launch.inputs(rng))

@@ -3,8 +3,6 @@
 Knows the commands' names and click's scripts, which call the command. Knows no option.
 """
 
-from __future__ import annotations
-
 import click
 from click.shell_completion import get_completion_class
 

@@ -3,8 +3,6 @@
 Knows the file's format; the options are the table's. Errors in a file name the line.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Rows of the table in `runtime/cli/options/run_options.py`.
 """
 
-from __future__ import annotations
-
 import click
 
 from spark_engine.runtime.cli.options.option import Group, table

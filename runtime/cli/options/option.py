@@ -3,8 +3,6 @@
 Knows click; knows no option. The options are the table of `runtime/cli/options/run_options.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +30,7 @@ class Mode(enum.StrEnum):
 
     @property
     def flag(self) -> str:
-        """As it is typed, or its description."""
+        """The option as typed on the command line, or its description."""
         if self is Mode.TERMINAL:
             return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
@@ -67,31 +65,24 @@ class Option:
     """An option of the command line and the configuration file.
 
     Attributes:
-        flag: as it is typed, `--max-queue`; the file's key is the same without the dashes.
-        kind: of its value; bool makes a flag that is off by default.
         fills: the class and the field that take the value, with the option's default; None where
             the command reads it by name.
-        turn: converts the option's value to the field's.
-        many: may be given several times; the value is a tuple.
-        modes: those that use it; None: those of its group.
         needs: another option's flag without which this has no effect, and a reason.
-        secret: its value is never printed.
-        of_file: whether the configuration file may have it.
     """
 
-    flag: str
+    flag: str  # as it is typed, `--max-queue`; the file's key is the same without the dashes
     group: Group
     help: str
-    kind: Kind = str
+    kind: Kind = str  # of its value; bool makes a flag that is off by default
     fills: tuple[type, str] | None = None
-    turn: Callable[[Any], object] | None = None
-    many: bool = False
+    turn: Callable[[Any], object] | None = None  # converts the option's value to the field's
+    many: bool = False  # may be given several times; the value is a tuple
     metavar: str | None = None
     envvar: str | None = None
-    modes: frozenset[Mode] | None = None
+    modes: frozenset[Mode] | None = None  # those that use it; None: those of its group
     needs: tuple[str, str] | None = None
-    secret: bool = False
-    of_file: bool = True
+    secret: bool = False  # its value is never printed
+    of_file: bool = True  # whether the configuration file may have it
 
     @property
     def key(self) -> str:
@@ -105,7 +96,6 @@ class Option:
 
     @property
     def where(self) -> frozenset[Mode]:
-        """The modes that use it."""
         return self.group.modes if self.modes is None else self.modes
 
     @property
@@ -126,7 +116,6 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """The default: its field's."""
         if self.kind is bool:
             return False
         found = None if self.fills is None else defaults(self.fills[0])[self.fills[1]]
@@ -135,7 +124,6 @@ class Option:
         return found.value if isinstance(found, enum.Enum) else found
 
     def parameter(self) -> click.Option:
-        """The same for click."""
         many, default = self.many, self.default
         return click.Option(
             [self.flag, self.name],
@@ -150,7 +138,7 @@ class Option:
         )
 
     def said(self, value: Any) -> bool:
-        """Whether the value was given; 0 was."""
+        """True if the value was given; 0 was."""
         return not (value is None or value is False or value == ())
 
 
@@ -206,7 +194,7 @@ class Grouped(click.Command):
         self._group = {row.name: row.group.title for row in rows}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's. For an option of another server, NoSuchOption names the one to use here."""
+        """Parses as click does; NoSuchOption for another server's option names ours."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -214,7 +202,6 @@ class Grouped(click.Command):
             raise click.NoSuchOption(error.option_name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group, and one for the rest."""
         sections: dict[str, list[tuple[str, str]]] = {group.title: [] for group in Group}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

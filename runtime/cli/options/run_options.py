@@ -4,8 +4,6 @@ configuration file, and the options of the engine and the server.
 A new option is a row here and the field that it fills, which has the option's default.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -228,26 +226,24 @@ OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
-    """How to serve. Raises OptionError for values that contradict each other."""
+    """The server's options. Raises OptionError for values that contradict each other."""
     return fill(
         ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
     )
 
 
 def chat_options(values: Mapping[str, Any]) -> ChatOptions:
-    """How to read conversations."""
     return fill(ChatOptions, OPTIONS, values)
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """How to run the engine. Raises OptionError as well."""
+    """The engine's options. Raises OptionError for values that contradict each other."""
     policy = fill(PrefillPolicy, OPTIONS, values)
     cache = _cache_bytes(values["cache_gib"])
     return fill(EngineOptions, OPTIONS, values, policy=policy, cache_bytes=cache)
 
 
 def body(values: Mapping[str, Any]) -> Body:
-    """One answer's options as fields of a request to the server."""
     return Body(**settings(values))
 
 

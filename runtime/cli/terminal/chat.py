@@ -4,18 +4,16 @@ Knows this loop and Ctrl-C. `session` has the engine, `input` reads the keyboard
 answer.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
 from spark_engine.errors import UserError
 from spark_engine.runtime.cli.terminal import commands as terminal_commands
 from spark_engine.runtime.cli.terminal.commands import MARK, Next
 from spark_engine.runtime.cli.terminal.conversation import ChatHistory
+from spark_engine.runtime.cli.terminal.input import LineReader
 from spark_engine.runtime.cli.terminal.screen import Screen
 from spark_engine.runtime.cli.terminal.session import Answer, Session
 from spark_engine.runtime.engine.request import FinishReason
@@ -29,24 +27,15 @@ class SecondInterrupt(KeyboardInterrupt):
     """A second Ctrl-C while the first stops an answer: ends the program."""
 
 
-class Keyboard(Protocol):
-    """Reads typed lines."""
-
-    def read(self) -> str | None:
-        """A line; None at the end. Raises KeyboardInterrupt for a line that was dropped."""
-
-
 class TerminalChat:
-    """One chat over an open session."""
-
     def __init__(
-        self, session: Session, conversation: ChatHistory, keyboard: Keyboard, screen: Screen
+        self, session: Session, conversation: ChatHistory, keyboard: LineReader, screen: Screen
     ) -> None:
         self._session, self._conversation = session, conversation
         self._keyboard, self._screen = keyboard, screen
 
     def run(self) -> None:
-        """Until there are no more lines, or /exit. Raises InternalError when the engine fails."""
+        """Runs until the input ends, or /exit. Raises InternalError if the engine fails."""
         told = self._conversation
         self._screen.note(WELCOME.format(model=told.model, context=told.context))
         while True:
@@ -60,7 +49,6 @@ class TerminalChat:
                 continue
 
     def _take(self, line: str) -> Next:
-        """Runs one line; returns what follows."""
         if not line.strip():
             return Next.ASK
         try:
@@ -86,7 +74,6 @@ class TerminalChat:
             raise
 
     def _answer(self) -> None:
-        """Answers the last message."""
         told = self._conversation
         with _interrupts() as stopped:
             prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
@@ -100,7 +87,6 @@ class TerminalChat:
             self._screen.note(f"the context of {told.context:,} tokens is full: /new begins again")
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
-        """Streams the answer; returns its parts so far."""
         parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
 
         def take(deltas: list[Delta]) -> None:
@@ -121,7 +107,6 @@ class TerminalChat:
 
 
 def figures(answer: Answer) -> str:
-    """One line on an answer that has ended."""
     count = len(answer.events)
     words = [f"{count} token{'' if count == 1 else 's'}"]
     if answer.finish is FinishReason.CANCELLED:

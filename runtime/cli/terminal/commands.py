@@ -3,8 +3,6 @@
 Each changes the conversation or reports on it. Knows no terminal and no engine.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +29,6 @@ FIELDS = frozenset(row.fills[1] for row in SETTINGS.values() if row.fills is not
 
 
 class Next(enum.Enum):
-    """What follows a command."""
-
     ASK = enum.auto()  # the next line
     ANSWER = enum.auto()  # an answer to the last message
     LEAVE = enum.auto()
@@ -40,8 +36,6 @@ class Next(enum.Enum):
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command's output, and what follows."""
-
     text: str = ""
     next: Next = Next.ASK
 
@@ -177,7 +171,6 @@ def _undo(conversation: ChatHistory, _: str) -> CommandResult:
 
 
 def _file(conversation: ChatHistory, text: str) -> CommandResult:
-    """Sends a text file as a message; the answer follows."""
     if not text:
         raise OptionError("/file needs the name of a text file, e.g. /file notes.md")
     path = Path(text).expanduser()

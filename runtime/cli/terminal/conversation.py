@@ -3,8 +3,6 @@
 Knows messages and settings. Knows no terminal, no engine and no template.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -35,7 +33,6 @@ class Totals:
     accepted: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Counts one answer that has ended."""
         self.answers += 1
         self.tokens += len(answer.events)
         self.prompt_tokens += len(answer.prompt)
@@ -53,28 +50,22 @@ class ChatHistory:
     """One chat.
 
     Attributes:
-        model: the engine's name.
-        context: the engine's tokens of one sequence.
         settings: fields of a request's body that are set, e.g. {"temperature": 0.7}.
         messages: without the system message, in their order.
-        used: tokens of the prompt and the answer at the last turn.
-        file: the last file that it was saved to or loaded from.
-        attached: texts of files for the next message.
     """
 
-    model: str
-    context: int
+    model: str  # the engine's name
+    context: int  # the engine's tokens of one sequence
     system: str | None = None
     thinking: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
-    used: int = 0
-    file: Path | None = None
-    attached: list[str] = field(default_factory=list)
+    used: int = 0  # tokens of the prompt and the answer at the last turn
+    file: Path | None = None  # the last file that it was saved to or loaded from
+    attached: list[str] = field(default_factory=list)  # texts of files for the next message
 
     def prompt(self) -> list[Message]:
-        """All messages, in the form of a chat template."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
@@ -90,7 +81,6 @@ class ChatHistory:
         self.attached.append(f"{name}:\n{fence}\n{text.rstrip()}\n{fence}")
 
     def reply(self, parts: Mapping[Kind, str]) -> None:
-        """Adds the model's turn, complete or not."""
         message = {"role": "assistant", "content": parts.get(Kind.CONTENT, "")}
         if thought := parts.get(Kind.REASONING):
             message["reasoning_content"] = thought

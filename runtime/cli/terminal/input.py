@@ -3,8 +3,6 @@
 Knows prompt_toolkit. Does not know the meaning of a line.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -79,7 +77,6 @@ class Commands(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """For a line that starts with `/`."""
         text = document.text_before_cursor
         name, gap, rest = text.partition(" ")
         if not text.startswith(MARK):

@@ -3,8 +3,6 @@
 Knows rich. A model's text never reaches the terminal as control sequences.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -51,7 +49,6 @@ class Stream:
         self._live.start()
 
     def push(self, text: str) -> None:
-        """Adds text."""
         self._text += text
         if cut := whole_blocks(self._text):
             self._print(self._text[:cut])
@@ -62,7 +59,6 @@ class Stream:
         self._live.update(self._tail(), refresh=True)
 
     def close(self) -> None:
-        """Prints the rest."""
         self._live.update(Text(""), refresh=True)
         self._live.stop()
         if self._text.strip():
@@ -85,19 +81,15 @@ class Stream:
 
 
 class Screen:
-    """The terminal of one chat."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._stream: Stream | None = None
         self._thinking = False
 
     def thought(self, text: str) -> None:
-        """Adds to a thought."""
         self._grow(text, True)
 
     def content(self, text: str) -> None:
-        """Adds to the answer."""
         self._grow(text, False)
 
     def end(self) -> None:
@@ -107,11 +99,9 @@ class Screen:
             self._stream = None
 
     def note(self, text: str) -> None:
-        """Shows a note."""
         self._console.print(Text(printable(text), "dim"))
 
     def error(self, text: str) -> None:
-        """Shows an error."""
         self._console.print(Text(printable(text), "red"))
 
     def _grow(self, text: str, thinking: bool) -> None:

@@ -3,8 +3,6 @@
 Knows the engine and the text of its answers. Knows no command line.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +16,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.engine_client.engine_folder import (
-    check_cache,
-    check_drafts,
-    check_ranks,
-    read_info,
-)
+from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.ipc import Stats, summarise
 from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatReader
 from spark_engine.runtime.server.prompts.text_files import grammars_of, read_text
@@ -99,18 +92,15 @@ class Session:
     """An engine folder. The engine is opened at its first use, and stays open."""
 
     def __init__(
-        self,
-        folder: Path,
-        options: EngineOptions | None = None,
-        chat: ChatOptions | None = None,
+        self, folder: Path, options: EngineOptions | None = None, chat: ChatOptions | None = None
     ) -> None:
         """Raises EngineError or OptionError."""
         self._folder = folder
-        self.info = read_info(folder)
+        self.info = engine_folder.read_info(folder)
         self._options = options or EngineOptions()
-        check_ranks(folder, self._options)
-        check_drafts(self._options.drafts, self.info.limits)
-        check_cache(self._options.cache_bytes, folder)
+        engine_folder.check_ranks(folder, self._options)
+        engine_folder.check_drafts(self._options.drafts, self.info.limits)
+        engine_folder.check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
         grammars = grammars_of(self._tokenizer, self.info)
         self._options = replace(self._options, grammars=grammars)
@@ -128,7 +118,7 @@ class Session:
 
     @property
     def thinks(self) -> bool:
-        """Whether a chat starts with a thought by default."""
+        """True if a chat starts with a thought by default."""
         return self._reader.default.enabled is not False
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
@@ -143,7 +133,6 @@ class Session:
         return self._template.render(messages, options=options)
 
     def parser(self, answer: Answer) -> ReplyParser:
-        """The parser of an answer to a chat."""
         return self._reader.parser(answer.thinking)
 
     def open(self, shown: Progress | None = None) -> float:
@@ -203,11 +192,9 @@ class Session:
                 yield self._take(answer, events)
 
     def stats(self) -> Stats:
-        """The engine's counters since it was opened."""
         return summarise(self._opened().stats())
 
     def close(self) -> None:
-        """Frees the engine."""
         if self._engine is not None:
             self._engine.close()
         self._trace.save()

@@ -53,7 +53,7 @@ class _Step:
 
 
 class Admission:
-    """One scheduler's. `running`, `waiting` and `fence` (what is free once a step was collected)
+    """Admits requests. `running`, `waiting` and `fence` (what is free after a collected step)
     are the scheduler's own. `drain`: in the last step a preemption had to wait for the steps in
     flight."""
 
@@ -145,7 +145,7 @@ class Admission:
         return True
 
     def _yields(self, victim: Sequence, seq: Sequence) -> bool:
-        """Whether `victim` may be preempted for `seq`: for one that let others pass, each later
+        """True if `victim` may be preempted for `seq`: for one that let others pass, each later
         one; else those of lower priority."""
         if self._prefix.yielded(seq):
             return victim.rank > seq.rank

@@ -22,7 +22,7 @@ HYSTERESIS = 0.2
 
 @dataclass(frozen=True)
 class EvictionScore:
-    """Of one cache. `page_size` in tokens, `page_bytes` and `row_bytes` in bytes."""
+    """Scores a cache's states. `page_size` in tokens, `page_bytes` and `row_bytes` in bytes."""
 
     page_size: int
     page_bytes: int

@@ -97,7 +97,7 @@ def _size(flow: _Flow) -> Key:
 
 
 class PriorityLine:
-    """Those of one priority. `tile`: tokens of a tile.
+    """The waiting requests of one priority. `tile`: tokens of a tile.
 
     Attributes:
         turn: the request that has the turn, waiting or running; None: chosen on demand.
@@ -272,7 +272,7 @@ def _has_started(seq: Sequence) -> bool:
 
 
 def _goes_before(fresh: Sequence, owner: Owner, started: Sequence) -> bool:
-    """Whether the turn passes to a waiting request: of one owner to the earlier one."""
+    """True if the turn passes to a waiting request: of one owner to the earlier one."""
     if fresh.request.owner == started.request.owner:
         return fresh.id < started.id
     return owner.charged < started.tag

@@ -87,7 +87,7 @@ THROUGHPUT = PrefillPolicy(Pace.THROUGHPUT)
 
 
 class Pacing:
-    """One engine's.
+    """The prefill pacing of an engine.
 
     `buckets`: rows (tiles) of the prefill buckets, ascending; `tile`: tokens of a row; `lone`: the
     bucket of a decode step of one row. `clock`: microseconds of all steps so far.
@@ -149,7 +149,7 @@ class Pacing:
 
     @property
     def bounded(self) -> bool:
-        """Whether the policy limits the length of a step with prefill."""
+        """True if the policy limits the length of a step with prefill."""
         return self.policy.pace is Pace.LATENCY or self.policy.itl_ms is not None
 
     def took(self, batches: Sequence[Batch], microseconds: float) -> None:

@@ -54,7 +54,7 @@ class PrefixUse:
 
 
 class PrefixAdmission:
-    """One engine's. `copies`: (from, to) rows to be copied before `release_pins`."""
+    """Decides where prompts resume. `copies`: (from, to) rows to copy before `release_pins`."""
 
     def __init__(self, sizes: EngineSizes, pages: Pool) -> None:
         self.sizes = sizes
@@ -128,7 +128,7 @@ class PrefixAdmission:
         return None
 
     def yielded(self, seq: Sequence) -> bool:
-        """Whether it let others pass while it waited for a leader."""
+        """True if the request let others pass while it waited for a leader."""
         return self._uses[seq.id].yielded
 
     def tiles_left(self, seq: Sequence) -> int:
@@ -137,7 +137,7 @@ class PrefixAdmission:
         return -(-(end - seq.launched) // self.sizes.tile)
 
     def find(self, seq: Sequence, running: Iterable[Sequence]) -> Hit | None:
-        """What it can resume from, or None: it waits for a running prefill (`waits_until`)."""
+        """The hit from which the request resumes; None: it waits for a prefill (`waits_until`)."""
         if not self.on or seq.status is Status.SWAPPED:
             return NO_HIT
         use = self._uses[seq.id]
@@ -213,7 +213,7 @@ class PrefixAdmission:
         return position - (position - grid) % self.sizes.tile
 
     def tile(self, seq: Sequence, end: int) -> tuple[int, int]:
-        """Its tile up to `end` is launched next: the rows of its source and of its save."""
+        """Rows of the source and the save of the request's next tile, which ends at `end`."""
         if not self.on:
             return seq.slot, -1
         use, size, source, save = self._uses[seq.id], self.sizes.page_size, seq.slot, -1
@@ -235,7 +235,7 @@ class PrefixAdmission:
         return source, save
 
     def reads_snapshot(self, seq: Sequence) -> bool:
-        """Its slot does not hold its state yet: its next tile starts from a cached one."""
+        """True if the next tile starts from a cached state, not from the slot's."""
         return self._uses[seq.id].source is not None
 
     def end(
@@ -258,7 +258,7 @@ class PrefixAdmission:
         return use.node
 
     def drop(self, seq: Sequence) -> None:
-        """It no longer reads its source, waits for no leader, and no request waits for it."""
+        """Releases the request's source; it waits for no leader, and no request waits for it."""
         use = self._uses[seq.id]
         if use.source is not None:
             self.cache.unpin(use.source)
@@ -273,13 +273,12 @@ class PrefixAdmission:
         self._uses[seq.id].yielded = False
 
     def swap_out(self, seq: Sequence) -> PageNode | None:
-        """It loses its pages, and resumes from a copy of them; returns their deepest node."""
+        """The request loses its pages and resumes from a copy; returns their last node."""
         use = self._uses[seq.id]
         node, use.node = use.node, None
         return node
 
     def restart(self, seq: Sequence) -> None:
-        """It loses its pages, and starts again."""
         use = self._uses[seq.id]
         use.grid, use.snapshot_positions = 0, []
         use.node = use.last_snapshot = None

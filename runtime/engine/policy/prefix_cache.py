@@ -124,8 +124,7 @@ class PrefixCache:
     ) -> PageNode:
         """Adds nodes for the full pages named `names`, those beyond `node` (None: from the salt's
         root), and returns the deepest; fewer where pages and states of a higher score fill the
-        budget. `gain`: tokens that the state after them will save, and how often.
-        """
+        budget. `gain`: tokens that the state after them will save, and how often."""
         if node is None or not node.alive or node.parent is None:
             node = self.root_of(salt)
         score = self._order.scores.of_page(*gain, self._clock())
@@ -256,26 +255,6 @@ class PrefixCache:
     def snapshots(self) -> int:
         return len(self._states)
 
-    def kept_pages(self) -> list[int]:
-        suffixes = [s.page for s in self._states if s.suffix_tokens]
-        return [*(node.page for node in self._nodes), *suffixes]
-
-    def check(self) -> None:
-        """Raises InternalError unless trie, rows and bytes are consistent."""
-        for node in self._nodes:
-            up = node.parent
-            if up is None or not (node.alive and up.alive and up.children.get(node.name) is node):
-                raise InternalError(f"the node that ends at {node.end} is on no path")
-        roots = self._roots.values()
-        if any(root.bare or not root.alive for root in roots):
-            raise InternalError("the root of a salt is kept and is bare")
-        found = {s for node in (*roots, *self._nodes) for s in node.states}
-        if found != self._states or not all(s.alive for s in self._states):
-            raise InternalError("a cached state is at no node")
-        self._rows.check([s.row for s in (*self._states, *self._leaving)])
-        if self.used_bytes > self.budget:
-            raise InternalError(f"the cache holds {self.used_bytes} bytes of {self.budget}")
-
     def root_of(self, salt: bytes) -> PageNode:
         """The parent of a salt's first pages; it is kept while it is not bare."""
         return self._root(page_name(b"", salt))
@@ -325,7 +304,7 @@ class PrefixCache:
         return True
 
     def _is_only_kept_here(self, page: int) -> bool:
-        """Whether a node's page would be free without the node."""
+        """True if a node's page would be free without the node."""
         return not self._pages.users(page) and self._pages.keeps(page) == 1
 
     def _attach(self, state: CachedState) -> None:

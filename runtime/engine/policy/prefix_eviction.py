@@ -18,7 +18,7 @@ ByScore = list[tuple[float, int, CachedState]]  # a heap
 
 
 class EvictionOrder:
-    """Of one cache's states, and its nodes without roots; the cache adds and removes them."""
+    """The order of a cache's states and rootless nodes; the cache adds and removes them."""
 
     def __init__(
         self,

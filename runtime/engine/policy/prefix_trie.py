@@ -87,17 +87,17 @@ class CachedState:
 
     @property
     def superseded(self) -> bool:
-        """Its conversation resumes from a later state: this one is for others."""
+        """True if the conversation resumes from a later state; other prompts may use this one."""
         after = self.next_in_conversation
         return self.resumed and after is not None and after.alive
 
     @property
     def protected(self) -> bool:
-        """It is not among the first to be evicted."""
+        """True if the state is not among the first to be evicted."""
         return self.hits > 0 or not self.superseded
 
     def is_followed_by(self, later: PageNode) -> bool:
-        """Whether a state at `later`, of a sequence that resumed from this one, is the next of the
+        """True if a state at `later`, of a sequence that resumed from this one, is the next of the
         conversation: true for the first such state, and for any later one on the same path."""
         if self.next_in_conversation is None:
             return True
@@ -185,7 +185,7 @@ UNRELATED = Lineage()
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a prompt can resume from.
+    """The cached state from which a prompt can resume.
 
     Attributes:
         position: tokens that need not be computed.

@@ -25,8 +25,7 @@ class Owner:
     turn: grows with each turn of any owner: of equals, the one with the earliest turn is first.
     waiting: its requests that wait and have not started.
     live: its requests that have not ended.
-    ahead: it is beyond the clock, and none of its requests waits.
-    """
+    ahead: it is beyond the clock, and none of its requests waits."""
 
     name: str
     charged: float
@@ -121,12 +120,6 @@ class Shares:
     def _forget(self, owner: Owner) -> None:
         if not owner.live and not owner.ahead:
             self._owners.pop(owner.name, None)
-
-    def check(self) -> bool:
-        """Whether only owners with requests or ahead are kept, and the count is right."""
-        owners = self._owners.values()
-        sharing = sum(o.waiting > 0 or o.ahead for o in owners)
-        return self._sharing == sharing and all(o.live or o.ahead for o in owners)
 
 
 def _is_ahead(at: float, tick: int, owner: Owner) -> bool:

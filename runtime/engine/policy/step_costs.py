@@ -14,7 +14,7 @@ RUN_RANGE = 2.0  # bounds a launch's influence: to cost / RUN_RANGE .. cost * RU
 
 
 class StepCosts:
-    """One engine's. `version` grows with every correction."""
+    """The step costs of an engine. `version` grows with every correction."""
 
     def __init__(self, table: Mapping[BucketKey, float]) -> None:
         self._table = dict(table)
@@ -26,7 +26,6 @@ class StepCosts:
         return self._now.get(bucket, 0.0)
 
     def built(self, bucket: BucketKey) -> float:
-        """The build's estimate; 0 where it has none."""
         return self._table.get(bucket, 0.0)
 
     def ran(self, bucket: BucketKey, microseconds: float) -> None:

@@ -14,7 +14,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 
-from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.policy.line import PriorityLine, TilesLeft
 from spark_engine.runtime.engine.policy.shares import Owner, Shares
 from spark_engine.runtime.engine.request import Status
@@ -22,7 +21,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 
 
 class Waiting:
-    """Those of one engine; `tile` in tokens.
+    """The waiting requests of an engine; `tile` in tokens.
 
     `fresh`: requests that no step was launched for; `swapped`: those with a swap copy. Neither
     changes while a sequence waits.
@@ -92,7 +91,6 @@ class Waiting:
         seq.constraint.job.add_done_callback(lambda _: self._ready.append(number))
 
     def wake(self) -> None:
-        """Requests with finished jobs enter their lines again."""
         while self._ready:
             seq = self._unready.pop(self._ready.popleft(), None)
             if seq is not None:
@@ -118,23 +116,8 @@ class Waiting:
         return line
 
     def priorities(self) -> list[int]:
-        """Priorities of waiting requests, the highest first."""
         known = {priority for priority, line in self._lines.items() if line}
         return sorted(known | {seq.request.priority for seq in self.first}, reverse=True)
-
-    def check(self) -> None:
-        """Raises InternalError unless the counts are right and each request is in one place."""
-        fresh = sum(seq.last_step < 0 for seq in self)
-        swapped = sum(seq.status is Status.SWAPPED for seq in self)
-        if (fresh, swapped) != (self.fresh, self.swapped):
-            counted = f"{self.fresh} new and {self.swapped} swapped"
-            raise InternalError(f"{fresh} new and {swapped} swapped wait, counted {counted}")
-        lined = sum(map(len, self._lines.values()))
-        if lined + len(self.first) + len(self._unready) != len(self) or not self.shares.check():
-            raise InternalError(
-                f"{len(self)} wait, {lined} of them in line, {len(self.first)} before that and "
-                f"{len(self._unready)} for a grammar; {len(self.shares)} owners"
-            )
 
     def _count(self, seq: Sequence, by: int) -> None:
         self.fresh += by * (seq.last_step < 0)

@@ -3,8 +3,6 @@
 Knows the formats; knows no HTTP and no engine.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
@@ -16,11 +14,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Part = bytes | memoryview  # of JSON that is sent in parts
-FINISH = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CANCELLED: "abort",
-}
+FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
 # Anthropic's error type by status
 ANTHROPIC_ERRORS = {
     400: "invalid_request_error",
@@ -35,13 +29,9 @@ ANTHROPIC_ERRORS = {
 
 
 class Reply(Protocol):
-    """One answer, in the form of its API.
+    """One answer, in the form of its API."""
 
-    Attributes:
-        stream: whether the client wants events.
-    """
-
-    stream: bool
+    stream: bool  # whether the client wants events
 
     async def whole(self) -> Json:
         """The whole answer. Raises what `Generation.pieces` raises."""

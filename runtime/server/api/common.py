@@ -96,7 +96,7 @@ class Body(UnsupportedFields, kw_only=True):
         return limit_of(self.max_tokens)
 
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's own tokens are wanted."""
+        """True if the log-probabilities of the prompt's own tokens are wanted."""
         return self.prompt_logprobs is not None
 
     def wanted_logprobs(self) -> int | None:
@@ -210,7 +210,6 @@ def room_after(prompt: Sequence[int], limits: Limits) -> int:
 
 
 def limit_of(given: int | None) -> int | None:
-    """A maximum number of tokens; None: no limit."""
     return None if given == NO_LIMIT else given
 
 
@@ -220,7 +219,6 @@ def fold_seed(seed: int) -> int:
 
 
 def either(first: Any, second: Any) -> Any:
-    """The first, unless it is None."""
     return second if first is None else first
 
 

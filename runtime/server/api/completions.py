@@ -1,8 +1,8 @@
-"""/v1/completions: its body, with prompts of text or token ids."""
-
-from __future__ import annotations
+"""The bodies of /v1/completions, with prompts of text or token ids, /tokenize and /detokenize."""
 
 from typing import Any
+
+import msgspec
 
 from spark_engine.runtime.server.api.common import Body, limit_of
 from spark_engine.runtime.server.api.fields import BadField, is_id, short
@@ -19,13 +19,12 @@ class CompletionBody(Body, kw_only=True):
     suffix: str | None = None
 
     def most_tokens(self) -> int | None:
-        """With a default, which `min_tokens` may raise."""
+        """The maximum of tokens; `min_tokens` may raise the default."""
         if self.max_tokens is not None:
             return limit_of(self.max_tokens)
         return max(COMPLETION_TOKENS, self.min_tokens or 0)
 
     def wanted_logprobs(self) -> int | None:
-        """From one field."""
         return self.logprobs
 
     def scores_prompt(self) -> bool:
@@ -35,9 +34,25 @@ class CompletionBody(Body, kw_only=True):
         return super().scores_prompt() or echo
 
     def check_own(self) -> None:
-        """Refuses known fields that are not supported. Raises BadField."""
         if self.suffix:
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """/tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """/detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
 
 
 def prompts(value: Any) -> list[str | list[int]]:

@@ -3,8 +3,6 @@
 Knows JSON, types and ranges. Knows no API: the bodies are in the files next to this one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from spark_engine.errors import RequestError
+from spark_engine.runtime.text.parts import short as short
 
 _SHOWN = 1000  # bytes of a field's JSON above which an error shows it undecoded
 # escapes one after the other: a whole pair of surrogates, a half of one (which is kept), any other
@@ -24,12 +23,7 @@ _PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
 
 
 class BadField(RequestError):
-    """A request is malformed. `param` names the field, `code` is OpenAI's error code."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+    """A request is malformed."""
 
 
 class UnknownModel(BadField):
@@ -129,7 +123,7 @@ def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def is_id(value: Any) -> bool:
-    """Whether it may be a token id: an integer and not a boolean."""
+    """True if the value may be a token id: an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -155,9 +149,3 @@ def _field(data: bytes, name: str) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "unreadable"
     return short(whole) if len(raw) <= _SHOWN else f"{raw[:77].decode(errors='replace')}..."
-
-
-def short(value: Any) -> str:
-    """A value for an error, in at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -4,16 +4,17 @@ Knows its bodies and blocks. A model thinks here only when `thinking` requests i
 default of this API.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_request import (
+    ChatRequest,
+    ThinkingFields,
+    check_any,
+    not_run,
+)
 from spark_engine.runtime.server.api.fields import BadField, short
-from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
-from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.text.messages import joined
 from spark_engine.runtime.text.parts import THOUGHTS, kind_of, text_of
 
@@ -109,7 +110,7 @@ def _message(where: str, message: Mapping[str, Any]) -> list[Json]:
 
 
 def _may_continue(message: Json) -> bool:
-    """Whether it is an answer to continue: it has text, and no call. Not every template can
+    """True if the message is an answer to continue: text without a call. Not every template can
     continue a thought without text."""
     if message["role"] != "assistant" or "tool_calls" in message:
         return False
@@ -153,7 +154,6 @@ def _result(block: Mapping[str, Any]) -> Json:
 
 
 def _answer(blocks: list[Any]) -> Json:
-    """An assistant's message."""
     message: Json = {"role": "assistant", "content": []}
     for block in blocks:
         if kind_of(block) == "tool_use":
@@ -210,7 +210,6 @@ def _choose(chat: ChatRequest, body: CountBody) -> None:
 
 
 def _think(chat: ChatRequest, body: CountBody) -> None:
-    """Sets the fields of thinking and of the answer's format."""
     config = body.output_config or {}
     asks = body.copy_to(chat)
     effort = config.get("effort")

@@ -3,19 +3,16 @@
 Knows its body and its items. Stored responses are in `runtime/server/service/stored_responses.py`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_request import ChatRequest, ThinkingFields
 from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.server.api.responses_items import to_messages
 from spark_engine.runtime.server.api.responses_tools import ToolNames, offer
-from spark_engine.runtime.server.api.thinking_fields import ThinkingFields
 from spark_engine.runtime.server.api.unsupported_fields import VERBOSITIES
 
 MOST_REPEATED = 256 << 10  # bytes of one field of a request that its response repeats
@@ -30,11 +27,10 @@ PLACES = {
     r"response_format(\.json_schema)?": "text.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.parameters",
 }
-# unsupported fields: the values that are accepted, and the alternative
-ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "conversation": ((), "say previous_response_id"),
-    "prompt": ((), "send the prompt's text as instructions"),
-    "moderation": ((), "this server judges nothing"),
+UNSUPPORTED = {  # fields, and the alternative
+    "conversation": "say previous_response_id",
+    "prompt": "send the prompt's text as instructions",
+    "moderation": "this server judges nothing",
 }
 CARRIED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "priority", "drafts"),
@@ -86,9 +82,8 @@ class ResponsesBody(ThinkingFields, kw_only=True):
 def to_chat_request(body: ResponsesBody, items: Iterable[Json]) -> tuple[ChatRequest, ToolNames]:
     """The conversation of a body with these items, and the names of its tools.
     Raises BadField."""
-    for name, (neutral, instead) in ONLY.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
+    for name, instead in UNSUPPORTED.items():
+        if (value := getattr(body, name)) is not None:
             raise BadField(f"{name} ({short(value)}) is not supported: {instead}", name)
     if body.background and (body.store is False or body.stream):
         raise BadField("background needs store: true and stream: false", "background")
@@ -120,13 +115,11 @@ def items_of(body: ResponsesBody, before: list[Json]) -> list[Json]:
 
 
 def _refers(item: Json, known: set[str]) -> bool:
-    """Whether it refers to an item in `known`."""
     ident = item.get("id")
     return item.get("type") == "item_reference" and isinstance(ident, str) and ident in known
 
 
 def _shape(chat: ChatRequest, body: ResponsesBody) -> None:
-    """Sets the fields of the answer's format and of thinking."""
     if body.truncation not in (None, "auto", "disabled"):
         words = f"truncation is {short(body.truncation)}; it must be 'auto' or 'disabled'"
         raise BadField(words, "truncation")

@@ -4,8 +4,6 @@ Knows OpenAI's types of items. A client sends everything that it stored, also fr
 newer versions, so no item is refused: one that cannot be read becomes a note.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
@@ -78,7 +76,6 @@ def _add_message(where: str, messages: list[Json], item: Mapping[str, Any]) -> N
 
 
 def _add_call(messages: list[Json], kind: str, item: Mapping[str, Any], names: ToolNames) -> None:
-    """A call of a function, or of a tool named by its item's type."""
     name = item.get("name")
     if isinstance(name, str):
         name = names.function(name, item.get("namespace"))

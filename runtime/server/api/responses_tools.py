@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from spark_engine.runtime.server.api.answers import Json
-from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.chat_request import ChatRequest, check_any, not_run
 from spark_engine.runtime.server.api.fields import BadField, short
-from spark_engine.runtime.server.api.hosted_tools import check_any, not_run
 
 INPUT = "input"  # the only parameter of a custom tool
 _KEYS = ("description", "parameters", "strict")
@@ -50,7 +49,6 @@ class ToolNames:
         return name
 
     def of(self, function: str) -> ToolName:
-        """The tool of this function."""
         return self._tools.get(function) or ToolName(function)
 
     def special(self) -> dict[str, ToolName]:
@@ -77,12 +75,10 @@ class ToolNames:
         return self.function(name, namespace)
 
     def within(self, namespace: Any) -> set[str]:
-        """The functions of a namespace."""
         return {f for f, tool in self._tools.items() if tool.namespace == namespace}
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name of the function that represents a tool."""
     return name if namespace is None else f"{namespace}__{name}"
 
 

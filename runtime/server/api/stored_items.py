@@ -4,8 +4,6 @@ Knows the fields of OpenAI's items; knows no store and no HTTP. The expensive wo
 items are made, which may be in a thread or another process.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from array import array

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from spark_engine.runtime.server.api.fields import BadField, short
 from spark_engine.runtime.structured.fields import StructuredFields
 
-_ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
 _SHOWN = 4096  # bytes; a longer value has an effect
 _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
@@ -59,39 +58,20 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )  # fmt: skip
 
 
-class UnsupportedFields(StructuredFields, kw_only=True):
-    """The same names as fields, which are not built."""
+if TYPE_CHECKING:
+    _Refused = StructuredFields
+else:
+    _ABSENT = msgspec.field(default_factory=msgspec.Raw)
+    _Refused = msgspec.defstruct(
+        "_Refused",
+        [(name, msgspec.Raw, _ABSENT) for name in UNSUPPORTED],
+        bases=(StructuredFields,),
+        kw_only=True,
+    )
 
-    use_beam_search: msgspec.Raw = _ABSENT
-    logits_processors: msgspec.Raw = _ABSENT
-    chat_template: msgspec.Raw = _ABSENT
-    documents: msgspec.Raw = _ABSENT
-    logprob_token_ids: msgspec.Raw = _ABSENT
-    prompt_embeds: msgspec.Raw = _ABSENT
-    kv_transfer_params: msgspec.Raw = _ABSENT
-    audio: msgspec.Raw = _ABSENT
-    modalities: msgspec.Raw = _ABSENT
-    web_search_options: msgspec.Raw = _ABSENT
-    verbosity: msgspec.Raw = _ABSENT
-    typical_p: msgspec.Raw = _ABSENT
-    tfs_z: msgspec.Raw = _ABSENT
-    top_a: msgspec.Raw = _ABSENT
-    top_n_sigma: msgspec.Raw = _ABSENT
-    xtc_probability: msgspec.Raw = _ABSENT
-    mirostat: msgspec.Raw = _ABSENT
-    dynatemp_range: msgspec.Raw = _ABSENT
-    smoothing_factor: msgspec.Raw = _ABSENT
-    repeat_penalty: msgspec.Raw = _ABSENT
-    dry_multiplier: msgspec.Raw = _ABSENT
-    no_repeat_ngram_size: msgspec.Raw = _ABSENT
-    grammar: msgspec.Raw = _ABSENT
-    json_schema: msgspec.Raw = _ABSENT
-    regex: msgspec.Raw = _ABSENT
-    ebnf: msgspec.Raw = _ABSENT
-    n_predict: msgspec.Raw = _ABSENT
-    num_predict: msgspec.Raw = _ABSENT
-    max_new_tokens: msgspec.Raw = _ABSENT
-    stop_regex: msgspec.Raw = _ABSENT
+
+class UnsupportedFields(_Refused, kw_only=True):
+    """The same names as fields, which are not built."""
 
     def check_supported(self) -> None:
         """Raises BadField for a field with an effect."""

@@ -4,24 +4,17 @@ Knows requests and their mailboxes, also while no engine process runs; knows no 
 no process (`supervisor.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client.ipc import (
     Cancel,
-    EngineInfo,
     Refused,
-    Stats,
     StepReport,
     Submit,
     encode,
@@ -73,23 +66,19 @@ class _Open:
     """A request that has not ended.
 
     Attributes:
-        unread: answers that its mailbox may hold.
-        sends: how often it went to an engine process.
-        heard: a token of it was received.
-        cancelled: it was cancelled.
         timer: runs while it waits for an engine process; None: an engine process has it.
     """
 
     request: Request
     box: Mailbox
-    unread: int
-    sends: int = 0
-    heard: bool = False
-    cancelled: bool = False
+    unread: int  # answers that its mailbox may hold
+    sends: int = 0  # how often it went to an engine process
+    heard: bool = False  # a token of it was received
+    cancelled: bool = False  # it was cancelled
     timer: asyncio.TimerHandle | None = None
 
 
-class EngineClient:
+class EngineClient(Supervisor):
     """Requests to one engine. Its process may end and be restarted.
 
     When it ends, a request with a token ends with EngineDied; the others are sent to the next
@@ -106,10 +95,8 @@ class EngineClient:
         how: Supervision | None = None,
         trace: NoTrace | None = None,
     ) -> None:
-        self.trace = trace or NoTrace()
+        super().__init__(command, how or Supervision(), trace or NoTrace())
         self.max_queue = max_queue
-        self._how = how or Supervision()
-        self._supervisor = Supervisor(command, self, self._how, self.trace)
         self._open: dict[int, _Open] = {}
         self._held = 0
         self._next_id = 0
@@ -121,64 +108,16 @@ class EngineClient:
 
     @property
     def sent(self) -> int:
-        """Those of them that an engine process has."""
         return len(self._open) - self._held
-
-    @property
-    def pid(self) -> int | None:
-        """The engine process."""
-        return self._supervisor.pid
-
-    @property
-    def died(self) -> asyncio.Event:
-        """Set when the engine has ended and will not be restarted."""
-        return self._supervisor.died
-
-    @property
-    def reason(self) -> str:
-        """Why the engine's process ended last; empty where it never did."""
-        return self._supervisor.reason
-
-    @property
-    def exit_code(self) -> int:
-        """The server's exit code when the engine is not restarted."""
-        return self._supervisor.exit_code
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine was started again."""
-        return self._supervisor.restarts
-
-    @property
-    def stats(self) -> Stats:
-        """The engine's counters. All but `restarts` restart at 0 with its process."""
-        return msgspec.structs.replace(self._supervisor.stats, restarts=self.restarts)
 
     @property
     def step_age(self) -> float:
         """Seconds since the last sign that a step had ended; 0 while nothing is in flight."""
-        return self._supervisor.step_age if self._open else 0.0
+        return super().step_age if self._open else 0.0
 
     def unhealthy_reason(self) -> str | None:
-        """Why the engine cannot be relied on now, or None."""
-        short = MEMORY_SHORT if self._supervisor.stats.memory_short else None
-        return self._supervisor.unhealthy_reason() or short
-
-    async def start(self) -> EngineInfo:
-        """Starts the process and waits until the engine is loaded.
-
-        Raises EngineError with the process's message when it cannot be loaded, CapacityError where
-        the next try may succeed, or EngineDied.
-        """
-        return await self._supervisor.start()
-
-    async def dump(self, words: str) -> Path | None:
-        """Writes a dump of both processes; its path, or None where it could not be written."""
-        return await self._supervisor.dump(words)
-
-    async def close(self) -> None:
-        """Ends the process. May be called twice."""
-        await self._supervisor.close()
+        short = MEMORY_SHORT if self._stats.memory_short else None
+        return super().unhealthy_reason() or short
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         """Sends checked requests; their events are put into `box` under the returned ids.
@@ -187,10 +126,10 @@ class EngineClient:
         is short, RequestError for one that is too large, EngineDied when the engine
         has ended and is not restarted.
         """
-        if self._supervisor.running and self._supervisor.stats.memory_short:
+        if self.running and self._stats.memory_short:
             raise MemoryShort(f"{MEMORY_SHORT}; retry")
         if self.died.is_set():
-            raise EngineDied(self._supervisor.words)
+            raise EngineDied(self.words)
         ahead = self.in_flight - slots
         if ahead + len(requests) > self.max_queue:
             raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
@@ -200,9 +139,9 @@ class EngineClient:
         self._next_id += len(requests)
         for number, request, message in zip(ids, requests, messages, strict=True):
             one = self._open[number] = _Open(request, box, UNREAD * len(requests))
-            if self._supervisor.running:
+            if self.running:
                 one.sends = 1
-                self._supervisor.send(message)
+                self.send(message)
             else:
                 self._hold(number, one)
         return ids
@@ -215,10 +154,9 @@ class EngineClient:
         if one.timer is not None:
             self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
         else:
-            self._supervisor.send(encode(Cancel(number)))
+            self.send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
-        """Cancels everything in flight."""
         for number in list(self._open):
             self.cancel(number)
 
@@ -229,10 +167,9 @@ class EngineClient:
             if one.timer is not None:
                 self._release(one)
                 one.sends += 1
-                self._supervisor.send(encode(Submit.of(number, one.request)))
+                self.send(encode(Submit.of(number, one.request)))
 
     def on_engine_lost(self, words: str, for_good: bool) -> None:
-        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
         for number, one in list(self._open.items()):
             if one.cancelled:
                 self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
@@ -242,7 +179,6 @@ class EngineClient:
                 self._hold(number, one)
 
     def on_step(self, report: StepReport) -> None:
-        """Each request's events of a step, together."""
         for number, at in report.started:
             if (one := self._open.get(number)) is not None:
                 one.box.put_nowait(Started(number, at))
@@ -253,11 +189,9 @@ class EngineClient:
             self._deliver(number, events, last=events[-1].finish is not None)
 
     def on_refused(self, report: Refused) -> None:
-        """The engine's own queue is full."""
         self._deliver(report.id, Busy(report.message), last=True)
 
     def describe(self) -> object:
-        """For a dump: no text and no token."""
         rows = [
             {
                 "id": number,
@@ -281,9 +215,9 @@ class EngineClient:
         one.heard = True
         one.box.put_nowait(answer)
         if one.box.qsize() >= one.unread and not last:
-            self._give_up(one.box)
+            self._end_unread(one.box)
 
-    def _give_up(self, box: Mailbox) -> None:
+    def _end_unread(self, box: Mailbox) -> None:
         """The mailbox is not read: cancels its requests and keeps its contents."""
         for number, one in [item for item in self._open.items() if item[1].box is box]:
             self.cancel(number)

@@ -7,8 +7,6 @@ while no Python code runs; otherwise it may crash the process. The HTTP process 
 file. No dump contains text or tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler
@@ -62,7 +60,6 @@ class BlackBox:
         self._write_state()
 
     def _write_state(self) -> None:
-        """The result of `describe` as JSON."""
         with self._lock, contextlib.suppress(OSError):
             part = self._folder / f"{STATE}.part"
             part.write_bytes(self._state())
@@ -97,7 +94,7 @@ def read_black_box(folder: Path) -> dict[str, str]:
 
 
 class Dumps:
-    """Where the HTTP process writes them; None is the system's folder for temporary files."""
+    """The dumps of the HTTP process; folder None is the system's for temporary files."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())

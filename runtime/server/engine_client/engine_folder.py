@@ -3,8 +3,6 @@
 Opens no engine file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ CPU_WATCHDOG_S = 60.0
 
 
 def read_info(folder: Path) -> EngineInfo:
-    """What the HTTP process knows of the engine in `folder`. Raises EngineError."""
+    """The description of the engine in `folder` for the HTTP process. Raises EngineError."""
     manifest = read_manifest(folder)
     return EngineInfo(
         name=manifest.name,
@@ -84,7 +82,6 @@ def watchdog_for(folder: Path) -> float:
 
 
 def spell_cache(info: EngineInfo) -> str:
-    """The prefix cache of an open engine, for the log."""
     if not info.cache_bytes:
         return ", without a prefix cache"
     states = f" with memory for {info.snapshots} states" if info.snapshots else ""

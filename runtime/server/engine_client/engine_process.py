@@ -3,8 +3,6 @@
 Knows processes, sockets and signals; knows no request, and does not decide about restarts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -52,10 +50,7 @@ class EngineProcess:
     its messages. All methods run in one event loop."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        context: zmq.asyncio.Context,
-        heard: Callable[[bytes], None],
+        self, command: Sequence[str], context: zmq.asyncio.Context, heard: Callable[[bytes], None]
     ) -> None:
         """Raises OSError or ZMQError where its socket cannot be made."""
         self._command = tuple(command)
@@ -72,7 +67,6 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
@@ -110,7 +104,6 @@ class EngineProcess:
         return self.crash_dump()
 
     def crash_dump(self) -> dict[str, str]:
-        """The dump that it wrote by itself when it crashed, by name."""
         return read_black_box(self._folder)
 
     async def close(self, patience_s: float = EXIT_S) -> bool:
@@ -147,7 +140,6 @@ class EngineProcess:
         return path.exists() and not path.stat().st_size
 
     async def _writes(self, names: Sequence[str], seconds: float) -> bool:
-        """Whether it writes these within the time."""
         paths = [self._folder / name for name in names]
         end = time.monotonic() + seconds
         while not all(path.exists() and path.stat().st_size for path in paths):
@@ -179,7 +171,7 @@ class EngineProcess:
 
 
 def hint(code: int) -> str:
-    """What an exit code means, for the log; a negative one is a signal's number."""
+    """The meaning of an exit code, for the log; a negative one is a signal's number."""
     if code >= 0:
         return ""
     try:

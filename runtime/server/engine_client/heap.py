@@ -5,8 +5,6 @@ them, as after large bodies and grammars (`make abuse` shows what is kept). Know
 with another libc nothing happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -7,7 +7,7 @@ the requests; the engine uses these numbers.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -39,7 +39,6 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
     @property
     def request(self) -> Request:
-        """What was sent."""
         prompt = array("i", self.prompt)
         more = self.constraint, self.owner, self.salt
         return Request(prompt, self.params, self.priority, self.marks, *more)
@@ -95,35 +94,28 @@ class Stats(msgspec.Struct, frozen=True):
         return 1 + sum(self.accepted_by_position) / rounds if rounds else None
 
 
-CACHE = (  # counters of the prefix cache, which the engine and `Stats` name alike
+SAME = (  # counters that the engine and `Stats` name alike
+    *("running", "swapped", "free_slots", "steps", "buckets", "padded_rows", "errors"),
     *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
     *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots"),
 )
 
 
 def summarise(row: Mapping[str, Any], memory_short: bool = False) -> Stats:
-    """`Engine.stats()` as a message."""
     return Stats(
-        running=row["running"],
         waiting=row["waiting"] + row["swapped"],
-        swapped=row["swapped"],
         kv_usage=1 - row["free_pages"] / row["pages"],
-        free_slots=row["free_slots"],
         preemptions=row["preempted_swap"] + row["preempted_recompute"],
-        steps=row["steps"],
-        buckets=row["buckets"],
-        padded_rows=row["padded_rows"],
-        errors=row["errors"],
         drafts_by_position=list(row["drafts_by_position"]),
         accepted_by_position=list(row["accepted_by_position"]),
         rounds_by_k=dict(row["rounds_by_k"]),
         memory_short=memory_short,
-        **{name: row[name] for name in CACHE},
+        **{name: row[name] for name in SAME},
     )
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the HTTP process knows of an engine. `generation` is generation_config.json.
+    """The HTTP process's description of an engine. `generation` is generation_config.json.
 
     Once it is open, `cache_bytes` is the size of its prefix cache and `snapshots` the number of
     recurrent states in it. `build`: the fingerprint of the folder's engine; "" without one.
@@ -174,23 +166,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 Command = Submit | Cancel | Ping
 Report = Ready | StepReport | Refused | Failed
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
-_COMMANDS = msgspec.msgpack.Decoder(Command)
-_REPORTS = msgspec.msgpack.Decoder(Report)
-
-
-def encode(message: Command | Report) -> bytes:
-    """Bytes of one message."""
-    return _ENCODER.encode(message)
-
-
-def decode_command(data: bytes) -> Command:
-    """The inverse of `encode` in the engine process."""
-    command: Command = _COMMANDS.decode(data)
-    return command
-
-
-def decode_report(data: bytes) -> Report:
-    """The inverse of `encode` in the HTTP process."""
-    report: Report = _REPORTS.decode(data)
-    return report
+# read-only mappings are sent as dicts
+encode: Callable[[Command | Report], bytes] = msgspec.msgpack.Encoder(enc_hook=dict).encode
+decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode

@@ -5,8 +5,6 @@ Such a machine does not fail an allocation when memory runs out: it stops answer
 kernel's MemAvailable and two limits; knows no engine. A thread reads, so that no step waits.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -27,7 +25,6 @@ class MemoryWatch:
         self._ended = threading.Event()
 
     def look(self) -> None:
-        """Reads once."""
         found = self._available()
         if found is not None:
             self.short = found < (HIGH if self.short else LOW)
@@ -37,7 +34,6 @@ class MemoryWatch:
         threading.Thread(target=self._run, name="memory", daemon=True).start()
 
     def stop(self) -> None:
-        """Stops reading."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -4,17 +4,16 @@ exponential backoff, and gives up when it ends too often.
 Knows processes and times; what happens to requests meanwhile is decided in `client.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -47,54 +46,22 @@ class EngineDied(InternalError):
 
 @dataclass(frozen=True)
 class Supervision:
-    """How an engine process is kept alive. Times in seconds.
+    """The limits of an engine process and its restarts. Times in seconds.
 
     Attributes:
         watchdog_s: the process is ended after this time without an answer, or with work and
             without a step; 0: never.
-        restarts: restarts within `window_s`, after which the server gives up.
-        wait_s: how long a request may wait for a restart.
-        dumps: the folder for dumps; None is the system's for temporary files.
     """
 
     watchdog_s: float = WATCHDOG_S
-    restarts: int = 5
+    restarts: int = 5  # restarts within `window_s`, after which the server gives up
     window_s: float = 600.0
-    wait_s: float = 60.0
-    dumps: Path | None = None
-
-
-class RequestHolder(Protocol):
-    """The owner of the requests: `EngineClient`."""
-
-    @property
-    def sent(self) -> int:
-        """Requests that the process has and that have not ended."""
-        ...
-
-    def on_engine_ready(self) -> None:
-        """A process accepts requests."""
-        ...
-
-    def on_step(self, report: ipc.StepReport) -> None:
-        """The events of a step."""
-        ...
-
-    def on_refused(self, report: ipc.Refused) -> None:
-        """The engine refused a request."""
-        ...
-
-    def on_engine_lost(self, words: str, for_good: bool) -> None:
-        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
-        ...
-
-    def describe(self) -> object:
-        """For a dump."""
-        ...
+    wait_s: float = 60.0  # how long a request may wait for a restart
+    dumps: Path | None = None  # the folder for dumps; None is the system's for temporary files
 
 
 class Backoff:
-    """How long to wait before another start; None when there were enough within `window_s`."""
+    """The time to wait before another start; None after too many starts within `window_s`."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
         self._most, self._window_s = restarts, window_s
@@ -111,7 +78,7 @@ class Backoff:
 
 
 class Watchdog:
-    """Whether an engine with work makes steps. Times are of one clock, in seconds."""
+    """Detects an engine with work that makes no steps. Times are of one clock, in seconds."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
@@ -144,13 +111,12 @@ class Watchdog:
         return None
 
 
-class Supervisor:
-    """One engine process at a time, restarted when it ends. All methods run in one event loop."""
+class Supervisor(ABC):
+    """One engine process at a time, restarted when it ends. All methods run in one event loop.
+    A subclass has the requests; the abstract methods tell it what happens to the process."""
 
-    def __init__(
-        self, command: Sequence[str], holder: RequestHolder, how: Supervision, trace: NoTrace
-    ) -> None:
-        self._command, self._holder, self._how, self._trace = tuple(command), holder, how, trace
+    def __init__(self, command: Sequence[str], how: Supervision, trace: NoTrace) -> None:
+        self._command, self._how, self.trace = tuple(command), how, trace
         self._backoff = Backoff(how.restarts, how.window_s)
         self._dumps = Dumps(how.dumps)
         self._context: zmq.asyncio.Context | None = None
@@ -161,14 +127,43 @@ class Supervisor:
         self._build = ""  # of the first process's engine
         self.running = False  # a process takes requests
         self.restarts = 0
-        self.stats = ipc.Stats()  # of the process that runs, or ran last
+        self._stats = ipc.Stats()  # of the process that runs, or ran last
         self.died = asyncio.Event()  # set when no restart follows
         self.death: Death | None = None  # the last one
 
     @property
+    @abstractmethod
+    def sent(self) -> int:
+        """Requests that the process has and that have not ended."""
+
+    @abstractmethod
+    def on_engine_ready(self) -> None:
+        """A process accepts requests."""
+
+    @abstractmethod
+    def on_step(self, report: ipc.StepReport) -> None:
+        """The events of a step."""
+
+    @abstractmethod
+    def on_refused(self, report: ipc.Refused) -> None:
+        """The engine's own queue is full."""
+
+    @abstractmethod
+    def on_engine_lost(self, words: str, for_good: bool) -> None:
+        """The process has ended. `words`: for clients; `for_good`: no restart follows."""
+
+    @abstractmethod
+    def describe(self) -> object:
+        """The requests for a dump: no text and no token."""
+
+    @property
     def pid(self) -> int | None:
-        """The engine process."""
         return self._process.pid if self._process else None
+
+    @property
+    def stats(self) -> ipc.Stats:
+        """The engine's counters. All but `restarts` restart at 0 with its process."""
+        return msgspec.structs.replace(self._stats, restarts=self.restarts)
 
     @property
     def step_age(self) -> float:
@@ -202,7 +197,6 @@ class Supervisor:
         return await self._first
 
     def send(self, message: bytes) -> None:
-        """Sends to the process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 
@@ -212,7 +206,7 @@ class Supervisor:
             return self.words
         if not self.running:
             return RESTARTS if self.death else "the engine is being loaded"
-        return self.watchdog.complaint(time.monotonic(), self._holder.sent > 0)
+        return self.watchdog.complaint(time.monotonic(), self.sent > 0)
 
     async def dump(self, words: str) -> Path | None:
         """Writes a dump of both processes; its path, or None where it could not be written."""
@@ -256,7 +250,7 @@ class Supervisor:
         hopeless = damaged or death.final or (self._first is not None and not self._first.done())
         pause = None if hopeless else self._backoff.after(time.monotonic())
         if pause is not None:
-            self._holder.on_engine_lost(f"{RESTARTS}; send the request again", for_good=False)
+            self.on_engine_lost(f"{RESTARTS}; send the request again", for_good=False)
             log.error("the engine process died; restarting it in %.1f s: %s", pause, death.reason)
         if process is not None and (found := process.crash_dump()) and not death.user:
             self._write(f"the engine process died: {death.reason}", found)
@@ -272,7 +266,7 @@ class Supervisor:
         due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
         while not process.ended.done():
             await asyncio.wait({process.ended}, timeout=due_s)
-            now, owes = time.monotonic(), self._holder.sent > 0
+            now, owes = time.monotonic(), self.sent > 0
             self.watchdog.tick(now, due_s, owes)
             if process.ended.done() or not self.running:
                 continue
@@ -286,23 +280,23 @@ class Supervisor:
         return process.ended.result()
 
     def _on_message(self, message: bytes) -> None:
-        start = self._trace.now()
+        start = self.trace.now()
         report = ipc.decode_report(message)
         step = isinstance(report, ipc.StepReport) and bool(
-            report.events or report.stats.steps != self.stats.steps
+            report.events or report.stats.steps != self._stats.steps
         )
         self.watchdog.on_message(time.monotonic(), step)
         if isinstance(report, ipc.StepReport):
-            self.stats = report.stats
-            self._holder.on_step(report)
+            self._stats = report.stats
+            self.on_step(report)
         elif isinstance(report, ipc.Refused):
-            self._holder.on_refused(report)
+            self.on_refused(report)
         elif isinstance(report, ipc.Ready):
             self._on_ready(report.info)
         elif self._process is not None:
             assert isinstance(report, ipc.Failed)
             self._process.record_death(Death(report.message, report.user, report.passing))
-        self._trace.span("loop", "receive", start)
+        self.trace.span("loop", "receive", start)
 
     def _on_ready(self, info: ipc.EngineInfo) -> None:
         self._build = self._build or info.build
@@ -315,17 +309,18 @@ class Supervisor:
             self._first.set_result(info)
         else:
             log.info("the engine is ready again")
-        self._holder.on_engine_ready()
+        self.on_engine_ready()
 
     def _give_up(self, death: Death) -> None:
         self.running, self.death = False, death
         self.died.set()
         if self._first is not None and not self._first.done():
-            self._first.set_exception(_error_of(death))
-        self._holder.on_engine_lost(self.words, for_good=True)
+            kind = CapacityError if death.passing else EngineError if death.user else EngineDied
+            self._first.set_exception(kind(death.reason))
+        self.on_engine_lost(self.words, for_good=True)
 
     def _write(self, words: str, engine: dict[str, str]) -> Path | None:
-        http = {"supervisor": self._describe(), "engine_client": self._holder.describe()}
+        http = {"supervisor": self._describe(), "engine_client": self.describe()}
         try:
             path = self._dumps.write(words, engine, http)
         except OSError as error:
@@ -340,12 +335,6 @@ class Supervisor:
             "running": self.running,
             "restarts": self.restarts,
             "last_death": self.reason,
-            "seconds_without_a_step": round(self.step_age, 3),
-            "stats": self.stats,
+            "seconds_without_a_step": round(time.monotonic() - self.watchdog.progress, 3),
+            "stats": self._stats,
         }
-
-
-def _error_of(death: Death) -> Exception:
-    """What a start that ends with this death raises."""
-    kind = CapacityError if death.passing else EngineError if death.user else EngineDied
-    return kind(death.reason)

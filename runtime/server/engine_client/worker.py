@@ -4,8 +4,6 @@ Knows the engine's loop; knows no HTTP and no text. It ends when its standard in
 means that its parent has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math
@@ -15,10 +13,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -28,7 +25,7 @@ from spark_engine.engine_file import TOKENIZER, has_text
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
 from spark_engine.runtime.server.engine_client import ipc
 from spark_engine.runtime.server.engine_client.dumps import ASK, STACKS, STATE, BlackBox
@@ -41,50 +38,7 @@ LINGER_MS = 1000  # for the last message at exit
 TAKE_S = 0.002  # of reading requests between two steps; one of 16,000 tokens takes 0.2 ms
 
 
-class Steppable(Protocol):
-    """What the loop needs of an engine; `runtime/engine/engine.py` is one. One thread owns it."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether `step` has nothing to do."""
-        ...
-
-    def add(self, request_id: int, request: Request) -> None:
-        """Queues a request that was checked. Raises CapacityError."""
-        ...
-
-    def cancel(self, request_id: int) -> bool:
-        """Ends the request, if it still runs; its last event is one of the next step's."""
-        ...
-
-    def step(self) -> Sequence[Event]:
-        """One iteration of the loop."""
-        ...
-
-    @property
-    def started(self) -> Sequence[tuple[int, float]]:
-        """Requests that got a slot in the last step, and when (`time.monotonic`)."""
-        ...
-
-    def check(self) -> float | None:
-        """Raises the error that ended another rank. Returns the seconds until the next check; None
-        without other ranks."""
-        ...
-
-    def stats(self) -> Mapping[str, Any]:
-        """The counters by name."""
-        ...
-
-    def state(self) -> Mapping[str, Any]:
-        """Its state for a dump; called by another thread, at any time."""
-        ...
-
-    def save_memory(self, short: bool) -> None:
-        """The host's memory is short from now on, or is no longer."""
-        ...
-
-
-Opened = tuple[ipc.EngineInfo, Steppable]
+Opened = tuple[ipc.EngineInfo, Engine]
 
 
 class Replaced(EngineError):
@@ -92,13 +46,11 @@ class Replaced(EngineError):
 
 
 class Worker:
-    """The loop between one socket and one engine."""
-
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         info: ipc.EngineInfo,
-        engine: Steppable,
+        engine: Engine,
         watch: MemoryWatch | None = None,
     ) -> None:
         """`watch` says whether the host's memory is short; None: it is not watched."""
@@ -187,18 +139,14 @@ def serve(
                 traceback.print_exc()
             box.write_error(error)
         passing = isinstance(error, CapacityError | Replaced)
-        socket.send(ipc.encode(ipc.Failed(describe_error(error), user, passing)))
+        words = str(error) if user else f"{type(error).__name__}: {error}"
+        socket.send(ipc.encode(ipc.Failed(words, user, passing)))
         return USER if user else BUG
     finally:
         socket.close()
         context.term()
         save()
     return 0
-
-
-def describe_error(error: Exception) -> str:
-    """The message for clients: a user's error as it is, any other after its class."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:

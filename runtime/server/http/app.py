@@ -3,8 +3,6 @@
 Knows HTTP; `routes.py` has the routes, `endpoints.py` runs a request.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -14,9 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.http.endpoints import Endpoints, json_response
+from spark_engine.runtime.server.http.endpoints import Endpoints, Route, json_response
 from spark_engine.runtime.server.http.guard import Guard, Guarded
-from spark_engine.runtime.server.http.routes import LIVE, METRICS, ROUTES, Route, page_routes
+from spark_engine.runtime.server.http.routes import LIVE, METRICS, ROUTES, page_routes
 from spark_engine.runtime.server.http.unknown_paths import in_api_form, no_such_path
 from spark_engine.runtime.server.operation import http_request
 from spark_engine.runtime.server.operation.keys import Keyring, LimitReached, Unauthorised

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import zstandard
@@ -25,11 +26,10 @@ PART = 64 << 10  # bytes; smaller parts of a body are joined
 LARGE_BODIES = 4 * MAX_BODY  # bytes above SMALL_BODY of all bodies; a largest one always fits
 
 
-def _inflate() -> Any:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's header or zlib's
+_inflate = partial(zlib.decompressobj, zlib.MAX_WBITS | 32)  # gzip's header or zlib's
 
 
-def _unzstd() -> Any:
+def _unzstd() -> Any:  # each stream has a decompressor: one has the state of one stream
     return zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
 
 
@@ -56,7 +56,6 @@ class ReceivedBody:
 
     @property
     def large(self) -> bool:
-        """Does it count?"""
         return self._large > 0
 
     @property
@@ -69,7 +68,6 @@ class ReceivedBody:
         return whole
 
     def add(self, part: bytes) -> None:
-        """Adds a part; small parts are joined."""
         if self.parts and len(self.parts[-1]) < PART:
             self.parts[-1] += part
         else:
@@ -107,7 +105,7 @@ class Bodies:
         size, body, turn = 0, ReceivedBody(self), TURN
         try:
             async for sent in request.stream():
-                for part in unpack.parts(sent):
+                for part in (sent,) if unpack is None else unpack.parts(sent):
                     size += len(part)
                     if size > self.most:
                         raise too_large
@@ -120,14 +118,6 @@ class Bodies:
             body.drop()
             raise
         return body
-
-
-class _Plain:
-    """A body without compression."""
-
-    def parts(self, sent: bytes) -> Iterator[bytes]:
-        """The body's next bytes, in parts."""
-        yield sent
 
 
 class _Packed:
@@ -154,11 +144,11 @@ class _Packed:
             raise BadField(f"the body is not valid {self._name}: {error}") from None
 
 
-def _reader(encoding: str) -> _Plain | _Packed:
-    """The decompressor of a body. Raises UnknownEncoding."""
+def _reader(encoding: str) -> _Packed | None:
+    """The decompressor of a body; None for a plain one. Raises UnknownEncoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
-        return _Plain()
+        return None
     if name not in ENCODINGS:
         words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, by gzip or zstd"
         raise UnknownEncoding(words)

@@ -79,7 +79,7 @@ class Connections:
                 return
 
     def enter(self, connection: Connection) -> bool:
-        """Whether another connection fits, after closing one if needed."""
+        """True if another connection fits, after closing one if needed."""
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
@@ -99,7 +99,6 @@ class Connections:
         self.waiting.pop(connection, None)
 
     def leave(self, connection: Connection) -> None:
-        """The connection is closed."""
         self.inside.discard(connection)
         self.waiting.pop(connection, None)
 
@@ -112,7 +111,6 @@ class _Flow(FlowControl):
         self._resumed = resumed
 
     def resume_reading(self) -> None:
-        """The buffer has space for more input."""
         super().resume_reading()
         self._resumed()
 
@@ -136,7 +134,6 @@ class Connection(H11Protocol):
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accepts or refuses the connection."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self._resume_reading)
         if self._connections.enter(self):
@@ -146,7 +143,6 @@ class Connection(H11Protocol):
             self._refuse(503, error(words, "service_unavailable", code="too_many_connections"))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
         self._unparsed += data
         if self._in_turn or self.flow.read_paused:
             self.transport.pause_reading()
@@ -197,17 +193,14 @@ class Connection(H11Protocol):
                 self._set_timer()
 
     def pause_writing(self) -> None:
-        """The buffer is full: the answer waits for its client."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """The buffer has space for more output."""
         super().resume_writing()
         self._trust_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It was closed, by either side."""
         self._unparsed.clear()
         self._forget()
         super().connection_lost(exc)
@@ -236,7 +229,6 @@ class Connection(H11Protocol):
         self.leave()
 
     def leave(self) -> None:
-        """Closes it at once."""
         self._forget()
         self.transport.abort()
 

@@ -3,16 +3,17 @@
 Knows HTTP. Knows no API: `routes.py` passes the function that starts an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
@@ -24,6 +25,30 @@ from spark_engine.runtime.server.replies.errors import LEFT, Draining, error_res
 from spark_engine.runtime.server.service.service import Service
 
 Start = Callable[[Service, Blobs], Awaitable[Reply]]
+Run = Callable[["Endpoints", Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path. `words`: its purpose. `body`: its request body. `open`: it needs no key.
+    `counts`: it counts for a key's requests a minute."""
+
+    method: str
+    path: str
+    run: Run
+    words: str
+    body: type[msgspec.Struct] | None = None
+    open: bool = False
+    counts: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may run for long, so that all limits of a key apply."""
+        return self.body is not None
+
+    def takes(self, path: str) -> bool:
+        """Whether it is for this path, whatever the method."""
+        return compile_path(self.path)[0].match(path) is not None
 
 
 class Endpoints:
@@ -37,11 +62,6 @@ class Endpoints:
         self.report: Json = {}  # the engine's: `page/report.py`
         self._bodies = Bodies(max_body)
         self.draining = False
-
-    @property
-    def open(self) -> int:
-        """Requests that have not ended."""
-        return self.service.open
 
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
@@ -60,13 +80,11 @@ class Endpoints:
         return self.health()
 
     def load(self) -> Response:
-        """How many requests run or wait."""
         stats = self.service.client.stats
         counts = {"running": stats.running, "waiting": stats.waiting}
         return json_response({"server_load": self.service.open, **counts})
 
     def metrics(self) -> Response:
-        """Prometheus' text format."""
         text = self.service.metrics.render(self.metrics_by_key)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -75,31 +93,26 @@ class Endpoints:
 
         A stream's status is sent with its first event: a failure before it is an error response.
         """
-        self._refuse_while_draining()
-        body = await self._bodies.take(request)
-        try:
-            return await self._unless_gone(request, self._answer(body, start))
-        finally:
-            body.drop()
+        return await self._run(request, partial(self._answer, start))
 
     async def compute(self, request: Request, kind: JobKind) -> Response:
-        """Runs one request that needs no engine."""
-        self._refuse_while_draining()
+        async def work(body: ReceivedBody) -> Response:
+            return SlicedJson([await self.service.compute(kind, body.parts)])
+
+        return await self._run(request, work)
+
+    async def _run(
+        self, request: Request, work: Callable[[ReceivedBody], Coroutine[Any, Any, Response]]
+    ) -> Response:
+        if self.draining:
+            raise Draining("the server is draining; send the request elsewhere")
         body = await self._bodies.take(request)
         try:
-            return await self._unless_gone(request, self._computed(body, kind))
+            return await self._unless_gone(request, work(body))
         finally:
             body.drop()
 
-    def _refuse_while_draining(self) -> None:
-        if self.draining:
-            raise Draining("the server is draining; send the request elsewhere")
-
-    async def _computed(self, body: ReceivedBody, kind: JobKind) -> Response:
-        answer = await self.service.compute(kind, body.parts)
-        return SlicedJson([answer])
-
-    async def _answer(self, body: ReceivedBody, start: Start) -> Response:
+    async def _answer(self, start: Start, body: ReceivedBody) -> Response:
         """The answer, or its start. When it is cancelled, its request is closed."""
         reply = await start(self.service, body.parts)
         try:
@@ -161,7 +174,6 @@ class _Stream(StreamingResponse):
         self._reply = reply
 
     def close(self) -> None:
-        """Closes a reply that is not sent."""
         self._reply.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,13 +184,11 @@ class _Stream(StreamingResponse):
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def json_response(value: Json, status: int = 200) -> Response:
-    """One JSON object."""
     data = msgspec.json.encode(value)
     if len(data) > SLICE:
         return SlicedJson([data], status)

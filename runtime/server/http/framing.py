@@ -4,8 +4,6 @@ may read differently.
 Knows bytes and h11; knows no sockets and no endpoints.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import h11

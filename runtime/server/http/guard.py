@@ -6,18 +6,16 @@ their Host. Or it sends a simple request, which needs no CORS preflight, with it
 other than browsers send no Origin. Knows headers; knows no endpoint.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import error
+from spark_engine.runtime.server.http.endpoints import json_response
 from spark_engine.runtime.server.http.host_names import ALL, NAME, address
 from spark_engine.runtime.server.http.unknown_paths import in_api_form
 from spark_engine.runtime.server.operation.http_request import note_problem
@@ -68,7 +66,7 @@ class Guard:
     def _serves_page(
         self, method: str, hosts: Sequence[bytes], headers: dict[bytes, list[bytes]]
     ) -> bool:
-        """Whether the request is from no page, from the server's own, or from an allowed one."""
+        """True if the request is from no page, from the server's own, or from an allowed one."""
         origins = headers.get(b"origin")
         if origins is not None:
             return all(
@@ -87,20 +85,14 @@ class Guarded:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         words, code = self._guard.refusal(scope) if scope["type"] == "http" else ("", "")
         if not words:
             await self._app(scope, receive, send)
             return
         body = error(words, "permission_error", code=code)
         note_problem(body["error"])
-        name = current()
-        data = msgspec.json.encode(
-            in_api_form(scope["path"], 403, {**body, "request_id": name} if name else body)
-        )
-        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        await send({"type": "http.response.start", "status": 403, "headers": head})
-        await send({"type": "http.response.body", "body": data})
+        body |= {"request_id": name} if (name := current()) else {}
+        await json_response(in_api_form(scope["path"], 403, body), 403)(scope, receive, send)
 
 
 def guard_of(
@@ -115,14 +107,14 @@ def guard_of(
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine reaches the listener."""
+    """True if only this machine reaches the listener."""
     found = ip_address(listener.getsockname()[0].partition("%")[0])
     inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return (inner or found).is_loopback
 
 
 def is_own(origin: bytes, hosts: Sequence[bytes]) -> bool:
-    """Whether a page of this origin is from the server that a request's Host names. A proxy may
+    """True if a page of this origin is from the server that a request's Host names. A proxy may
     have another scheme; where Host has no port, that scheme's default port applies."""
     try:
         parts = urlsplit(origin.decode("ascii"))

@@ -1,7 +1,5 @@
 """Names by which a server is called: `--allowed-hosts`, and requests. Imports no HTTP library."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from ipaddress import ip_address

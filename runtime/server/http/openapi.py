@@ -4,18 +4,17 @@ Knows OpenAPI's format and the limits of fields. Answers have only a media type:
 from the APIs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.common import RANGES, Body
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED
+from spark_engine.runtime.server.http.endpoints import Route
 
 _SCHEMAS = "#/components/schemas/{name}"
 _ERROR = {"type": "object", "properties": {"error": {"type": "object"}}, "required": ["error"]}
@@ -30,23 +29,7 @@ _ERRORS = {
 _MOST = 2**53  # above it, JSON parsers disagree about integers
 
 
-class Described(Protocol):
-    """The parts of a route that the document has."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def words(self) -> str: ...
-    @property
-    def body(self) -> type[msgspec.Struct] | None: ...
-    @property
-    def open(self) -> bool: ...
-
-
-def document(routes: Sequence[Described]) -> Json:
-    """OpenAPI 3.1."""
+def document(routes: Sequence[Route]) -> Json:
     bodies = [route.body for route in routes if route.body is not None]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
     for body in bodies:
@@ -69,8 +52,7 @@ def document(routes: Sequence[Described]) -> Json:
     }
 
 
-def _operation(route: Described, path: str) -> Json:
-    """One method of one path."""
+def _operation(route: Route, path: str) -> Json:
     name = re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_")
     error = {"application/json": {"schema": {"$ref": _SCHEMAS.format(name="Error")}}}
     answers: Json = {"200": {"description": "the answer"}}
@@ -90,7 +72,6 @@ def _operation(route: Described, path: str) -> Json:
 
 
 def _limit(schema: Json, sampled: bool) -> None:
-    """Adds the limits of numbers, and removes refused fields."""
     fields: dict[str, Any] = schema["properties"]
     for name in UNSUPPORTED if sampled else ():
         fields.pop(name, None)

@@ -1,55 +1,27 @@
 """The table of all paths that are served; a 404 lists them."""
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-
-import msgspec
 from fastapi import Request, Response
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
-from starlette.routing import compile_path
 
-from spark_engine.runtime.server.api.answers import Part
+from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.server.api.answers import Json, Part
 from spark_engine.runtime.server.api.chat import ChatBody
-from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody, TokenizeBody
+from spark_engine.runtime.server.api.fields import UnknownModel
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
-from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
-from spark_engine.runtime.server.http.endpoints import Endpoints, Start, json_response
+from spark_engine.runtime.server.http.endpoints import Endpoints, Route, Run, Start, json_response
 from spark_engine.runtime.server.http.openapi import document
 from spark_engine.runtime.server.http.sliced import SlicedJson
 from spark_engine.runtime.server.operation.release import release
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.page.live import live
 from spark_engine.runtime.server.prompts.contract import JobKind
-from spark_engine.runtime.server.replies import chat, completions, messages, models, responses
+from spark_engine.runtime.server.replies import chat, completions, messages, responses
 from spark_engine.runtime.server.service.service import Service
-
-Run = Callable[[Endpoints, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Route:
-    """One path. `words`: its purpose. `body`: its request body. `open`: it needs no key.
-    `counts`: it counts for a key's requests a minute."""
-
-    method: str
-    path: str
-    run: Run
-    words: str
-    body: type[msgspec.Struct] | None = None
-    open: bool = False
-    counts: bool = False
-
-    @property
-    def runs(self) -> bool:
-        """Whether it may run for long, so that all limits of a key apply."""
-        return self.body is not None
-
-    def takes(self, path: str) -> bool:
-        """Whether it is for this path, whatever the method."""
-        return compile_path(self.path)[0].match(path) is not None
 
 
 def _generates(start: Start) -> Run:
@@ -73,12 +45,15 @@ def _shows(show: Callable[[Endpoints], Response]) -> Run:
     return run
 
 
+def _tells(tell: Callable[[Endpoints], Json]) -> Run:
+    return _shows(lambda endpoints: json_response(tell(endpoints)))
+
+
 def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
     """An operation on one stored response, with JSON as its result."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
-        found = work(endpoints.service, request.path_params["id"], request.query_params)
-        return SlicedJson(found)
+        return SlicedJson(work(endpoints.service, request.path_params["id"], request.query_params))
 
     return run
 
@@ -86,28 +61,31 @@ def _kept(work: Callable[[Service, str, Mapping[str, str]], list[Part]]) -> Run:
 async def _model(endpoints: Endpoints, request: Request) -> Response:
     if not (name := request.path_params["name"].rstrip("/")):
         return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
-    return json_response(models.model(endpoints.service, name))
+    if name not in endpoints.service.names:
+        raise UnknownModel(f"model {name!r} is not served here", "model", "model_not_found")
+    return json_response(_model_row(endpoints.service, name))
 
 
-def _models(endpoints: Endpoints) -> Response:
-    return json_response(models.models(endpoints.service))
-
-
-def _document(_: Endpoints) -> Response:
-    return json_response(document(ROUTES))
-
-
-def _report(endpoints: Endpoints) -> Response:
-    return json_response(endpoints.report)
-
-
-def _version(_: Endpoints) -> Response:
-    return json_response(dict(release()))
-
-
-def _live(endpoints: Endpoints) -> Response:
+def _models(endpoints: Endpoints) -> Json:
     service = endpoints.service
-    return json_response(live(service.metrics, service.client.stats, service.info.limits.drafts))
+    return {"object": "list", "data": [_model_row(service, name) for name in service.names]}
+
+
+def _model_row(service: Service, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "spark",
+        "root": service.info.name,
+        "parent": None,
+        "max_model_len": capacity(service.info.limits),
+    }
+
+
+def _live(endpoints: Endpoints) -> Json:
+    service = endpoints.service
+    return live(service.metrics, service.client.stats, service.info.limits.drafts)
 
 
 def page_routes() -> tuple[Route, ...]:
@@ -117,11 +95,13 @@ def page_routes() -> tuple[Route, ...]:
 
     async def run(_: Endpoints, request: Request) -> Response:
         name = request.path_params.get("name", INDEX)
-        return bundle.response(name, request.headers.get("if-none-match", ""))
+        if name not in bundle:
+            raise HTTPException(404, f"the page has no file {name!r}")
+        return bundle[name].response(request.headers.get("if-none-match", ""))
 
     return (
         Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
-        Route("GET", LIVE, _shows(_live), "what the page's plots are drawn from", open=True),
+        Route("GET", LIVE, _tells(_live), "what the page's plots are drawn from", open=True),
         Route("GET", "/page/{name}", run, "the page's files", open=True),
     )
 
@@ -132,6 +112,7 @@ _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(JobKind.TOKENIZE), _computes(JobKind.DETOKENIZE)
 METRICS, LIVE = "/metrics", "/page/live"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
+_DOCUMENT = _tells(lambda _: document(ROUTES))
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "continues a text", CompletionBody),
@@ -142,7 +123,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers", counts=True),
     Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
     Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
-    Route("GET", "/v1/models", _shows(_models), "the models that are served"),
+    Route("GET", "/v1/models", _tells(_models), "the models that are served"),
     Route("GET", "/v1/models/{name:path}", _model, "one of them"),
     Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
@@ -151,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", METRICS, _METRICS, "counters for Prometheus", open=True),
-    Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
-    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
-    Route("GET", "/version", _shows(_version), "the server's version", open=True),
+    Route("GET", "/openapi.json", _DOCUMENT, "this table, for tools", open=True),
+    Route("GET", "/report", _tells(lambda e: e.report), "what the engine is, and what it takes"),
+    Route("GET", "/version", _tells(lambda _: dict(release())), "the server's version", open=True),
 )

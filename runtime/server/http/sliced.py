@@ -1,7 +1,5 @@
 """JSON that may be long, sent in slices; the event loop does other work in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -15,8 +13,6 @@ SLICE = 256 << 10  # bytes: sending one takes far less than a millisecond
 
 
 class SlicedJson(Response):
-    """JSON in parts."""
-
     media_type = "application/json"
 
     def __init__(self, parts: Sequence[Part], status_code: int = 200) -> None:
@@ -26,7 +22,6 @@ class SlicedJson(Response):
         self.background: BackgroundTask | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         for part in self._parts:

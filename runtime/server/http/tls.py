@@ -35,8 +35,13 @@ class ServerTls:
     @classmethod
     def of(cls, cert: str | None, key: str | None) -> ServerTls | None:
         """None where there are no files, which is plain HTTP. Raises OptionError."""
-        check_given(cert, key)
-        return None if cert is None or key is None else cls(cert, key)
+        if cert is not None and key is not None:
+            return cls(cert, key)
+        if cert is not None or key is not None:
+            names = "--tls-cert", "--tls-key"
+            given, missing = names if key is None else reversed(names)
+            raise OptionError(f"{given} needs {missing} as well: a certificate and its key")
+        return None
 
     def serve_with(self, config: uvicorn.Config, handshake_s: float) -> None:
         """Makes uvicorn's listener use this context instead of the one that it loads itself, and
@@ -78,20 +83,6 @@ class Certificate:
 
     context: ssl.SSLContext
     expires: str
-
-
-def check_tls(cert: str | None, key: str | None) -> None:
-    """Raises OptionError for files that are no certificate of a server; both None: no TLS."""
-    check_given(cert, key)
-    if cert is not None and key is not None:
-        load(cert, key)
-
-
-def check_given(cert: str | None, key: str | None) -> None:
-    """Raises OptionError if only one of the two files is given."""
-    if (cert is None) != (key is None):
-        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
-        raise OptionError(f"{given} needs {missing} as well: a certificate and its key")
 
 
 def load(cert: str, key: str) -> Certificate:

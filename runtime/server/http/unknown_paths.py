@@ -3,8 +3,6 @@
 Knows the table of routes and the paths of other servers.
 """
 
-from __future__ import annotations
-
 from spark_engine.runtime.server.api.answers import Json, anthropic_error
 from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.replies.errors import NoSuchPath

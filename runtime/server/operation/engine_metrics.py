@@ -3,17 +3,10 @@
 Knows names and labels: ours, and vLLM's for dashboards that use them.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spark_engine.interface import Limits
@@ -38,7 +31,6 @@ class EngineCollector(Collector):
         self._release = {"commit": "", **release(), "python": platform.python_version()}
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
         stats, age = self._read()
         for prefix in PREFIXES:
             yield self._gauge(prefix + "num_requests_running", stats.running)

@@ -27,24 +27,19 @@ LEFT = 499  # the status of a request whose client disconnected first
 
 @dataclass(slots=True)
 class EngineUse:
-    """What the engine did for a request; times in seconds, None where they are not known.
+    """The engine's work for a request; times in seconds, None if unknown.
 
     Attributes:
         prompt, cached: tokens of the prompts, each counted once, and those not computed.
-        completion: tokens generated, of all choices.
-        ends: how the choices ended, in their order.
-        queued: until the engine started the first of them.
-        first: from the request's submission to the first token of any.
-        params: how the first choice was sampled.
     """
 
     prompt: int
     cached: int
-    completion: int
-    ends: tuple[str, ...]
-    queued: float | None
-    first: float | None
-    params: SamplingParams
+    completion: int  # tokens generated, of all choices
+    ends: tuple[str, ...]  # how the choices ended, in their order
+    queued: float | None  # until the engine started the first of them
+    first: float | None  # from the request's submission to the first token of any
+    params: SamplingParams  # how the first choice was sampled
 
 
 @dataclass(slots=True)
@@ -52,18 +47,13 @@ class HttpRequest:
     """One HTTP request.
 
     Attributes:
-        id: its x-request-id.
-        path: as it was sent, without the query; `handler` is its route's.
         account: its key's; None where no key is needed. `held`: it counts for that key's limits.
         start: `time.monotonic` at its head; `wall`: the same as `time.time_ns`.
-        problem: the code of the error in its answer, also within a stream.
-        pending: the engine still works for it, after the answer, in the background.
-        seconds: to the end of its answer, once that was sent.
     """
 
-    id: str
+    id: str  # its x-request-id
     method: str
-    path: str
+    path: str  # as it was sent, without the query; `handler` is its route's
     client: str
     headers: dict[str, str]
     start: float = field(default_factory=time.monotonic)
@@ -72,10 +62,10 @@ class HttpRequest:
     account: Account | None = None
     held: bool = False
     status: int = 0
-    problem: str = ""
+    problem: str = ""  # the code of the error in its answer, also within a stream
     use: EngineUse | None = None
-    pending: bool = False
-    seconds: float = 0.0
+    pending: bool = False  # the engine still works for it, after the answer, in the background
+    seconds: float = 0.0  # to the end of its answer, once that was sent
     after: Callable[[HttpRequest], None] | None = None  # called when it is no longer pending
 
     @property
@@ -89,13 +79,11 @@ class HttpRequest:
         self.charge(prompt)
 
     def finish(self, use: EngineUse) -> None:
-        """The engine's work for it has ended."""
         self.use, self.pending = use, False
         if self.after is not None:
             self.after(self)
 
     def charge(self, tokens: int) -> None:
-        """Counts tokens that were read or generated for it."""
         if self.account is not None and self.held:
             self.account.charge(tokens)
 
@@ -122,14 +110,12 @@ def owner() -> str:
 
 
 def note_route(path: str) -> None:
-    """Records the route of the current request."""
     request = _CURRENT.get()
     if request is not None:
         request.handler = path
 
 
 def note_problem(error: Mapping[str, Any]) -> None:
-    """Records the `error` of the current request's answer."""
     request = _CURRENT.get()
     if request is not None:
         request.problem = str(error.get("code") or error.get("type") or "error")
@@ -148,7 +134,6 @@ class RequestMiddleware:
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -192,7 +177,6 @@ class RequestMiddleware:
 
 
 def begin(scope: Scope) -> HttpRequest:
-    """The request with this head."""
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     client = scope.get("client")
     return HttpRequest(

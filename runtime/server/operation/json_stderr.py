@@ -5,8 +5,6 @@ process and its ranks, of crashes, and of the loading progress. All of them writ
 which is therefore a pipe that a thread reads. Knows descriptors and lines; knows no option.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging
@@ -162,7 +160,7 @@ class Records:
 
 
 def _is_record(line: bytes) -> bool:
-    """Whether the log wrote the line, here or in a process that logs as JSON too."""
+    """True if the log wrote the line, here or in a process that logs as JSON too."""
     if not line.startswith(b"{"):
         return False
     try:

@@ -4,8 +4,6 @@ Knows their file, how they are compared, and what each has used. Knows no HTTP. 
 one event loop.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging
@@ -96,7 +94,6 @@ class TokenBucket:
         return self._level
 
     def take(self, count: float) -> None:
-        """Takes `count`, also where that overdraws it."""
         self._level = self.level - count
 
     def wait(self, count: float) -> float:
@@ -126,7 +123,7 @@ class Account:
         self.tokens = self._bucket(self.tokens, key.tokens_per_minute)
 
     def is_for(self, digest: bytes) -> bool:
-        """Whether `digest` is the key's; in constant time."""
+        """True if `digest` is the key's; in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
     def enter(self) -> None:
@@ -153,7 +150,6 @@ class Account:
             raise LimitReached(f"{words} in {math.ceil(wait)} s", kind, wait)
 
     def leave(self) -> None:
-        """A request has ended."""
         self.open -= 1
 
     def charge(self, tokens: int) -> None:
@@ -185,7 +181,6 @@ class Keyring:
 
     @property
     def locked(self) -> bool:
-        """Whether requests need a key."""
         return self.path is not None or self.single is not None
 
     def find(self, secret: bytes) -> Account:
@@ -213,15 +208,10 @@ class Keyring:
         return True
 
     def _replace(self, keys: list[Key]) -> None:
-        accounts = {}
+        known = self.accounts
+        self.accounts = {k.name: known.get(k.name) or Account(k, self.clock) for k in keys}
         for key in keys:
-            account = self.accounts.get(key.name)
-            if account is None:
-                account = Account(key, self.clock)
-            else:
-                account.change(key)
-            accounts[key.name] = account
-        self.accounts = accounts
+            self.accounts[key.name].change(key)
 
     def _read(self) -> list[Key]:
         keys = [] if self.path is None else read_keys(self.path)

@@ -3,8 +3,6 @@
 Knows logging only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time
@@ -29,7 +27,6 @@ class OnePerKind(logging.Filter):
         self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}  # when, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
         if record.name == ACCESS:
             return True
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0])

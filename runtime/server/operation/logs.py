@@ -3,8 +3,6 @@
 Knows the formats of lines. The rate limit is in `log_limit.py`.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import logging
@@ -61,7 +59,6 @@ class TextFormatter(logging.Formatter):
     """`spark-run: ` and the message, with the current request's id."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record; a traceback follows on separate lines."""
         fields = getattr(record, FIELDS, None)
         message = record.getMessage()
         request = current()
@@ -78,7 +75,6 @@ class JsonFormatter(logging.Formatter):
     """`time` (UTC), `level`, `logger`, `message`, and the record's fields or the request's id."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record; a traceback is its field `exception`."""
         row: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -107,7 +103,6 @@ class AccessLog:
         self._all = all_
 
     def __call__(self, request: HttpRequest) -> None:
-        """Writes the line of a request that has ended."""
         expected = request.status < 400 or request.status == 503  # the two answers to a probe
         if not self._all and request.handler in QUIET and expected:
             return

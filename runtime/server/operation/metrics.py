@@ -17,6 +17,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import Metric
@@ -51,6 +52,8 @@ class Metrics:
     def __init__(
         self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
     ) -> None:
+        # the series' times of creation are unused, and a fifth of the text
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
         self._twice = CollectorRegistry()
         self._model = model
@@ -94,7 +97,6 @@ class Metrics:
         (self._first if first else self._between).observe(seconds)
 
     def ended(self, watch: Stopwatch) -> None:
-        """A choice ended."""
         self._ended[watch.reason].inc()
         self._whole.observe(watch.whole)
         self._prompts.observe(watch.prompt)
@@ -135,25 +137,22 @@ class Metrics:
         self._http.labels("none", "none", str(status)).inc()
 
     def limited(self, key: str, kind: str) -> None:
-        """A key reached one of its limits."""
         self._limited.labels(key, kind).inc()
 
     def add_key(self, key: str, kinds: Iterable[str]) -> None:
-        """Shows a key's counters at 0."""
         for kind in kinds:
             self._limited.labels(key, kind)
         for kind in ("prompt", "completion"):
             self._key_tokens.labels(key, kind)
 
     def charged(self, key: str, prompt: int, completion: int) -> None:
-        """Tokens of a request under a key."""
         self._key_tokens.labels(key, "prompt").inc(prompt)
         self._key_tokens.labels(key, "completion").inc(completion)
 
     def render(self, by_key: bool = False) -> bytes:
         """Prometheus' text format. `by_key`: with the series that name keys."""
-        series = generate_latest(_Shown(self.registry))
-        return series + generate_latest(_Shown(self._of_keys)) if by_key else series
+        series = generate_latest(self.registry)
+        return series + generate_latest(self._of_keys) if by_key else series
 
     def counted(self) -> Mapping[str, Mapping[str, float]]:
         """Values of each family of the HTTP process, by its name without a prefix: a counter's
@@ -216,7 +215,6 @@ class Stopwatch:
         return None if self.started is None else max(0.0, self.started - self.start)
 
     def tokens(self, count: int) -> None:
-        """`count` tokens of one round arrived."""
         now = time.monotonic()
         self._metrics.tokens(count, now - self.last, self.first is None)
         self.first = now if self.first is None else self.first
@@ -236,7 +234,6 @@ class _Twice(Collector):
         self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
         for family in self._counted.collect():
             prefixes = PREFIXES[:1] if family.name in OWN else PREFIXES
             if family.type == "histogram":
@@ -247,18 +244,3 @@ class _Twice(Collector):
                 old = len(family.name)
                 twin.samples = [s._replace(name=name + s.name[old:]) for s in family.samples]
                 yield twin
-
-
-class _Shown(Collector):
-    """A registry without the creation times of its series, which are unused and a fifth of its
-    text."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
-        for family in self._registry.collect():
-            made = family.name + "_created"
-            family.samples = [sample for sample in family.samples if sample.name != made]
-            yield family

@@ -1,7 +1,5 @@
 """Which release this is: the version, and the commit that was built, where that is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.resources import files

@@ -4,8 +4,6 @@ It is returned as a header and in errors; `current()` returns it for the log. Kn
 endpoints.
 """
 
-from __future__ import annotations
-
 import contextvars
 import re
 import secrets
@@ -29,7 +27,6 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

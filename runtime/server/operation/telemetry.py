@@ -4,8 +4,6 @@ Knows OpenTelemetry (the extra `otel`) and its names of attributes; sends from a
 what cannot be sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version

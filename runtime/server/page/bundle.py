@@ -4,8 +4,6 @@ Knows the files next to it and HTTP's headers. Knows nothing of what the page sh
 `files/` use the same endpoints as any client.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 from fastapi import Response
-from starlette.exceptions import HTTPException
 
 INDEX = "index.html"
 KINDS = {
@@ -64,21 +61,8 @@ class PageFile:
         return Response(self.data, media_type=self.kind, headers=headers)
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """Every file of the page by its name."""
-
-    files: Mapping[str, PageFile]
-
-    def response(self, name: str, known: str = "") -> Response:
-        """One file, or 304 as of `PageFile.response`. Raises HTTPException 404."""
-        if name not in self.files:
-            raise HTTPException(404, f"the page has no file {name!r}")
-        return self.files[name].response(known)
-
-
-def read_bundle() -> Bundle:
-    """The files next to this module."""
+def read_bundle() -> Mapping[str, PageFile]:
+    """The files next to this module, by name."""
     found = {}
     for entry in files(__package__).joinpath("files").iterdir():
         kind = KINDS.get(PurePosixPath(entry.name).suffix)
@@ -86,4 +70,4 @@ def read_bundle() -> Bundle:
             data = entry.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
             found[entry.name] = PageFile(data, kind, tag)
-    return Bundle(found)
+    return found

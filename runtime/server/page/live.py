@@ -3,8 +3,6 @@
 Knows which counters the view draws; `files/metrics.js` makes rates and quantiles of them.
 """
 
-from __future__ import annotations
-
 import math
 
 from spark_engine.runtime.server.api.answers import Json

@@ -4,8 +4,6 @@ Knows the manifest and the open engine's description. A summary: modules are gro
 time of the chosen tactic is included.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict
 from importlib.metadata import version
@@ -40,30 +38,22 @@ def make_report(
 
 def _built(m: Manifest) -> Json:
     plain = m.to_json()
-    kept = ("producer", "target", "card", "executor", "invariant", "model", "dtypes", "memory")
+    kept = (
+        *("producer", "target", "card", "executor", "invariant", "model", "dtypes", "memory"),
+        *("ignored", "fingerprint", "fusions", "refusals"),
+    )
     return {
         **{name: plain[name] for name in kept},
-        "ignored": plain["ignored"],
-        "fingerprint": plain["fingerprint"],
         "buckets": _buckets(m),
         "quantisation": _quantisation(m),
-        "fusions": plain["fusions"],
-        "refusals": plain["refusals"],
         "tactics": [_tactic(row) for row in m.tactics],
     }
 
 
 def _buckets(m: Manifest) -> list[Json]:
+    kept = ("file", "family", "rows", "tokens", "cost_us", "arena_bytes")
     return [
-        {
-            "file": b.file,
-            "family": b.family,
-            "rows": b.rows,
-            "tokens": b.tokens,
-            "cost_us": b.cost_us,
-            "arena_bytes": b.arena_bytes,
-            "file_bytes": m.files[b.file].bytes,
-        }
+        {**{name: getattr(b, name) for name in kept}, "file_bytes": m.files[b.file].bytes}
         for b in m.buckets
     ]
 

@@ -1,7 +1,5 @@
 """Ends the server's process even if a thread or the event loop does not end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -38,7 +36,6 @@ async def _run(work: Coroutine[Any, Any, int]) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends the process at once."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

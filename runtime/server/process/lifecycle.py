@@ -2,8 +2,6 @@
 traces, and a shorter context.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -46,7 +44,6 @@ def keep_loaded() -> None:
 
 
 def show_keys(keys: Keyring, metrics: Metrics) -> None:
-    """Shows the counters of every key at 0."""
     for name in keys.accounts:
         metrics.add_key(name, LIMITS)
 

@@ -6,8 +6,6 @@ engine is loaded, the port is also claimed as a name in the abstract namespace o
 which is private to a network namespace as ports are, and is released with the process.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 
@@ -22,7 +20,6 @@ class Listener(socket.socket):
     claim: socket.socket | None = None
 
     def close(self) -> None:
-        """Closes the socket and releases the port."""
         if self.claim is not None:
             self.claim.close()
         super().close()

@@ -3,8 +3,6 @@
 Knows processes, signals and deadlines; the endpoints are in `runtime/server/http/app.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -20,24 +18,15 @@ from typing import Any, cast
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.config import LifespanType
 
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
+from spark_engine.runtime.server.engine_client import engine_folder
 from spark_engine.runtime.server.engine_client.client import EngineClient
-from spark_engine.runtime.server.engine_client.engine_folder import (
-    check_cache,
-    check_drafts,
-    find_manifest,
-    read_info,
-    spell_cache,
-    spell_drafts,
-    unmet,
-    watchdog_for,
-)
 from spark_engine.runtime.server.engine_client.heap import return_large_buffers, trimmed_heap
-from spark_engine.runtime.server.engine_client.ipc import EngineInfo
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.connections import (
@@ -48,7 +37,7 @@ from spark_engine.runtime.server.http.connections import (
 )
 from spark_engine.runtime.server.http.endpoints import Endpoints
 from spark_engine.runtime.server.http.guard import guard_of, is_loopback
-from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.operation.log_limit import limited_log
 from spark_engine.runtime.server.operation.telemetry import check_endpoint
@@ -73,22 +62,21 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
-    info = read_info(folder)
-    check_drafts(options.engine.drafts, info.limits)
-    check_cache(options.engine.cache_bytes, folder)
-    check_tls(options.tls_cert, options.tls_key)
+    info = engine_folder.read_info(folder)
+    engine_folder.check_drafts(options.engine.drafts, info.limits)
+    engine_folder.check_cache(options.engine.cache_bytes, folder)
+    ServerTls.of(options.tls_cert, options.tls_key)
     lifecycle.shorten(info, options.max_model_len)
     if options.traces is not None:
         check_endpoint(options.traces)
     waiting = options.max_queue + 4096  # this process refuses requests with 503, not the engine
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
-        options = replace(options, watchdog_s=watchdog_for(folder))
+        options = replace(options, watchdog_s=engine_folder.watchdog_for(folder))
     return leaving.run(serve(command, folder, options))
 
 
 def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
-    """The command of the engine process."""
     # -P: `python -m` would search the current folder first, and a clone's root has a
     # `spark_engine` without the other packages
     return (
@@ -109,7 +97,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
-    begun = find_manifest(folder)
+    begun = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
@@ -130,24 +118,29 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         if begun is not None and info.build not in ("", begun.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
-        await pool.start(_setup(info, names, options))
+        most = info.limits.max_seqs + options.max_queue
+        await pool.start(Setup(info, names, options.chat, options.allow_priority, most))
         times = options.timeout_s, options.queue_timeout_s
         service = Service(client, info, tokenizer, pool, names, formats, *times)
         endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
-        manifest = find_manifest(folder)
+        manifest = engine_folder.find_manifest(folder)
         endpoints.report = make_report(info, manifest, options.chat)
-        for words in () if manifest is None else unmet(options.engine, info, manifest):
+        for words in (
+            () if manifest is None else engine_folder.unmet(options.engine, info, manifest)
+        ):
             log.warning(words)
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         drafts = options.engine.drafts, info.limits, options.engine.fixed_drafts
-        name = names[0] + spell_drafts(*drafts) + spell_cache(info)
+        name = names[0] + engine_folder.spell_drafts(*drafts) + engine_folder.spell_cache(info)
         logged = options.access_log, options.access_log_all
         async with lifecycle.listeners(*logged, options.traces, names[0]) as callbacks:
             hosts, origins = options.allowed_hosts, options.cors_origins
             guard = guard_of(hosts, options.host, listener, keys.locked, origins)
             app = create_app(endpoints, keys, callbacks, origins, options.page, guard)
-            config = _config(app, connections, options)
+            # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it
+            # would try, and log, once for each place. `_Server.startup` sets the real one.
+            config = config_of(app, connections, options, backlog=1)
             if tls is not None:
                 tls.serve_with(config, options.read_timeout_s)
             server = _Server(config, endpoints, client, options, name)
@@ -159,11 +152,6 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         await pool.close()
         await client.close()
         trace.save()
-
-
-def _setup(info: EngineInfo, names: tuple[str, ...], options: ServerOptions) -> Setup:
-    most = info.limits.max_seqs + options.max_queue
-    return Setup(info, names, options.chat, options.allow_priority, most)
 
 
 def _supervision(options: ServerOptions) -> Supervision:
@@ -182,14 +170,20 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
-    # A backlog of 1 makes asyncio accept one connection a turn: without descriptors it would
-    # otherwise try, and log, once for each place of the backlog. `_Server.startup` resets it.
+def config_of(
+    app: ASGIApp,
+    connections: Connections,
+    options: ServerOptions,
+    backlog: int = BACKLOG,
+    lifespan: LifespanType = "auto",
+) -> uvicorn.Config:
+    """uvicorn's configuration of a server with our connections."""
     return uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, connections)),
         ws="none",
-        backlog=1,
+        lifespan=lifespan,
+        backlog=backlog,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -264,7 +258,7 @@ class _Server(uvicorn.Server):
             words = "stopping: requests that run, %d, may finish within %g s; again to cancel them"
             log.info(words, going, self._options.drain_timeout_s)
         limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
-        while self._endpoints.open and self._loop.time() < limit and self._signals < 2:
+        while self._endpoints.service.open and self._loop.time() < limit and self._signals < 2:
             await asyncio.sleep(0.05)
         if self._client.in_flight:
             log.warning("cancelling requests that run: %d", self._client.in_flight)

@@ -1,8 +1,6 @@
 """`allowed_token_ids`: an answer of only these ids, as a grammar. It ends by itself only if one of
 them is an end id of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ As in vLLM a text is excluded as its own tokens, alone and after a space, in the
 including thoughts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -4,11 +4,9 @@ A message is a MessagePack header and blobs: bodies and lists of tokens are sent
 event loop never reads or copies as a whole. Knows no transport.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -65,19 +63,11 @@ class Asked(msgspec.Struct, kw_only=True):
     """The fields of a body that determine the form of its answer.
 
     Attributes:
-        conversation: the answer is parsed for thoughts and calls.
-        words: log-probabilities show tokens as text, not as ids.
-        shown: thoughts are part of the answer; `thinking`: the prompt ends inside one.
-        fresh: the answer starts a turn. `parallel`: it may make several calls.
         types: of the parameters of the tools that may be called; None without tools.
-        legacy: calls are written as `function_call`.
         custom, names: custom tools of chats; tools of /v1/responses, by function, that are not
             functions.
-        managed: the client requested edits of its context.
         detokenize, skip_special, keep_stop: how tokens become text.
         prompt_scored: the prompt's tokens after the first are generated too, to be scored.
-        token_chances: an answer of /v1/responses has log-probabilities.
-        background: the answer is generated in the background. `store`: it is stored.
         cache_salt: prompts are shared in the prefix cache with requests of the same one.
     """
 
@@ -87,23 +77,23 @@ class Asked(msgspec.Struct, kw_only=True):
     return_token_ids: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    words: bool = True
-    conversation: bool = False
-    shown: bool = True
+    words: bool = True  # log-probabilities show tokens as text, not as ids
+    conversation: bool = False  # the answer is parsed for thoughts and calls
+    shown: bool = True  # thoughts are part of the answer; `thinking`: the prompt ends inside one
     thinking: bool = False
-    fresh: bool = True
+    fresh: bool = True  # the answer starts a turn. `parallel`: it may make several calls
     parallel: bool = True
     types: Types | None = None
-    legacy: bool = False
+    legacy: bool = False  # calls are written as `function_call`
     custom: frozenset[str] = frozenset()
     names: dict[str, ToolName] = {}
-    managed: bool = False
+    managed: bool = False  # the client requested edits of its context
     detokenize: bool = True
     skip_special: bool = True
     keep_stop: bool = False
     prompt_scored: bool = False
-    token_chances: bool = False
-    background: bool = False
+    token_chances: bool = False  # an answer of /v1/responses has log-probabilities
+    background: bool = False  # the answer is generated in the background. `store`: it is stored
     store: bool = False
     cache_salt: str | None = None
 
@@ -157,8 +147,7 @@ class PreparedPrompt(msgspec.Struct):
 class Prepared(msgspec.Struct, tag=True):
     """A body that was read. Blobs: the ids of each prompt; a FormAsked for each of `forms`, which
     are their names; for RESPONSES then the conversation's items, and a JSON object of the fields
-    that a response repeats.
-    """
+    that a response repeats."""
 
     prompts: list[PreparedPrompt]
     params: SamplingParams
@@ -187,7 +176,6 @@ class BodyRefused(msgspec.Struct, tag=True, frozen=True):
     code: str | None = None
 
     def exception(self) -> Exception:
-        """The exception for the caller of the job."""
         if self.error == CapacityError.__name__:
             return CapacityError(self.message)
         return ERRORS.get(self.error, BadField)(self.message, self.param, self.code)
@@ -203,44 +191,8 @@ Result = Prepared | Done | Missing | BodyRefused | Broken
 ERRORS: dict[str, Callable[[str, str | None, str | None], RequestError]] = {
     kind.__name__: kind for kind in (RequestError, BadField, UnknownModel)
 }
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings are sent as dicts
-_JOBS, _RESULTS = msgspec.msgpack.Decoder(PromptJob), msgspec.msgpack.Decoder(Result)
-
-
-def encode(message: PromptJob | Result | FormAsked) -> bytes:
-    """The bytes of a header, or of a FORM's blob."""
-    return _ENCODER.encode(message)
-
-
-def decode_job(data: bytes) -> PromptJob:
-    """The inverse of `encode` in a worker."""
-    job: PromptJob = _JOBS.decode(data)
-    return job
-
-
-def decode_result(data: bytes) -> Result:
-    """The inverse of `encode` in the HTTP process."""
-    result: Result = _RESULTS.decode(data)
-    return result
-
-
-class TextPool(Protocol):
-    """Does jobs. All methods run in one event loop."""
-
-    async def run(
-        self, kind: JobKind, blobs: Sequence[Blobs], owner: str = ""
-    ) -> tuple[Result, list[bytes]]:
-        """The result of one job and its blobs. `blobs`: the parts of each; `owner`: of its
-        turn.
-
-        Raises Busy, and TooCostly where the job went over a limit."""
-        ...
-
-    def refuse_one(self, owner: str) -> bool:
-        """Refuses a waiting job of the owner with the most waiting jobs, if these are more than
-        those of `owner`. Returns whether it did."""
-        ...
-
-    def unhealthy_reason(self) -> str | None:
-        """Why no job can be done now, or None."""
-        ...
+# the bytes of a header, or of a FORM's blob; read-only mappings are sent as dicts
+encode: Callable[[PromptJob | Result | FormAsked], bytes]
+encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
+decode_job: Callable[[bytes], PromptJob] = msgspec.msgpack.Decoder(PromptJob).decode
+decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode

@@ -4,8 +4,6 @@ Knows the chat template, the formats of thoughts and calls, and the fields that 
 no engine and no API's answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,28 +20,20 @@ from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import EFFORTS, FIELDS, Thinking
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 
 _TAIL = 8  # tokens that include the mark of a thought and white space after it
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a server reads conversations.
+    """How a server reads conversations."""
 
-    Attributes:
-        reasoning: the format of thoughts, a row of `reply_formats` or "auto".
-        tools: the format of calls, likewise.
-        think_budget: the default maximum of thought tokens; None: no limit.
-        reasoning_effort: the default effort; None: the template's.
-        template_kwargs: the default options of the template.
-    """
-
-    reasoning: str = AUTO
-    tools: str = AUTO
-    think_budget: int | None = None
-    reasoning_effort: str | None = None
-    template_kwargs: Mapping[str, Any] | None = None
+    reasoning: str = AUTO  # the format of thoughts, a row of `reply_formats` or "auto"
+    tools: str = AUTO  # the format of calls, likewise
+    think_budget: int | None = None  # the default maximum of thought tokens; None: no limit
+    reasoning_effort: str | None = None  # the default effort; None: the template's
+    template_kwargs: Mapping[str, Any] | None = None  # the default options of the template
 
 
 @dataclass(frozen=True)
@@ -98,9 +88,7 @@ class ChatReader:
 
     def read(self, chat: ChatRequest) -> Reading:
         """Raises RequestError for messages and switches that are malformed or contradictory."""
-        template, tokenizer = self.template, self._tokenizer
-        if tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        template, tokenizer = self.template, need(self._tokenizer)
         given = {name: getattr(chat, name) for name in FIELDS}
         thinking = self.thinking(given, chat.chat_template_kwargs)
         ending = Ending.of(chat.add_generation_prompt, chat.continue_final_message)
@@ -143,12 +131,11 @@ class ChatReader:
         fresh: bool = True,
         parallel: bool = True,
     ) -> ReplyParser:
-        """The parser of one answer; the arguments are those of `ReplyParser`."""
         known = () if self._tokenizer is None else self._tokenizer.marks.values()
         return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt's token ids end inside an open thought."""
+        """True if a prompt's token ids end inside an open thought."""
         thoughts, tokenizer = self.formats.thoughts, self._tokenizer
         if thoughts is None or tokenizer is None:
             return False

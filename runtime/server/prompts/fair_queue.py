@@ -1,8 +1,6 @@
 """A queue in which owners take turns: an item waits for its owner's earlier items, and not for all
 items of others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
@@ -55,9 +53,7 @@ class FairQueue(Generic[T]):
             del self._rows[owner]
 
     def counts(self) -> dict[str, int]:
-        """How many items each owner has."""
         return {owner: len(row) for owner, row in self._rows.items()}
 
     def last_of(self, owner: str) -> T:
-        """The last item of an owner."""
         return self._rows[owner][-1]

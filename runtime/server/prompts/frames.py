@@ -4,8 +4,6 @@ The worker's side blocks. The event loop's side sends and receives TURN bytes a 
 delay no other task, and never joins or splits a blob by copying it as a whole.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import socket

@@ -1,10 +1,7 @@
 """Does one job: reads a body or compiles a form, and turns an error into a message.
 
-Knows grammars; knows no process. The same code runs in a worker process and, in tests, in the
-caller's.
+Knows grammars; knows no process.
 """
-
-from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ from spark_engine.runtime.server.prompts.read_bodies import READS
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 
 
 class Handler:
@@ -72,7 +69,7 @@ class Handler:
         if job.kind is not contract.JobKind.FORM:
             return READS[job.kind](self.preparer, blobs)
         form = msgspec.msgpack.decode(blobs[0], type=contract.FormAsked)
-        tokenizer, grammars = self.preparer.need_tokenizer(), self.grammars
+        tokenizer, grammars = need(self.preparer.tokenizer), self.grammars
         assert grammars is not None
         asked = form.fields, form.tools, form.tool_choice
         known = self.preparer.reader.formats, tokenizer, grammars
@@ -95,34 +92,3 @@ def _refused(error: RequestError | CapacityError) -> contract.BodyRefused:
     if len(words) > MOST_WORDS:
         words = f"{words[:MOST_WORDS]}…"
     return contract.BodyRefused(kind, words.encode(errors="replace").decode(), param, code)
-
-
-class Inline:
-    """A pool without processes and limits, for tests: jobs are done in the calling thread."""
-
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.jobs: list[contract.JobKind] = []
-
-    async def run(
-        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs], owner: str = ""
-    ) -> tuple[contract.Result, list[bytes]]:
-        """As `TextPool.run`."""
-        return self.do(kind, blobs)
-
-    def do(
-        self, kind: contract.JobKind, blobs: Sequence[contract.Blobs]
-    ) -> tuple[contract.Result, list[bytes]]:
-        """The same, for any thread."""
-        self.jobs.append(kind)
-        whole = [b"".join(parts) for parts in blobs]
-        header, found = self.handler.handle(contract.encode(contract.PromptJob(kind, 0.0)), whole)
-        return contract.decode_result(header), found
-
-    def refuse_one(self, owner: str) -> bool:
-        """Nothing waits."""
-        return False
-
-    def unhealthy_reason(self) -> str | None:
-        """Never one."""
-        return None

@@ -1,7 +1,5 @@
 """Limits of the work on one request's text: time, memory, sizes."""
 
-from __future__ import annotations
-
 MAX_BODY = 32 << 20  # bytes of a body, unless the operator sets it
 SMALL_BODY = 64 << 10  # bytes; a body up to this size is first tried with QUICK_CPU_S
 # CPU seconds of one job. Tokenising takes 0.3 to 1 s a MiB, JSON 0.03 s.

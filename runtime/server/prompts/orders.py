@@ -3,7 +3,7 @@
 Each message is one packet of MessagePack. Knows no transport.
 """
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,21 +47,8 @@ class WorkerHello(msgspec.Struct, frozen=True):
 
 Order = Setup | Fork
 Report = ForkerReady | Unloadable | WorkerEnded
-_ORDERS, _REPORTS = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Report)
-
-
-def encode(message: Order | Report | WorkerHello) -> bytes:
-    """Bytes of one message."""
-    return msgspec.msgpack.encode(message, enc_hook=dict)  # read-only mappings are sent as dicts
-
-
-def decode_order(data: bytes) -> Order:
-    """The inverse of `encode` in the process that forks."""
-    order: Order = _ORDERS.decode(data)
-    return order
-
-
-def decode_report(data: bytes) -> Report:
-    """The inverse of `encode` in the HTTP process."""
-    report: Report = _REPORTS.decode(data)
-    return report
+# read-only mappings are sent as dicts
+encode: Callable[[Order | Report | WorkerHello], bytes]
+encode = msgspec.msgpack.Encoder(enc_hook=dict).encode
+decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode

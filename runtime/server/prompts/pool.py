@@ -47,23 +47,19 @@ class Lane:
     """Workers for one class of jobs.
 
     Attributes:
-        nice: the workers' niceness.
         cpu_s: CPU seconds of a job, those for each MiB of it, and a maximum.
-        wall_s: seconds of wall time, and those for each second of CPU time.
-        slower: the lane for jobs that need more time.
-        since: when a job ended last, or started to wait while none did.
     """
 
     name: str
     workers: int
-    nice: int
+    nice: int  # the workers' niceness
     cpu_s: tuple[float, float, float]
-    wall_s: tuple[float, float]
+    wall_s: tuple[float, float]  # seconds of wall time, and those for each second of CPU time
     memory: int = limits.MORE_MEMORY
-    slower: Lane | None = None
+    slower: Lane | None = None  # the lane for jobs that need more time
     queue: FairQueue[Task] = field(default_factory=FairQueue)
     walls: list[float] = field(default_factory=list)  # the limits of those that run
-    since: float = 0.0
+    since: float = 0.0  # when a job ended last, or started to wait while none did
 
     def cpu_of(self, task: Task) -> float:
         """CPU seconds that it may take here."""
@@ -76,7 +72,6 @@ class Lane:
         return base + more * self.cpu_of(task)
 
     def put(self, task: Task, first: bool = False) -> None:
-        """Adds a task."""
         if not self.queue and not self.walls:
             self.since = time.monotonic()
         self.queue.put(task.owner, task, first)
@@ -89,7 +84,6 @@ class Lane:
 
 
 def _prompt_lane() -> Lane:
-    """Where prompts are read first."""
     cpu = limits.CPU_S, limits.CPU_S_PER_MIB, limits.MOST_CPU_S
     wall = limits.WALL_S, limits.WALL_PER_CPU_S
     long = Lane("long prompts", limits.LONG_WORKERS, limits.LONG_NICE, cpu, wall)
@@ -98,7 +92,6 @@ def _prompt_lane() -> Lane:
 
 
 def _form_lane() -> Lane:
-    """Where grammars are compiled first."""
     memory, nice = limits.MORE_MEMORY + limits.GRAMMAR_STACK, limits.LONG_NICE
     cpu, wall = _quick(limits.GRAMMAR_CPU_S), (limits.WALL_S, limits.WALL_PER_CPU_S)
     slow = Lane("slow grammars", limits.GRAMMAR_WORKERS, nice, cpu, wall, memory)
@@ -204,7 +197,6 @@ class WorkerPool:
             await self._forker.close()
 
     async def _keep(self) -> None:
-        """Keeps a forking process running."""
         pause = FIRST_PAUSE_S
         while True:
             if self._forker is not None:
@@ -217,25 +209,19 @@ class WorkerPool:
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause = FIRST_PAUSE_S
             try:
-                await self._start_again()
+                assert self._setup is not None
+                self._forker = await Forker.start(self._command)
+                await self._forker.load(self._setup)
                 self._note_up()
             except (OSError, SparkError) as error:
                 self._reason = str(error)
                 log.error("the process that forks prompt workers cannot be started: %s", error)
-                await self._drop()
+                if self._forker is not None:
+                    await self._forker.close()
+                    self._forker = None
             if self._forker is None:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-
-    async def _start_again(self) -> None:
-        assert self._setup is not None
-        self._forker = await Forker.start(self._command)
-        await self._forker.load(self._setup)
-
-    async def _drop(self) -> None:
-        if self._forker is not None:
-            await self._forker.close()
-            self._forker = None
 
     def _note_up(self) -> None:
         self._down_since = None

@@ -4,9 +4,6 @@ Pure: no process, no engine, no HTTP. The functions for each API are in `read_bo
 limits its time and memory.
 """
 
-from __future__ import annotations
-
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -55,7 +52,7 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import form_of
 from spark_engine.runtime.structured.tool_choice import AUTO, NONE, ToolChoice
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.tokenizer import Tokenizer, need
 from spark_engine.runtime.text.tool_schema import Types, parameter_types
 from spark_engine.runtime.text.turns import Turns
 
@@ -81,7 +78,7 @@ class Forms(ChatReader):
         choice: str | Mapping[str, Any] | None = None,
         parallel: bool = True,
     ) -> ConstraintSpec | None:
-        """Its grammar is the form's name. Raises RequestError."""
+        """The constraint of a body's form and tools; its grammar is the form's name."""
         chosen = ToolChoice.of(tools, choice)
         strict = chosen.mode == AUTO and any(tool.strict for tool in chosen.tools)
         form = form_of(body)
@@ -121,7 +118,6 @@ class Preparer:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
     def converse(
@@ -140,7 +136,7 @@ class Preparer:
 
     def read(self, chat: ChatRequest) -> Reading:
         """The text of a conversation's prompt, and the constraint. Raises RequestError."""
-        self.need_tokenizer()
+        need(self.tokenizer)
         return self.reader.read(chat)
 
     def check(self, body: Body, count: int) -> None:
@@ -191,7 +187,6 @@ class Preparer:
         self.reader.take()
 
     def asked(self, body: Body, asked: Asked) -> Asked:
-        """Adds the fields of every API."""
         asked.n, asked.stream = body.n or 1, bool(body.stream)
         asked.stream_options = body.stream_options
         asked.return_token_ids = bool(body.return_token_ids)
@@ -210,7 +205,7 @@ class Preparer:
         most = self.max_model_len
         if last is None:
             if isinstance(prompt, str):
-                return encode_within(self.need_tokenizer(), prompt, most)
+                return encode_within(need(self.tokenizer), prompt, most)
             room_after(prompt, self.info.limits)
             return prompt
         if last >= most:
@@ -218,7 +213,7 @@ class Preparer:
             raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
         wanted = last if last > 0 else most - 1
         if isinstance(prompt, str):
-            return encode_tail(self.need_tokenizer(), prompt[-MOST_CHARACTERS:], wanted)
+            return encode_tail(need(self.tokenizer), prompt[-MOST_CHARACTERS:], wanted)
         return prompt[-wanted:]
 
     def encode(self, text: str, field: str) -> list[int]:
@@ -226,13 +221,7 @@ class Preparer:
         if len(text) > MOST_CHARACTERS:
             words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
             raise BadField(words, field)
-        return self.need_tokenizer().encode(text)
-
-    def need_tokenizer(self) -> Tokenizer:
-        """Raises RequestError where the engine has none."""
-        if self.tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        return self.tokenizer
+        return need(self.tokenizer).encode(text)
 
     def _prompt(
         self, body: Body, ids: Sequence[int], form: ConstraintSpec | None, bind: Bind
@@ -247,10 +236,10 @@ class Preparer:
         def bound(form: ConstraintSpec | None) -> ConstraintSpec | None:
             found = bind(form)
             if body.allowed_token_ids is not None:
-                known, most = len(self.need_tokenizer()), params.max_tokens or 0
+                known, most = len(need(self.tokenizer)), params.max_tokens or 0
                 found = only_these_ids(body.allowed_token_ids, known, eos, most, found)
             if body.bad_words:
-                found = bar(body.bad_words, self.need_tokenizer(), found)
+                found = bar(body.bad_words, need(self.tokenizer), found)
             return found
 
         name = "" if form is None else form.grammar
@@ -306,11 +295,5 @@ def _types(chat: ChatRequest) -> Types | None:
     return found
 
 
-def packed(ids: Sequence[int]) -> bytes:
-    """Token ids as i32."""
-    return array("i", ids).tobytes()
-
-
 def json_of(value: object) -> list[bytes]:
-    """A whole answer as blobs."""
     return [msgspec.json.encode(value)]

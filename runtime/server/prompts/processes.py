@@ -55,7 +55,6 @@ class Forker:
 
     @property
     def pid(self) -> int:
-        """The process."""
         return self._process.pid
 
     @classmethod
@@ -133,7 +132,7 @@ class Forker:
         return WorkerProcess(self, ours, pid)
 
     async def status_of(self, pid: int) -> int | None:
-        """How a worker ended; None where that is not known in time."""
+        """The exit status of a worker; None if it is not known in time."""
         future = self._statuses.get(pid)
         if future is None or self.ended.done():
             return None
@@ -142,7 +141,7 @@ class Forker:
         return future.result() if done else None
 
     def has_ended(self, pid: int) -> bool:
-        """Whether a worker is known to have ended, so that its pid may be reused."""
+        """True if a worker is known to have ended, so that its pid may be reused."""
         future = self._statuses.get(pid)
         return future is None or future.done() or self.ended.done()
 
@@ -159,7 +158,6 @@ class Forker:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Reads its reports, until it ends."""
         loop = asyncio.get_running_loop()
         try:
             while data := await loop.sock_recv(self._socket, orders.MESSAGE):
@@ -184,14 +182,11 @@ class Forker:
 
 
 class WorkerProcess:
-    """One worker."""
-
     def __init__(self, forker: Forker, sock: socket.socket, pid: int) -> None:
         self._forker, self._socket, self.pid = forker, sock, pid
         self.has_grown = False  # it ends by itself
 
     def has_left(self) -> bool:
-        """Whether the process has ended."""
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -200,7 +195,7 @@ class WorkerProcess:
             return True
 
     def is_stopped(self) -> bool:
-        """Whether the process was stopped, by SIGSTOP or a debugger."""
+        """True if the process was stopped, by SIGSTOP or a debugger."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
@@ -218,7 +213,6 @@ class WorkerProcess:
             raise Gone(await self._forker.status_of(self.pid)) from None
 
     def end(self) -> None:
-        """Ends it by SIGKILL."""
         self._socket.close()
         if not self._forker.has_ended(self.pid):
             with contextlib.suppress(ProcessLookupError):

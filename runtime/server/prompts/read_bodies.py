@@ -3,8 +3,6 @@
 Runs in a worker process. What the APIs share is in `preparer.py`.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -15,12 +13,16 @@ from spark_engine.runtime.server.api import messages, responses
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.common import check
-from spark_engine.runtime.server.api.completions import CompletionBody, prompts
+from spark_engine.runtime.server.api.completions import (
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    prompts,
+)
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.stored_items import store_items
-from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.prompts.contract import (
     Asked,
     Done,
@@ -30,12 +32,12 @@ from spark_engine.runtime.server.prompts.contract import (
     Result,
 )
 from spark_engine.runtime.server.prompts.preparer import Preparer, check_texts, json_of
+from spark_engine.runtime.text.tokenizer import need
 
 Read = Callable[[Preparer, Sequence[bytes]], tuple[Result, list[bytes]]]
 
 
 def read_chat(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     body = decode(blobs[0], ChatBody, halves=True)
     chat, custom = body.modern()
     asked = Asked(legacy=body.functions is not None, custom=custom)
@@ -43,13 +45,12 @@ def read_chat(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, lis
 
 
 def read_completion(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     body = decode(blobs[0], CompletionBody)
     given = prompts(body.prompt)
     preparer.check(body, len(given))
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if texts:
-        preparer.need_tokenizer()
+        need(preparer.tokenizer)
     if body.truncate_prompt_tokens is None:
         check_texts(texts)
     ids = [preparer.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
@@ -67,7 +68,7 @@ def _echo(
 ) -> str:
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
-    return preparer.need_tokenizer().decode(ids)
+    return need(preparer.tokenizer).decode(ids)
 
 
 def read_response(
@@ -100,7 +101,6 @@ def read_response(
 
 
 def read_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, list[bytes]]:
-    """Reads one body. Raises RequestError."""
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], MessagesBody, halves=True)
         asked = Asked(managed=body.context_management is not None)
@@ -108,7 +108,6 @@ def read_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Prepared, 
 
 
 def count_message(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, list[bytes]]:
-    """Counts the tokens of one body's prompt. Raises RequestError."""
     with renamed(messages.NAMES, messages.PLACES):
         body = decode(blobs[0], CountBody, halves=True)
         chat = messages.to_chat_request(body)
@@ -124,7 +123,7 @@ def read_tokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, lis
     body = decode(blobs[0], TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise BadField("give either prompt or messages", "prompt")
-    preparer.need_tokenizer()
+    need(preparer.tokenizer)
     if body.messages is None:
         ids = preparer.encode(body.prompt or "", "prompt")
     else:
@@ -140,7 +139,7 @@ def read_detokenize(preparer: Preparer, blobs: Sequence[bytes]) -> tuple[Done, l
     """`prompt`, special tokens included. Raises RequestError."""
     vocab = preparer.info.limits.vocab
     body = decode(blobs[0], DetokenizeBody)
-    tokenizer = preparer.need_tokenizer()
+    tokenizer = need(preparer.tokenizer)
     for token in body.tokens:
         if not 0 <= token < vocab:
             raise BadField(f"tokens holds {short(token)}; ids go from 0 to {vocab - 1}", "tokens")

@@ -1,7 +1,5 @@
 """The text files of an engine folder: tokenizer and chat template, and what is made from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spark_engine.engine_file import TOKENIZER, has_text
@@ -14,12 +12,10 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of an engine folder, None where it has none."""
     return Tokenizer.load(folder / TOKENIZER) if has_text(folder) else None
 
 
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """Tokenizer and chat template of an engine folder, None where it has none."""
     path = folder / TOKENIZER
     if not has_text(folder):
         return None, None

@@ -3,8 +3,6 @@
 Knows the tokenizer and the engine's maximum of tokens. Knows no bodies and no engine.
 """
 
-from __future__ import annotations
-
 import re
 
 from spark_engine.runtime.server.api.fields import too_long

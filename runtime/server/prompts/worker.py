@@ -5,8 +5,6 @@ socket's messages, forks, signals and limits; knows no API.
 `python -m spark_engine.runtime.server.prompts.worker FOLDER FD`: FD is the socket to the parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -22,15 +20,10 @@ from typing import NoReturn
 
 from spark_engine.errors import CapacityError, EngineError, RequestError, UserError
 from spark_engine.runtime.server.engine_client.engine_folder import find_manifest
-from spark_engine.runtime.server.prompts import frames, orders
+from spark_engine.runtime.server.engine_client.heap import resident
+from spark_engine.runtime.server.prompts import frames, limits, orders
 from spark_engine.runtime.server.prompts.contract import Setup, decode_job
 from spark_engine.runtime.server.prompts.handler import Handler, make_grammars
-from spark_engine.runtime.server.prompts.limits import (
-    GROWN,
-    LOAD_CPU_S,
-    LOAD_MEMORY,
-    MOST_WORDS,
-)
 from spark_engine.runtime.server.prompts.text_files import read_text
 from spark_engine.runtime.structured.matcher import Grammars
 
@@ -39,7 +32,6 @@ OUT_OF_MEMORY_FIRST = 500  # of oom_score_adj: a worker is killed before the eng
 
 
 def main(folder: Path, number: int) -> None:
-    """Loads the text files of `folder`, then forks workers until the parent ends."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = socket.socket(fileno=number)
@@ -49,9 +41,9 @@ def main(folder: Path, number: int) -> None:
         except Exception as error:
             words = str(error) or type(error).__name__
             if short := isinstance(error, MemoryError):
-                words = f"tokenizer and chat template take more than {LOAD_MEMORY >> 20} MiB"
+                words = f"tokenizer and chat template take more than {limits.LOAD_MEMORY >> 20} MiB"
             user = short or isinstance(error, UserError | OSError)
-            _tell(parent, orders.Unloadable(words[:MOST_WORDS], user))
+            _tell(parent, orders.Unloadable(words[: limits.MOST_WORDS], user))
             return
         _tell(parent, orders.ForkerReady())
         _fork_on_demand(parent, handler)
@@ -59,8 +51,8 @@ def main(folder: Path, number: int) -> None:
 
 def _load(folder: Path, parent: socket.socket) -> Handler:
     """Raises EngineError, and any error of the tokenizer's library."""
-    _limit_memory(LOAD_MEMORY)
-    signal.setitimer(signal.ITIMER_PROF, LOAD_CPU_S)
+    _limit_memory(limits.LOAD_MEMORY)
+    signal.setitimer(signal.ITIMER_PROF, limits.LOAD_CPU_S)
     found = find_manifest(folder)
     tokenizer, template = read_text(folder)
     grammars, known = None, None
@@ -135,7 +127,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(f"{OUT_OF_MEMORY_FIRST}")
         _limit_memory(order.memory)
-        most = _pages() + GROWN // resource.getpagesize()
+        most = resident() + limits.GROWN
         frames.send(sock, orders.encode(orders.WorkerHello(os.getpid())), [])
         while _do(sock, handler, most):
             pass
@@ -147,7 +139,7 @@ def _work(sock: socket.socket, order: orders.Fork, handler: Handler, parent: int
 
 
 def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
-    """One job; False where the process now has more than `most` pages, or running threads.
+    """One job; False where the process now has more than `most` bytes, or running threads.
 
     The timer counts the time of all threads, and its signal ends the process.
     """
@@ -155,7 +147,7 @@ def _do(sock: socket.socket, handler: Handler, most: int) -> bool:
     signal.setitimer(signal.ITIMER_PROF, decode_job(header).cpu_s)
     answer, found = handler.handle(header, blobs)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    goes_on = _pages() < most and threading.active_count() == 1
+    goes_on = resident() < most and threading.active_count() == 1
     frames.send(sock, answer + (orders.STAYS_MARK if goes_on else orders.GROWN_MARK), found)
     return goes_on
 
@@ -176,11 +168,6 @@ def _limit_memory(more: int) -> None:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _pages() -> int:
-    """Pages of memory in use."""
-    return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def _tell(parent: socket.socket, report: orders.Report) -> None:

@@ -4,8 +4,6 @@ Knows the parts of an answer; knows no JSON. A block ends where a part of anothe
 call, starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Answers of /v1/chat/completions: OpenAI's form of messages, thoughts and calls."""
 
-from __future__ import annotations
-
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import (
     FINISH,
@@ -75,7 +73,6 @@ class ChatFormat:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def push(self, piece: Piece) -> Json:
-        """`delta` with the new parts, and the tokens' `logprobs`."""
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush(piece.is_cut)
@@ -92,7 +89,6 @@ class ChatFormat:
         return body
 
     def whole(self) -> Json:
-        """`message` and `logprobs`."""
         message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
         if Kind.REASONING in self._texts:
             message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])
@@ -139,7 +135,6 @@ class ChatFormat:
         self._say(body, more)
 
     def _end_input(self, body: Json) -> None:
-        """Adds the rest of a custom tool's text."""
         if self._input is not None:
             self._say(body, self._input.end())
 

@@ -3,8 +3,6 @@
 Knows OpenAI's envelope (id, choices, usage, finish reasons). A `ChoiceFormat` makes the choices.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
@@ -66,14 +64,12 @@ class ChoicesReply:
         self._begun: set[int] = set()
 
     def close(self) -> None:
-        """Cancels what has not finished. May be called twice."""
-        self.running.close()
+        self.running.generation.close()
 
     async def whole(self) -> Json:
-        """The whole answer. Raises what `Generation.pieces` raises."""
         tokens: list[list[int]] = [[] for _ in self._forms]
         ends: dict[int, Piece] = {}
-        async for index, piece in self.running.pieces():
+        async for index, piece in self.running.generation.pieces():
             self._first(index, piece)
             self._forms[index].push(piece)
             tokens[index] += _token_ids(piece)
@@ -89,8 +85,7 @@ class ChoicesReply:
         return {**whole, "usage": self.running.usage, **self._more()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The chunks of the answer. Raises what `Generation.pieces` raises."""
-        async for index, piece in self.running.pieces():
+        async for index, piece in self.running.generation.pieces():
             if (first := self._first(index, piece)) is not None:
                 yield self._chunk([first], self._counted)
             choice = self._piece(index, piece)
@@ -101,7 +96,6 @@ class ChoicesReply:
         yield DONE
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error, and the mark of the end."""
         return _event(problem) + DONE
 
     def _chunk(self, choices: list[Json], counted: bool) -> bytes:
@@ -115,7 +109,7 @@ class ChoicesReply:
         return self.running.choices[index].prompt
 
     def _first(self, index: int, piece: Piece) -> Json | None:
-        """What precedes the first token of a choice; None if there is nothing, or it was sent."""
+        """The chunk before the first token of a choice; None if there is none or it was sent."""
         if index in self._begun or not (piece.tokens or piece.finish):
             return None
         self._begun.add(index)

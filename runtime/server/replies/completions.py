@@ -1,7 +1,5 @@
 """Answers of /v1/completions in OpenAI's form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from spark_engine.runtime.engine.request import Event, FinishReason
@@ -63,7 +61,6 @@ class CompletionFormat:
         return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
 
     def push(self, piece: Piece) -> answers.Json:
-        """`text` and the tokens' `logprobs`."""
         self._text += piece.text
         body: answers.Json = {"text": piece.text}
         if self._body.logprobs is not None and piece.tokens:
@@ -71,7 +68,6 @@ class CompletionFormat:
         return body
 
     def whole(self) -> answers.Json:
-        """`text`, `logprobs` and `prompt_logprobs`, where they were requested."""
         logprobs = None if self._body.logprobs is None else self._rows
         body: answers.Json = {"text": self._text, "logprobs": logprobs}
         if self._body.prompt_logprobs is not None:
@@ -82,7 +78,6 @@ class CompletionFormat:
         return body
 
     def finish(self, reason: FinishReason) -> str:
-        """The engine's reason."""
         return answers.FINISH[reason]
 
     def _chances(self, events: Iterable[Event]) -> answers.Json:

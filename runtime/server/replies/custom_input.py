@@ -1,7 +1,5 @@
 """The text of a custom tool's input, taken out of the JSON arguments of its function."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -31,7 +29,6 @@ class CustomInput:
 
     @property
     def text(self) -> str:
-        """The input so far."""
         return "".join(self._texts)
 
     def push(self, more: str) -> str:

@@ -1,7 +1,5 @@
 """Answers of /v1/messages, whole or as events."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +15,7 @@ from spark_engine.runtime.server.replies.blocks import BlockChange, Blocks, Repl
 from spark_engine.runtime.server.service.service import PreparedChoices, Running, Service
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
+from spark_engine.runtime.text.tokenizer import need
 
 
 async def start(service: Service, data: Blobs) -> Reply:
@@ -40,33 +39,30 @@ class MessagesReply:
         ident: str,
         managed: bool = False,
     ) -> None:
-        tokenizer = service.need_tokenizer()
+        tokenizer = need(service.tokenizer)
         self.stream = bool(running.body.stream)
         self._running = running
-        self._blocks = Blocks(found.parsers[0], found.thinking, tokenizer.marks)
-        self._shown = found.shown
+        self._blocks = Blocks(found.parsers[0], found.asked.thinking, tokenizer.marks)
+        self._shown = found.asked.shown
         self._header: Json = {"id": ident, "type": "message", "role": "assistant"}
         self._header |= {"model": service.names[0]}
         self._edits: Json = {"context_management": {"applied_edits": []}} if managed else {}
         self._indices: dict[int, int] = {}  # of blocks that are shown, by their own
 
     def close(self) -> None:
-        """Cancels what has not finished. May be called twice."""
-        self._running.close()
+        self._running.generation.close()
 
     async def whole(self) -> Json:
-        """The whole message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
-        async for _, last in self._running.pieces():
+        async for _, last in self._running.generation.pieces():
             self._blocks.push(last)
         content = [_content(b) for b in self._blocks.all if self._is_shown(b)]
         end = {**self._end(last), "usage": self._usage(), **self._edits}
         return {**self._header, "content": content, **end}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of a message. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
-        async for _, piece in self._running.pieces():
+        async for _, piece in self._running.generation.pieces():
             if last is None:
                 yield self._begin()
             last = piece
@@ -78,7 +74,6 @@ class MessagesReply:
         yield event("message_stop", {})
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error."""
         return event("error", anthropic_error(status, problem))
 
     def _is_shown(self, block: ReplyBlock) -> bool:

@@ -1,8 +1,7 @@
 """/v1/responses: starts an answer, and finds, lists, deletes or cancels stored ones."""
 
-from __future__ import annotations
-
 import re
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -44,7 +43,7 @@ async def start(service: Service, data: Blobs) -> Reply:
         if asked.store:
             reply.keep(service.responses, items, owner)
     except BaseException:
-        running.close()
+        running.generation.close()
         raise
     if asked.background:
         reply.run_by_itself()
@@ -57,7 +56,7 @@ def _head(repeated: bytes, service: Service, ident: str) -> Json:
     return {
         "id": ident,
         "object": "response",
-        "created_at": service.now(),
+        "created_at": int(time.time()),
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,

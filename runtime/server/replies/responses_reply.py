@@ -4,8 +4,6 @@ Knows OpenAI's items: a thought is a `reasoning` item, text a `message`, a call 
 or a `custom_tool_call` where its tool takes a text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import logging
@@ -24,6 +22,7 @@ from spark_engine.runtime.server.service.service import PreparedChoices, Running
 from spark_engine.runtime.server.service.stored_responses import ResponseStore, StoredResponse
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
+from spark_engine.runtime.text.tokenizer import need
 
 CANCELLED = "cancelled"
 _NONE = -1  # the index of no block
@@ -44,9 +43,9 @@ class ResponsesReply:
     ) -> None:
         self.stream = bool(running.body.stream)
         self._running = running
-        self._tokenizer = service.need_tokenizer()
-        self._blocks = Blocks(found.parsers[0], found.thinking, self._tokenizer.marks)
-        self._shown = found.shown
+        self._tokenizer = need(service.tokenizer)
+        self._blocks = Blocks(found.parsers[0], found.asked.thinking, self._tokenizer.marks)
+        self._shown = found.asked.shown
         self._response = head
         self._logprobs = logprobs
         self._names = names
@@ -74,7 +73,8 @@ class ResponsesReply:
     def close(self) -> None:
         """Ends it unless it runs in the background. May be called twice."""
         if not self._alone:
-            self._end_early()
+            self._running.generation.close()
+            self._set_cancelled()
 
     async def whole(self) -> Json:
         """The whole response, or the current state of one in the background. Raises what
@@ -88,9 +88,8 @@ class ResponsesReply:
         return self._response
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of a response. Raises what `Generation.pieces` raises."""
         last: Piece | None = None
-        async for _, piece in self._running.pieces():
+        async for _, piece in self._running.generation.pieces():
             if last is None:
                 yield self._event("created", response=self._response)
                 yield self._event("in_progress", response=self._response)
@@ -103,7 +102,6 @@ class ResponsesReply:
         yield self._event("incomplete" if status == CANCELLED else status, response=self._response)
 
     def last_words(self, status: int, problem: Json) -> bytes:
-        """The error, and the failed response."""
         words = problem["error"]
         self._fail(words)
         plain = {"code": words["code"], "message": words["message"], "param": words["param"]}
@@ -112,7 +110,7 @@ class ResponsesReply:
 
     async def _collect(self) -> None:
         last = None
-        async for _, last in self._running.pieces():
+        async for _, last in self._running.generation.pieces():
             self._push(last)
         self._close(last)
 
@@ -123,26 +121,21 @@ class ResponsesReply:
             log.warning("a response in the background failed: %s", problem)
             self._fail_by(problem)
         finally:
-            self._running.close()
+            self._running.generation.close()
 
     def _cancel(self) -> None:
         """A request to cancel it: it ends as cancelled, with its output so far."""
-        if self._response["status"] == "in_progress":
-            self._response["status"] = CANCELLED
-            self._response["output"] = self._output("incomplete")
-            self._running.cancel()
-            self._update()
+        self._running.generation.cancel()
+        self._set_cancelled()
 
-    def _end_early(self) -> None:
-        """The client disconnected, or it failed."""
-        self._running.close()
+    def _set_cancelled(self) -> None:
         if self._response["status"] == "in_progress":
             self._response["status"] = CANCELLED
             self._response["output"] = self._output("incomplete")
             self._update()
 
     def _fail_by(self, problem: Exception) -> None:
-        """With the message for clients; that of a bug is only logged."""
+        """Fails with the message for clients; that of a bug is only logged."""
         _, answer = error_response(problem)
         note_problem(answer["error"])
         self._fail(answer["error"])
@@ -215,7 +208,6 @@ class ResponsesReply:
         return {"type": "message", **named, "role": "assistant", "content": content}
 
     def _call(self, block: ReplyBlock, named: Json) -> Json:
-        """A call as the item of its tool."""
         tool = self._names.of(block.name)
         space = {} if tool.namespace is None else {"namespace": tool.namespace}
         named |= {"call_id": block.call, "name": tool.name, **space}
@@ -226,12 +218,7 @@ class ResponsesReply:
 
     def _part(self, block: ReplyBlock) -> Json:
         chances = self._chances.get(block.index, [])
-        return {
-            "type": "output_text",
-            "text": block.text,
-            "annotations": [],
-            "logprobs": chances,
-        }
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": chances}
 
     def _step(self, step: BlockChange) -> list[bytes]:
         block, text = step.block, step.text
@@ -261,7 +248,7 @@ class ResponsesReply:
         return [self._event("output_text.delta", **at, **more)]
 
     def _ends(self, block: ReplyBlock, at: Json, status: str) -> list[bytes]:
-        """What ends the inside of an item; arguments are done only when they are whole."""
+        """The events that end an item's contents; arguments are done only if complete."""
         text = block.text
         if block.kind is Kind.CALL:
             if status != "completed":
@@ -299,5 +286,5 @@ class ResponsesReply:
 
 
 def _inner(tool: ToolName) -> str:
-    """What the events of a call's inside are named after."""
+    """The name of the events of a call's contents."""
     return "custom_tool_call_input" if tool.custom else "function_call_arguments"

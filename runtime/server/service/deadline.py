@@ -1,7 +1,5 @@
 """Deadlines of a request: from its body to its last token, and in the queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -30,28 +28,20 @@ class Deadline:
         self._start = time.monotonic()
 
     @contextlib.asynccontextmanager
-    async def enforced(self) -> AsyncIterator[None]:
-        """Cancels the block at the deadline and raises TimedOut."""
+    async def enforced(self, queued: bool = False) -> AsyncIterator[None]:
+        """Cancels the block at the deadline and raises TimedOut; `queued`: the engine has not
+        started, so that the other deadline may come first and raise QueuedTooLong."""
+        in_queue = self.queue_s if queued else None
+        if in_queue is not None and self.timeout_s is not None and self.timeout_s < in_queue:
+            in_queue = None
+        most = self.timeout_s if in_queue is None else in_queue
         try:
-            async with asyncio.timeout(self._left(self.timeout_s)):
+            left = None if most is None else self._start + most - time.monotonic()
+            async with asyncio.timeout(left):
                 yield
         except TimeoutError:
+            if in_queue is not None:
+                words = f"the request waited for more than {in_queue:g} s in the queue; retry"
+                raise QueuedTooLong(words) from None
             words = f"the request took more than {self.timeout_s:g} s; send a shorter prompt"
             raise TimedOut(f"{words} or ask for fewer tokens") from None
-
-    @contextlib.asynccontextmanager
-    async def enforced_in_queue(self) -> AsyncIterator[None]:
-        """The same before the engine has started; raises QueuedTooLong or TimedOut."""
-        if self.queue_s is None or (self.timeout_s is not None and self.timeout_s < self.queue_s):
-            async with self.enforced():
-                yield
-            return
-        try:
-            async with asyncio.timeout(self._left(self.queue_s)):
-                yield
-        except TimeoutError:
-            words = f"the request waited for more than {self.queue_s:g} s in the queue; retry"
-            raise QueuedTooLong(words) from None
-
-    def _left(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self._start + seconds - time.monotonic()

@@ -4,8 +4,6 @@ Knows the engine client and text streams. Knows no HTTP and no JSON. However the
 error, a disconnect, a deadline), nothing of it stays in the engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -44,12 +42,10 @@ class CompletionChoice:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """All tokens of the prompt."""
         return tuple(self.request.prompt) + self.forced
 
     @property
     def prompt_tokens(self) -> int:
-        """How many they are."""
         return len(self.request.prompt) + len(self.forced)
 
 
@@ -191,7 +187,7 @@ class Generation:
     async def _next(self) -> Answer:
         deadline = self._deadline
         if deadline.queue_s is not None and not self._has_started:
-            async with deadline.enforced_in_queue():
+            async with deadline.enforced(queued=True):
                 answer = await self._box.get()
             self._has_started = True
             return answer

@@ -3,40 +3,40 @@
 Knows no HTTP and no API's answers (`replies/`). Bodies are read in other processes (`prompts/`).
 """
 
-from __future__ import annotations
-
 import re
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
 
-from spark_engine.errors import InternalError, RequestError
+from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import fold_seed
 from spark_engine.runtime.server.engine_client.client import Busy, EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.operation.http_request import owner
+from spark_engine.runtime.server.operation.http_request import current, owner
 from spark_engine.runtime.server.operation.metrics import Metrics
 from spark_engine.runtime.server.prompts import contract
 from spark_engine.runtime.server.prompts.limits import KNOWN_FORMS
+from spark_engine.runtime.server.prompts.pool import WorkerPool
 from spark_engine.runtime.server.service.deadline import Deadline
 from spark_engine.runtime.server.service.generation import CompletionChoice, Generation
-from spark_engine.runtime.server.service.sharing import salt_of
 from spark_engine.runtime.server.service.stored_responses import ResponseStore
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.text_stream import Piece, TextStream
+from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
+SALT_BYTES = 16  # of a digest
 Stored = Callable[[str], Sequence[contract.Blobs]]  # items and answer of a stored response
 
 
@@ -56,38 +56,14 @@ class PreparedChoices:
     prompt_tokens: int
     more: Sequence[bytes]
 
-    @property
-    def shown(self) -> bool:
-        """Thoughts are part of the answer."""
-        return self.asked.shown
-
-    @property
-    def thinking(self) -> bool:
-        """The prompt ends inside a thought."""
-        return self.asked.thinking
-
 
 @dataclass(frozen=True)
 class Running:
-    """One request in flight."""
-
     generation: Generation
     choices: tuple[CompletionChoice, ...]
     body: contract.Asked
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
-
-    def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(index of the choice, what a round brought it). Raises as `Generation.pieces` does."""
-        return self.generation.pieces()
-
-    def close(self) -> None:
-        """Cancels what has not finished. May be called twice."""
-        self.generation.close()
-
-    def cancel(self) -> None:
-        """Cancels what has not finished; its last pieces are still delivered."""
-        self.generation.cancel()
 
     @property
     def usage(self) -> Json:
@@ -115,7 +91,7 @@ class Service:
         client: EngineClient,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
-        pool: contract.TextPool,
+        pool: WorkerPool,
         names: Sequence[str],
         formats: Formats | None = None,
         timeout_s: float | None = None,
@@ -124,7 +100,7 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = self.now()
+        self.created = int(time.time())
         self.responses = ResponseStore()
         self.metrics = Metrics(
             self.names[0], lambda: (client.stats, client.step_age), info.limits, lambda: client.pid
@@ -141,15 +117,6 @@ class Service:
         """Requests that have not ended, including those with prompts that are still being read."""
         return self.client.in_flight + self._reading
 
-    @property
-    def max_model_len(self) -> int:
-        """Tokens, prompt and answer together, that one request can reach."""
-        return capacity(self.info.limits)
-
-    def now(self) -> int:
-        """Seconds since 1970, for the creation time of answers."""
-        return int(time.time())
-
     def unhealthy_reason(self) -> str | None:
         """Why a new request would not be answered now, or None."""
         return self.client.unhealthy_reason() or self._pool.unhealthy_reason()
@@ -157,7 +124,6 @@ class Service:
     # What an API does with one body, in this order.
 
     def deadline(self) -> Deadline:
-        """The deadline of a request that starts now."""
         return Deadline(self._timeout_s, self._queue_s)
 
     async def prepare(
@@ -210,7 +176,7 @@ class Service:
     def submit(self, found: PreparedChoices, deadline: Deadline) -> Running:
         """Submits all choices or none: nothing after it can fail."""
         limits, tokens = self.info.limits, found.prompt_tokens
-        whose, salt = owner(), salt_of(found.asked.cache_salt)
+        whose, salt = owner(), _salt(found.asked.cache_salt)
         choices = tuple(
             replace(c, request=replace(c.request, owner=whose, salt=salt)) for c in found.choices
         )
@@ -220,12 +186,6 @@ class Service:
             self.metrics.refused()
             raise
         return Running(generation, choices, found.asked, tokens, bool(limits.drafts))
-
-    def need_tokenizer(self) -> Tokenizer:
-        """Raises RequestError where the engine has none."""
-        if self.tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        return self.tokenizer
 
     def _check_capacity(self) -> None:
         """Raises Busy where another prompt would be too many and no waiting one can be refused."""
@@ -334,3 +294,20 @@ def _own(params: SamplingParams, prompt: contract.PreparedPrompt, seed: int) -> 
     ):
         object.__setattr__(own, name, value)
     return own
+
+
+def _salt(given: str | None) -> bytes:
+    """The current request's: a digest of its `cache_salt` (`given`) and of its key's salt. Requests
+    share cached prefixes only where both are equal."""
+    request = current()
+    account = None if request is None else request.account
+    of_key = None if account is None else account.key.salt
+    if of_key is None and given is None:
+        return b""
+    both = msgspec.msgpack.encode([_bytes(of_key), _bytes(given)])
+    return blake2b(both, digest_size=SALT_BYTES).digest()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    """UTF-8 of any text: JSON may hold halves of surrogate pairs."""
+    return None if text is None else text.encode("utf-8", "surrogatepass")

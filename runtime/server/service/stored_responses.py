@@ -9,8 +9,6 @@ owner would exceed a fair share of MOST_RUNNING or MOST_RUNNING_BYTES (one share
 another owner), or all together would exceed them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict
@@ -102,7 +100,7 @@ class ResponseStore:
 
     @property
     def bytes(self) -> int:
-        """Of the finished ones."""
+        """The size of the finished responses, in bytes."""
         return sum(owner.ended_bytes for owner in self._owners.values())
 
     def check(self, before: StoredItems, owner: str = "") -> None:
@@ -137,7 +135,7 @@ class ResponseStore:
     def update(
         self, entry: StoredResponse, response: Json, stop: Callable[[], None] | None
     ) -> None:
-        """Its answer has changed; with `stop` None it has ended. Does not store one that was
+        """Stores a changed answer; with `stop` None it has ended. Does not store one that was
         dropped."""
         mine = self._owners.get(entry.owner) or _Owner()
         if mine.get(entry.ident) is not entry:

@@ -16,8 +16,9 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.errors import GraphError
 from spark_engine.tensors import DType, TensorSpec
-from spark_engine.weights_file import plan_weights, write_weights
+from spark_engine.weights_file import plan_weights
 from tests.builder.toy import OPS, toy_graph
+from tests.spark_engine.written_weights import write_weights
 
 SIZE = Size("decode", 2)
 FOLDER = "session.model_external_initializers_file_folder_path"

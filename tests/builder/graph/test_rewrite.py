@@ -16,7 +16,7 @@ from spark_engine.builder.rules.quant import ACT_QUANT, NORM_QUANT
 from spark_engine.builder.rules.weights import (
     add_weight,
     joined_name,
-    same_values,
+    same_value,
     without_input_scale,
 )
 from spark_engine.errors import GraphError
@@ -390,10 +390,10 @@ def test_a_weight_of_another_recipe_under_a_known_name_is_our_bug() -> None:
 def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
     b = Bench(Store(a=0.5, b=0.5, c=0.25))
     a, same, other = (b.weight(n, DType.F32) for n in "abc")
-    assert same_values(b.context, [a], [same]) and not same_values(b.context, [a], [other])
+    assert same_value(b.context, a, same) and not same_value(b.context, a, other)
     wide = recipes.reshape(recipes.source("a", DType.F32, ()), (1,))
-    assert not same_values(b.context, [a], [add_weight(b.context, "wide", wide)])
-    assert not same_values(b.context, [a], [b.input("x")])
+    assert not same_value(b.context, a, add_weight(b.context, "wide", wide))
+    assert not same_value(b.context, a, b.input("x"))
 
 
 def test_experts_with_a_sum_that_is_read_alone_stay_apart() -> None:

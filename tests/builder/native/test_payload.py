@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
@@ -9,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.native.tactics import TacticChoice  # noqa: E402
 from spark_engine.builder.plan.buckets import Size  # noqa: E402
-from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
+from spark_engine.kernel import DECLARED, Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
 from spark_engine.runtime.executors.program import (
     LaunchRecord,
     MemoryOperand,
@@ -22,7 +24,7 @@ from tests.builder.toy import OPS, toy_graph  # noqa: E402
 
 IN, OUT = Pointer("input", 0), Pointer("output", 0)
 WAITING = Launch("b", (7, 2, 1), (32, 1, 1), (IN, OUT, Pointer("scratch", 0), Pointer("scratch", 1),
-                 Pointer("scratch", 2)), shared=99, resident=True)  # fmt: skip
+                 Pointer("scratch", 2)), shared=DECLARED, resident=True)  # fmt: skip
 FREE = Launch("a", (3, 1, 1), (64, 1, 1), (IN, OUT, Scalar("f32", 0.5)), pdl=True)
 
 
@@ -37,7 +39,8 @@ def compiled() -> tuple[Program, dict[str, int]]:
         graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
     )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}
-    cubins = {("t.cu", ()): nvrtc.Cubin(b"code", {})}
+    usage = {symbol: nvrtc.KernelUsage(1, 0, 0, 0, own) for symbol, own in (("a", 0), ("b", 99))}
+    cubins = {("t.cu", ()): nvrtc.Cubin(b"code", usage)}
     payload, memory = program.encode(bucket, weights, ("total",), OPS, cubins)
     return Program.read(payload), memory
 
@@ -47,7 +50,7 @@ def test_a_launch_is_recorded_as_it_was_planned() -> None:
     found = [(r.node, program.kernels[r.kernel].symbol, r.shape, r.resident)
              for r in program.launches]  # fmt: skip
     assert found == [
-        ("h", "b", WAITING.shape, True),
+        ("h", "b", replace(WAITING, shared=99).shape, True),
         *((node, "a", FREE.shape, False) for node in ("h", "sum.out", "last")),
     ]
     assert [(k.symbol, k.shared, k.cubin) for k in program.kernels] == [

@@ -17,6 +17,7 @@ from spark_engine.kernel import H200  # noqa: E402
 from spark_engine.op import Attrs  # noqa: E402
 from spark_engine.plugins.ops.ranks import reduce_norm_quant  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
+from tests.builder.empty_cubins import EmptyCubin  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 
 OP = reduce_norm_quant.OP
@@ -50,7 +51,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
         for module in (cuda_driver, rank_gpus):
             monkeypatch.setattr(module, "driver", driver)
         monkeypatch.setattr(rank_gpus, "queueing", queueing)
-        monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: SimpleNamespace(code=b""))
+        monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: EmptyCubin(b"", {}))
         return queued
 
     return used

@@ -42,7 +42,7 @@ def test_tensors_of_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moe", [False, True])
 def test_a_list_names_each_tensor_once_in_the_order_of_the_layers(moe: bool) -> None:
     model = describe(text_config(moe))
-    names = [r.weight if isinstance(r, Linear) else r.name for r in model.rows]
+    names = [f"{r.module}.weight" if isinstance(r, Linear) else r.name for r in model.rows]
     assert len(set(names)) == len(names)
     layers = [int(name.split(".")[1]) for name in names if name.startswith("layers.")]
     assert layers == sorted(layers) and set(layers) == {0, 1, 2, 3}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spark_engine.kernel import GB10, TARGETS, Target
-from spark_engine.op import Case, Op
+from spark_engine.kernel import TARGETS, Tactic, Target
+from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.ops.delta_rule import (
     causal_conv,
     gated_delta,
@@ -24,28 +22,30 @@ from spark_engine.plugins.ops.delta_rule.gated_delta_cases import Launch
 from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
-device = pytest.importorskip("spark_engine.device.gpu")
-from tests.plugins import cuda_node, run_tactic  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering_cases import covering  # noqa: E402
 from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
 
-HERE = (device.present() or GB10).wgmma  # not a rehearsal's part of one
-gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
-OPS = (
-    causal_conv.OP,
-    gated_delta.STEP,
-    gated_delta.CHUNK,
-    gdn_decode.OP,
-)
+OPS = (causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP)
 RING_RESULT = 2
 MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[device.Gpu]:
-    opened = device.Gpu()
-    yield opened
-    opened.close()
+@pytest.fixture
+def hopper(bench: cuda_node.Bench) -> cuda_node.Bench:
+    """The GPU, if it is Hopper's and not a rehearsal's part of one."""
+    if not bench.target.wgmma:
+        pytest.skip("needs a Hopper GPU")
+    return bench
+
+
+def run(
+    bench: cuda_node.Bench, op: Op, tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Its outputs, which are the same twice."""
+    plan = tactic.plan(attrs, cuda_node.specs_of(op, attrs, arrays), bench.target)
+    work = cuda_node.Planned(op, Case("", attrs, lambda _: arrays), tactic, plan)
+    return cuda_node.run(bench, work, arrays)
 
 
 def served(
@@ -61,11 +61,11 @@ def served(
     )
 
 
-def fused(model: str, rows: int, quant: str, state: DType = DType.F32) -> Case:
-    launch = fused_cases.Launch(served(model, rows, state), quant, keep=int(quant == "none"))
-    return Case(
-        f"{model} {rows} {quant} {state}", launch.attrs, launch.inputs, ignore=launch.ignore
-    )
+def fused(model: str, rows: int, quant: str, state: DType = DType.F32, ring: int = 0) -> Case:
+    inner = served(model, rows, state, ring)
+    launch = fused_cases.Launch(inner, quant, keep=int(quant == "none"))
+    label = f"{model} {rows} {quant} {state}" + f" ring of {ring}" * bool(ring)
+    return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
 
 
 SERVED = [
@@ -81,75 +81,46 @@ SERVED = [
 ]
 
 
-def fused_ring(
-    model: str, rows: int, quant: str, length: int = 8, state: DType = DType.F32
-) -> Case:
-    inner = served(model, rows, state, length)
-    launch = fused_cases.Launch(inner, quant, keep=int(quant == "none"))
-    label = f"{model} {rows} {quant} {state} ring of {length}"
-    return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
-
-
 RINGS = [
-    fused_ring("27B", 9, "fp8"),
-    fused_ring("27B", 9, "nvfp4", 8, DType.BF16),
-    fused_ring("35B", 9, "fp8_block", 16),
-    fused_ring("35B", 9, "none", 4),
-    fused_ring("one", 6, "nvfp4"),
-    fused_ring("tiny", 6, "none", 5),
+    fused("27B", 9, "fp8", ring=8),
+    fused("27B", 9, "nvfp4", DType.BF16, 8),
+    fused("35B", 9, "fp8_block", ring=16),
+    fused("35B", 9, "none", ring=4),
+    fused("one", 6, "nvfp4", ring=8),
+    fused("tiny", 6, "none", ring=5),
 ]
 
 
-def chunked(model: str, speed: float, state: DType = DType.F32) -> Case:
-    """Three sequences: fresh, continuing, and one that ends within its first tile."""
+def chunked(model: str, speed: float = 0.0, state: DType = DType.F32, ring: int = 0) -> Case:
+    """Three sequences: fresh, continuing, and one that ends within its first tile; behind rings
+    that are not empty."""
     keys, values = MODELS[model]
     rows = ((0, 0, 0, -1, 2, 1, 1), (0, 64, 128, 0, 7, 191, 255), (64, 64, 2, 0, 33, 64, 64))
     launch = gated_delta_cases.Launch(
-        64, *rows, keys, values, 128, 128, DType.BF16, state, speed, units=4
+        64, *rows, keys, values, 128, 128, DType.BF16, state, speed, units=4, ring=ring
     )
-    label = f"{model} {speed} {state}"
-    return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
-
-
-def chunked_ring(model: str, length: int, state: DType = DType.F32) -> Case:
-    """The same sequences behind rings that are not empty."""
-    keys, values = MODELS[model]
-    rows = ((0, 0, 0, -1, 2, 1, 1), (0, 64, 128, 0, 7, 191, 255), (64, 64, 2, 0, 33, 64, 64))
-    launch = gated_delta_cases.Launch(
-        64, *rows, keys, values, 128, 128, DType.BF16, state, 0.0, units=4, ring=length
-    )
-    label = f"{model} {state} ring of {length}"
+    label = f"{model} {speed} {state}" + f" ring of {ring}" * bool(ring)
     return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
 
 
 CHUNKED = [
-    chunked("27B", 0.0),
+    chunked("27B"),
     chunked("35B", -4.0),
     chunked("tiny", -2.0, DType.BF16),
     chunked("one", 2.0),
+    chunked("27B", ring=8),
+    chunked("tiny", state=DType.BF16, ring=16),
 ]
 CASES = [
     *((op, case) for op in OPS for case in op.cases),
-    *((gdn_decode.OP, case) for case in SERVED),
+    *((gdn_decode.OP, case) for case in (*SERVED, *RINGS)),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
-    *((gdn_decode.OP, case) for case in RINGS),
-    (gated_delta.CHUNK, chunked_ring("27B", 8)),
-    (gated_delta.CHUNK, chunked_ring("tiny", 16, DType.BF16)),
 ]
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case.label}") for op, case in CASES]
 
 
 def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
     return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
-
-
-def as_bf16(op: Op, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Activations (and a convolution's state) rounded to bf16: what engines of a GPU hold."""
-    names = {"x", "c", "ba", "qkvz", "conv_state"}
-    bf16 = DType.BF16.numpy
-    pairs = zip(op.inputs, arrays, strict=False)  # inputs that some nodes lack come last
-    made = [a.astype(bf16) if name in names else a for name, a in pairs]
-    return (*made, *arrays[len(made) :])
 
 
 def far(got: Array, want: Array) -> float:
@@ -197,26 +168,20 @@ def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
     return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("op", "case"), PAIRS)
-@pytest.mark.parametrize("bf16", [False, True], ids=["given", "bf16"])
-class TestCase:
-    pytestmark = gpu_only
-
-    def test_every_tactic_equals_the_reference(
-        self, gpu: device.Gpu, op: Op, case: Case, bf16: bool
-    ) -> None:
-        arrays = arrays_of(op, case)
-        arrays = as_bf16(op, arrays) if bf16 else arrays
-        specs = run_tactic.specs_of(op, arrays)
-        takers = [t for t in op.cuda.tactics if not t.refuse(case.attrs, specs, TARGETS["sm_90a"])]
-        if not takers:
-            pytest.skip("every tactic refuses this case")
-        for tactic in takers:
-            got = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
-            again = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
-            same = [a.tobytes() for a in got] == [a.tobytes() for a in again]
-            assert same, f"{tactic.name} is not deterministic"
-            check(op, case, got, arrays, tactic.name)
+def test_every_tactic_equals_the_reference(op: Op, case: Case, hopper: cuda_node.Bench) -> None:
+    """As it is given, and with bf16 activations."""
+    taken = 0
+    for variant in filter(None, (case, cuda_node.as_bf16(op, case))):
+        tried = replace(variant, label=case.label)
+        arrays = arrays_of(op, tried)
+        for work in cuda_node.planned(op, tried, hopper.target):
+            got = cuda_node.run(hopper, work, arrays)
+            check(op, tried, got, arrays, work.tactic.name)
+            taken += 1
+    if not taken:
+        pytest.skip("every tactic refuses this case")
 
 
 @pytest.mark.kernels
@@ -226,14 +191,13 @@ class TestCase:
 def test_decode_kernels_compile_without_spills(
     target: Target, state: DType, ring: bool, cache: Path
 ) -> None:
-    case = fused_ring("27B", 4, "fp8", 8, state) if ring else fused("27B", 4, "fp8", state)
-    specs = run_tactic.specs_of(gdn_decode.OP, case.inputs(np.random.default_rng(0)))
-    accepted = [t for t in gdn_decode.OP.cuda.tactics if not t.refuse(case.attrs, specs, target)]
+    case = fused("27B", 4, "fp8", state, 8 * ring)
+    accepted = list(cuda_node.planned(gdn_decode.OP, case, target))
     assert accepted
-    for tactic in accepted:
-        (job,) = nvrtc.jobs_of([(tactic.source, tactic.plan(case.attrs, specs, target))])
+    for work in accepted:
+        (job,) = nvrtc.jobs_of([(work.tactic.source, work.plan)])
         usage = nvrtc.compile(job, target, cache).usage["gdn_decode"]
-        assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
+        assert (usage.spills, usage.stack) == (0, 0), f"{work.tactic.name}: {usage}"
 
 
 @pytest.mark.kernels
@@ -242,13 +206,11 @@ def test_decode_kernels_compile_without_spills(
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
     works = []
     for case in op.cases:
-        narrow = replace(case, inputs=partial(lambda c, rng: as_bf16(op, c.inputs(rng)), case))
-        found = list(cuda_node.planned(op, narrow, target))
-        assert found and found[0].tactic is op.cuda.tactics[0], "the first tactic refuses"
+        found = list(cuda_node.planned(op, cuda_node.as_bf16(op, case) or case, target))
+        assert found, f"every tactic refuses {case.label}"
         works += found
-    taken = {w.tactic.name for w in works}
-    other = "warps" if target.wgmma else "wgmma"  # of those that have a form for each GPU
-    assert taken == {t.name for t in op.cuda.tactics if t.name != other}
+    names = {t.name for t in op.cuda.tactics if target.wgmma or t.name != "wgmma"}
+    assert {w.tactic.name for w in works} == names
     for work in covering(works):
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
@@ -284,101 +246,89 @@ def test_a_scan_waits_for_wgmma_where_its_source_does(
     assert scan.count("WARPGROUP.DEPBAR") == waits
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])
-class TestDrift:
-    pytestmark = gpu_only
-
-    def test_512_steps(self, gpu: device.Gpu, state: DType) -> None:
-        """A sequence decoded for 512 steps, the state kept on the device."""
-        steps, keys, values = 512, 2, 4
-        launch = gated_delta_cases.Launch(
-            1, (1,) * steps, tuple(range(steps)), (1,) * steps, keys, values, 128, 128,
-            DType.BF16, state, units=2,
-        )  # fmt: skip
-        op = gated_delta.STEP
-        c, ba, *rest = launch.inputs(np.random.default_rng(3))
-        *weights, _, _, _ = rest
-        one = np.ones(1, np.int32)
-        want_o, want = op.reference({**launch.attrs}, (c, ba, *rest))
-        tactic = op.cuda.tactics[0]
-        worst, last = 0.0, weights[2].copy()
-        for t in range(steps):
-            arrays = (c[t : t + 1], ba[t : t + 1], *weights[:2], last, one, one * t, one)
-            o, last = run_tactic.run(gpu, op, tactic, launch.attrs, arrays)
-            worst = max(worst, far(o[0], want_o[t]))
-        limit = 1e-5 if state is DType.F32 else 3e-2
-        assert far(last[1], want[1]) <= limit, f"state {far(last[1], want[1]):.2e}"
-        assert worst <= (1e-2 if state is DType.F32 else 5e-2), f"worst step {worst:.2e}"
+def test_512_steps(hopper: cuda_node.Bench, state: DType) -> None:
+    """A sequence decoded for 512 steps, the state kept on the device."""
+    steps, keys, values = 512, 2, 4
+    launch = gated_delta_cases.Launch(
+        1, (1,) * steps, tuple(range(steps)), (1,) * steps, keys, values, 128, 128,
+        DType.BF16, state, units=2,
+    )  # fmt: skip
+    op = gated_delta.STEP
+    c, ba, *rest = launch.inputs(np.random.default_rng(3))
+    *weights, _, _, _ = rest
+    one = np.ones(1, np.int32)
+    want_o, want = op.reference({**launch.attrs}, (c, ba, *rest))
+    tactic = op.cuda.tactics[0]
+    worst, last = 0.0, weights[2].copy()
+    for t in range(steps):
+        arrays = (c[t : t + 1], ba[t : t + 1], *weights[:2], last, one, one * t, one)
+        o, last = run(hopper, op, tactic, launch.attrs, arrays)
+        worst = max(worst, far(o[0], want_o[t]))
+    limit = 1e-5 if state is DType.F32 else 3e-2
+    assert far(last[1], want[1]) <= limit, f"state {far(last[1], want[1]):.2e}"
+    assert worst <= (1e-2 if state is DType.F32 else 5e-2), f"worst step {worst:.2e}"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])
-class TestRing:
-    pytestmark = gpu_only
-
-    def test_steps_between_prefills(self, gpu: device.Gpu, state: DType) -> None:
-        """Steps from position 0, a prefill, steps: as the plain rule's reference over all."""
-        keys, values, parts = 2, 4, (("steps", 21), ("chunk", 40), ("steps", 30), ("chunk", 3))
-        total = sum(n for _, n in parts) + 61
-        plain = gated_delta_cases.Launch(
-            1, (1,) * total, tuple(range(total)), (1,) * total, keys, values, 128, 128,
-            DType.BF16, state, units=2,
-        )  # fmt: skip
-        c, ba, *rest = plain.inputs(np.random.default_rng(4))
-        want, _ = gated_delta.STEP.reference(plain.attrs, (c, ba, *rest))
-        launch = replace(plain, slots=(1,), starts=(0,), counts=(1,), ring=8)
-        records = launch.records(np.random.default_rng(0))
-        held = [*rest[:3], records]
-        at, worst = 0, 0.0
-        for kind, n in (*parts, ("steps", total - sum(n for _, n in parts))):
-            tile = 1 if kind == "steps" else 64
-            op = gated_delta.STEP if tile == 1 else gated_delta.CHUNK
-            for t in range(at, at + n, n if tile > 1 else 1):
-                pad = ((0, 64 - n), (0, 0)) if tile > 1 else ((0, 0), (0, 0))
-                size = n if tile > 1 else 1
-                rows = [np.asarray([x], np.int32) for x in (1, t, size)]
-                rows += [np.asarray([x], np.int32) for x in (1, -1)] if tile > 1 else []
-                arrays = (np.pad(c[t : t + size], pad), np.pad(ba[t : t + size], pad), *held, *rows)
-                attrs = {**launch.attrs, "tile": tile}
-                o, *states = run_tactic.run(gpu, op, op.cuda.tactics[-1], attrs, arrays)
-                held[2:] = states
-                worst = max(worst, far(o[:size], want[t : t + size]))
-            at += n
-        assert worst <= (1e-2 if state is DType.F32 else 3e-2), f"worst launch {worst:.2e}"
+def test_steps_between_prefills(hopper: cuda_node.Bench, state: DType) -> None:
+    """Steps from position 0, a prefill, steps: as the plain rule's reference over all."""
+    keys, values, parts = 2, 4, (("steps", 21), ("chunk", 40), ("steps", 30), ("chunk", 3))
+    total = sum(n for _, n in parts) + 61
+    plain = gated_delta_cases.Launch(
+        1, (1,) * total, tuple(range(total)), (1,) * total, keys, values, 128, 128,
+        DType.BF16, state, units=2,
+    )  # fmt: skip
+    c, ba, *rest = plain.inputs(np.random.default_rng(4))
+    want, _ = gated_delta.STEP.reference(plain.attrs, (c, ba, *rest))
+    launch = replace(plain, slots=(1,), starts=(0,), counts=(1,), ring=8)
+    records = launch.records(np.random.default_rng(0))
+    held = [*rest[:3], records]
+    at, worst = 0, 0.0
+    for kind, n in (*parts, ("steps", total - sum(n for _, n in parts))):
+        tile = 1 if kind == "steps" else 64
+        op = gated_delta.STEP if tile == 1 else gated_delta.CHUNK
+        for t in range(at, at + n, n if tile > 1 else 1):
+            pad = ((0, 64 - n), (0, 0)) if tile > 1 else ((0, 0), (0, 0))
+            size = n if tile > 1 else 1
+            rows = [np.asarray([x], np.int32) for x in (1, t, size)]
+            rows += [np.asarray([x], np.int32) for x in (1, -1)] if tile > 1 else []
+            arrays = (np.pad(c[t : t + size], pad), np.pad(ba[t : t + size], pad), *held, *rows)
+            attrs = {**launch.attrs, "tile": tile}
+            o, *states = run(hopper, op, op.cuda.tactics[-1], attrs, arrays)
+            held[2:] = states
+            worst = max(worst, far(o[:size], want[t : t + size]))
+        at += n
+    assert worst <= (1e-2 if state is DType.F32 else 3e-2), f"worst launch {worst:.2e}"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", [RINGS[0], RINGS[1]], ids=lambda case: case.label)
-def test_tactics_behind_a_ring_give_the_same_bits(
-    request: pytest.FixtureRequest, case: Case
-) -> None:
+def test_tactics_behind_a_ring_give_the_same_bits(case: Case, hopper: cuda_node.Bench) -> None:
     """They sum in one order, as `Tactic.reduction_key` says."""
-    if not HERE:
-        pytest.skip("needs a Hopper GPU")
-    gpu, op = request.getfixturevalue("gpu"), gdn_decode.OP
-    arrays = arrays_of(op, case)
-    specs = run_tactic.specs_of(op, arrays)
+    works = list(cuda_node.planned(gdn_decode.OP, case, hopper.target))
+    assert len(works) > 2 and "registers" in {w.tactic.name for w in works}
     found = {}
-    for tactic in op.cuda.tactics:
-        if not tactic.refuse(case.attrs, specs, TARGETS["sm_90a"]):
-            outputs = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
-            case.ignore(outputs)  # type: ignore[misc]
-            found[tactic.name] = [x.tobytes() for x in outputs]
-    assert len(found) > 2
+    for work in works:
+        outputs = cuda_node.run(hopper, work, arrays_of(gdn_decode.OP, case))
+        case.ignore(outputs)  # type: ignore[misc]
+        found[work.tactic.name] = [x.tobytes() for x in outputs]
     assert all(bits == found["registers"] for bits in found.values())
 
 
-def test_launches_of_many_rows_do_not_mix(request: pytest.FixtureRequest) -> None:
-    """A row's bits are its own: alone and among others, on the GPU; skipped elsewhere."""
-    if not HERE:
-        pytest.skip("needs a Hopper GPU")
-    gpu = request.getfixturevalue("gpu")
+@pytest.mark.gpu
+def test_launches_of_many_rows_do_not_mix(hopper: cuda_node.Bench) -> None:
+    """A row's bits are its own: alone and among others."""
     op, case = gdn_decode.OP, fused("27B", 9, "fp8")
     arrays = arrays_of(op, case)
     tactic = op.cuda.tactics[0]
-    many = run_tactic.run(gpu, op, tactic, case.attrs, arrays)
+    many = run(hopper, op, tactic, case.attrs, arrays)
     pick = [4]
     per_row = {"qkvz", "ba", "slots", "starts", "counts"}
     names = op.names(case.attrs, len(arrays))
     single = tuple(a[pick] if n in per_row else a for n, a in zip(names, arrays, strict=True))
-    alone = run_tactic.run(gpu, op, tactic, case.attrs, single)
+    alone = run(hopper, op, tactic, case.attrs, single)
     assert alone[1][4].tobytes() == many[1][4].tobytes()
     assert alone[2][0].tobytes() == many[2][4].tobytes()

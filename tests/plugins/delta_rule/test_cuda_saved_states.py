@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.op import Attrs, Case, Op  # noqa: E402
-from spark_engine.tensors import Array  # noqa: E402
+from spark_engine.op import Case, Op  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.delta_rule.test_cuda_rounds import OnGpu  # noqa: E402
 from tests.plugins.delta_rule.test_saved_states import EXACT, SAVING, check_anywhere, check_resuming  # noqa: E402
 
 GPU = pytest.mark.gpu
-
-
-class OnGpu:
-    """The one tactic of each."""
-
-    def __init__(self, bench: cuda_node.Bench) -> None:
-        self.bench = bench
-
-    def __call__(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:
-        arrays = tuple(operands.values())
-        works = list(cuda_node.planned(op, Case("", attrs, lambda _: arrays), self.bench.target))
-        if not works:
-            pytest.skip(f"no kernel of {op.name} takes it")
-        return cuda_node.run(self.bench, works[0], arrays)
 
 
 @GPU

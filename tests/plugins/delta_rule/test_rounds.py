@@ -23,7 +23,6 @@ from spark_engine.plugins.state.replay_ring import (
     Ring,
     ring_behind,
     ring_records,
-    since,
     whole_state,
 )
 from spark_engine.tensors import Array, DType
@@ -131,7 +130,7 @@ class Sequence_:
         single.go(Part(end, 1, 1))
         records, columns = (single.states[n][SLOT] for n in ("gdn_ring", "conv_state"))
         ring = self.launch.layout
-        places = np.arange(int(since(ring, records, end + 1).min()), end + 1) % ring.records
+        places = np.arange(int(ring.since(records, end + 1).min()), end + 1) % ring.records
         recent = np.arange(max(0, end - 3), end + 1) % len(columns)
         used = records[places, : ring.decays + ring.heads.values]
         header = records[-1, : 2 * ring.heads.values]

@@ -51,7 +51,7 @@ def _texts() -> tuple[Texts, Texts]:
     host["common/fp4_mma_sm120.cuh"] = '#include "common/ptx.cuh"\n'
     host[HOST] = '#include "common/ptx.cuh"\n#include "common/wgmma_sm90.cuh"\n'
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
+    for path in ("common/numeric.cuh", "attention/attention_kv_pages.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
     dynamic = r"u8* const \1 = dynamic;"
     return host, {p: _DYNAMIC.sub(dynamic, t) for p, t in found.items() if p not in host}

@@ -33,7 +33,7 @@ inline void store_release(u32* at, u32 value) {
   showed = true;
   std::atomic_ref<u32>(*at).store(value, std::memory_order_release);
 }
-inline uint4 load_shown(const uint4* at) {
+inline uint4 load_published(const uint4* at) {
   check((u64)at % 16 == 0, "a vector is misaligned");
   dawdle();
   return *at;

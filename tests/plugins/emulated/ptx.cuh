@@ -31,6 +31,7 @@ typedef long long i64;
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __align__(n) alignas(n)
+#define DYNAMIC_SHARED(kernel, bytes) static_assert(sizeof(#kernel) <= 44 && (bytes) > 0)
 using std::max;
 using std::min;
 

@@ -169,5 +169,5 @@ def test_every_e4m3_code_decodes_by_its_bits() -> None:
     (values,) = run_nodes(build, {"codes": codes}, {"values": np.zeros(256, np.float32)})
     np.testing.assert_array_equal(values[legal], by_bits[legal])
     assert [e4m3_value(c) for c in (0x00, 0x01, 0x07, 0x08, 0x38, 0x7E, 0xB8)] == [
-        *(0, 2**-9, 7 * 2**-9, 2**-6, 1, 448, -1),
+        *(0, 2**-9, 7 * 2**-9, 2**-6, 1, 448, -1)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+from spark_engine.builder.native.cuda_sources import SOURCES, sources
 from tests.repository import ROOT, files
 
 _TEXT = r'\s*"(?:[^"\\]|\\.)*"'
@@ -30,3 +31,11 @@ def test_no_instruction_is_wrapped_in_two_files() -> None:
     assert len(found) > 40, "nothing was read"
     twice = {text: sorted(names) for text, names in found.items() if len(names) > 1}
     assert not twice, "put it into ptx.cuh (or numeric.cuh) and include that"
+
+
+def test_kernels_declare_their_dynamic_shared_memory() -> None:
+    made = {p.relative_to(SOURCES).as_posix() for p in SOURCES.rglob("*.cu")}
+    texts = {name: "".join(sources(name).values()) for name in made}
+    using = {name for name, text in texts.items() if "extern __shared__" in text}
+    declaring = {name for name, text in texts.items() if re.search(r"^DYNAMIC_SHARED", text, re.M)}
+    assert len(using) > 15 and using == declaring

@@ -12,13 +12,13 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins.formats import numeric
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
-from spark_engine.plugins.ops.linear import nvfp4_linear_a4
+from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
+from tests.plugins.linear import test_cuda_rows
 from tests.plugins.packed_node import linear_node
 
-OP = nvfp4_linear_a4.OP
+OP = REGISTRY["nvfp4_linear_a4"]
 BUCKETS = (1, 8, 16, 32, 64, 128)
 
 
@@ -82,17 +82,6 @@ def test_no_tile_spills(target: Target, cache: Path) -> None:
 # ---- on a GPU ----------------------------------------------------------------------------------
 
 
-def operands(m: int, n: int, k: int) -> tuple[Array, ...]:
-    rng = np.random.default_rng(m + n + k)
-    x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
-    alpha = rng.uniform(0.5, 2, n).astype(np.float32)
-    return (
-        *numeric.nvfp4_quantise(x, np.float32(0.002)),
-        *numeric.nvfp4_weight(w)[:2],
-        alpha,
-    )
-
-
 def run(bench: object, arrays: tuple[Array, ...]) -> Array:
     from tests.plugins import cuda_node
 
@@ -106,7 +95,7 @@ def run(bench: object, arrays: tuple[Array, ...]) -> Array:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [(7, 1040, 5120), (130, 272, 2064)], ids=str)
 def test_equals_the_reference(bench: object, size: tuple[int, int, int]) -> None:
-    arrays = operands(*size)
+    arrays = test_cuda_rows.operands(OP.name, *size)
     got = run(bench, arrays).astype(np.float64)
     (want,) = OP.reference({"dtype": "f32"}, arrays)
     assert np.isfinite(got).all()
@@ -115,7 +104,7 @@ def test_equals_the_reference(bench: object, size: tuple[int, int, int]) -> None
 
 @pytest.mark.gpu
 def test_a_row_does_not_depend_on_its_bucket(bench: object) -> None:
-    arrays = operands(128, 544, 2048)
+    arrays = test_cuda_rows.operands(OP.name, 128, 544, 2048)
     full = run(bench, arrays)
     for m in BUCKETS[:-1]:
         part = run(bench, (arrays[0][:m], arrays[1][:m], *arrays[2:]))

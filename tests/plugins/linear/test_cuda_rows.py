@@ -22,7 +22,7 @@ from spark_engine.plugins.kernels.gemm import (
 )
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_gemm as sg
 from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as order
-from spark_engine.plugins.ops.linear import fp8_linear, linear, nvfp4_linear, nvfp4_linear_a4
+from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import packed_node
 from tests.plugins.linear import test_cuda_linear
@@ -30,7 +30,7 @@ from tests.plugins.linear import test_cuda_linear
 A4 = "nvfp4_linear_a4"
 BF16: Attrs = {"dtype": "bf16"}
 REHEARSED = rehearsal(GB10, H200)
-OPS = {o.name: o for o in (linear.OP, fp8_linear.OP, nvfp4_linear.OP, nvfp4_linear_a4.OP)}
+OPS = {n: REGISTRY[n] for n in ("linear", "fp8_linear", "nvfp4_linear", "nvfp4_linear_a4")}
 FORMS = {
     f.FORM.symbol: f.FORM
     for f in (
@@ -174,11 +174,7 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     rng = np.random.default_rng(m + n + k)
     x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
     alpha = rng.uniform(0.5, 2, n).astype(np.float32)
-    return (
-        *numeric.nvfp4_quantise(x, np.float32(0.002)),
-        *numeric.nvfp4_weight(w)[:2],
-        alpha,
-    )
+    return (*numeric.nvfp4_quantise(x, np.float32(0.002)), *numeric.nvfp4_weight(w)[:2], alpha)
 
 
 def run(bench: object, op: Op, arrays: tuple[Array, ...]) -> dict[str, Array]:
@@ -244,7 +240,7 @@ def test_tokens_shared_by_two_warps_give_the_bits_of_one(
     arrays, chosen = operands(op, 128, 640, 2048), sg.choose
     results = [run(bench, OPS[op], arrays)["stream-k"].tobytes() for _ in range(5)]
 
-    def choose(p: sg.Problem, form: sg.Format, t: Target) -> sg.StreamKConfig:
+    def choose(p: sg.Problem, form: sg.StreamKForm, t: Target) -> sg.StreamKConfig:
         return sg.fill(replace(chosen(p, form, t), warp_tiles=1, warps_m=1), p, form, t)
 
     monkeypatch.setattr(sg, "choose", choose)

@@ -6,11 +6,12 @@ import pytest
 
 from spark_engine.kernel import GB10, H200, TARGETS, Target
 from spark_engine.plugins.kernels.gemm import linear_small_n_kernels
-from spark_engine.plugins.ops.linear import linear
+from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import DType, TensorSpec
 
 BF16 = {"dtype": "bf16"}
-(SMALL_N,) = (t for t in linear.OP.cuda.tactics if t.name == "small n")
+LINEAR = REGISTRY["linear"]
+(SMALL_N,) = (t for t in LINEAR.cuda.tactics if t.name == "small n")
 
 
 def specs(m: int, n: int, k: int, dtype: DType = DType.BF16) -> tuple[TensorSpec, ...]:
@@ -36,16 +37,14 @@ def test_it_is_chosen_in_decode_and_left_for_a_prefill() -> None:
     cheapest = []
     for m in (1, 8, 64, 128, 2048):
         given = specs(m, 96, 5120)
-        taken = [t for t in linear.OP.cuda.tactics if t.refuse(BF16, given, H200) is None]
+        taken = [t for t in LINEAR.cuda.tactics if t.refuse(BF16, given, H200) is None]
         cheapest.append(min(taken, key=lambda t: t.cost(BF16, given, H200)).name)
     assert cheapest == ["small n"] * 4 + ["stream-k"]
 
 
 def test_without_clusters_others_take_them() -> None:
     for m in (1, 8, 64, 2048):
-        refusals = {
-            t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in linear.OP.cuda.tactics
-        }
+        refusals = {t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in LINEAR.cuda.tactics}
         assert refusals.pop("small n") == "clusters of sm_121a are not relied on"
         assert None in refusals.values()
 

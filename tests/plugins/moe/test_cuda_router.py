@@ -74,14 +74,14 @@ def test_served_sizes_compile_without_spills(target: Target, tokens: int, cache:
 @pytest.mark.parametrize("one", CASES, ids=lambda c: c.label)
 def test_tactics_choose_as_the_reference_does(one: Case, bench: cuda_node.Bench) -> None:
     arrays = one.inputs(np.random.default_rng(5))
-    ids, weights = OP.reference(one.attrs, arrays)
     works = list(cuda_node.planned(OP, one, bench.target))
     (tokens, hidden), (experts, _) = arrays[0].shape, arrays[1].shape
     if (experts, hidden) == (256, 2048):
         assert [w.tactic.name for w in works] == tactics(bench.target, tokens)
+    made = [cuda_node.run(bench, work, arrays) for work in works]
+    ids, weights = OP.reference(one.attrs, arrays)
     finite = np.arange(len(ids)) != 2 if len(ids) > 3 else np.ones(len(ids), bool)
-    for work in works:
-        got_ids, got = cuda_node.run(bench, work, arrays)
+    for work, (got_ids, got) in zip(works, made, strict=True):
         np.testing.assert_array_equal(got_ids, ids, err_msg=work.tactic.name)
         # The tensor cores cut off what they add, and `wide` adds all of k in one sum: of 2,048 some
         # 128 times up to 2^-23 of sums of about 20, and a weight differs as its logits do.

@@ -22,7 +22,8 @@ from spark_engine.kernel import (
     Specs,
     Target,
 )
-from spark_engine.plugins.formats import expert_layout, expert_packs
+from spark_engine.plugins.formats import expert_layout
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.kernels.moe.experts import experts_grouped_kernels, experts_problem
 from spark_engine.plugins.launch import node_of
 from spark_engine.plugins.ops.moe import grouped_moe
@@ -31,7 +32,7 @@ from tests.plugins import packed_node
 
 OP = grouped_moe.OP
 (GROUPED,) = (t for t in OP.cuda.tactics if t.name == "grouped")
-KINDS = tuple(expert_packs.OPERANDS)
+KINDS = tuple(name for name, form in FORMATS.items() if form.experts is not None)
 TOKENS = (1, 128, 129, 284, 285, 512, 1024, 1309, 2048, 4096, 8192)
 SIZES = (257, 9, 2048, 512)  # experts and the shared one, chosen and it, H, I: the 35B's
 TINY = (13, 3, 64, 128)

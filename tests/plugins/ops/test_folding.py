@@ -13,11 +13,7 @@ from tests.plugins.test_ops import arrays_of
 
 # What is left of a body when its weights are constants, but for casts: those to the same dtype
 # vanish inside a model and stay at its edge.
-LEFT = {
-    "linear": ["MatMul"],
-    "fp8_linear": ["MatMul", "Mul"],
-    "nvfp4_linear": ["MatMul", "Mul"],
-}
+LEFT = {"linear": ["MatMul"], "fp8_linear": ["MatMul", "Mul"], "nvfp4_linear": ["MatMul", "Mul"]}
 
 
 ALL = (*LEFT, "fp8_block_linear", "nvfp4_linear_a4", "moe_router", "shared_gate", "grouped_moe")

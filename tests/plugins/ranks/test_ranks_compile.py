@@ -77,10 +77,10 @@ def test_what_is_pushed_has_an_end() -> None:
         assert (
             2 * ranks * 2 * most <= collectives_kernels.PUSHED_BYTES < 2 * ranks * 2 * (most + 512)
         )
-        assert collectives_kernels.refuse_way("push", ranks, most) is None
-        assert "are pushed" in str(collectives_kernels.refuse_way("push", ranks, most + 16))
-    assert "no other" in str(collectives_kernels.refuse_way("push", 1, 16))
-    assert "second shot" in str(collectives_kernels.refuse_way("two_shot", 2, 1 << 20))
+        assert collectives_kernels.refuse_algorithm("push", ranks, most) is None
+        assert "are pushed" in str(collectives_kernels.refuse_algorithm("push", ranks, most + 16))
+    assert "no other" in str(collectives_kernels.refuse_algorithm("push", 1, 16))
+    assert "second shot" in str(collectives_kernels.refuse_algorithm("two_shot", 2, 1 << 20))
 
 
 def test_every_tactic_has_one_order() -> None:

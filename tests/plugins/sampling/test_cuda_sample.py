@@ -113,7 +113,8 @@ def test_served_width_compiles_and_spills_nothing(
     for launch in plan.launches:
         assert (("RANKS", str(ranks)) in launch.defines) == (ranks > 1)
         job = nvrtc.Job(launch.source or tactic.source, launch.defines, (launch.symbol,))
-        usage = nvrtc.compile(job, target, cache).usage[launch.symbol]
+        cubin = nvrtc.compile(job, target, cache)
+        usage, launch = cubin.usage[launch.symbol], cubin.launched(launch)
         assert (usage.spills, usage.stack) == (0, 0), (launch.symbol, usage)
         assert usage.shared + launch.shared <= target.shared_bytes, (launch.symbol, usage)
         assert launch.block[0] * usage.registers <= 65536, (launch.symbol, usage)

@@ -14,11 +14,11 @@ from spark_engine.plugins.state.replay_ring import (
     MOST,
     Heads,
     Ring,
-    caught_up,
     ring_behind,
     ring_bytes,
     ring_of,
     ring_width,
+    whole_state,
 )
 from spark_engine.tensors import Array, DType
 from tests.plugins.run_op import named, run
@@ -75,8 +75,7 @@ class Sequence:
 
     def now(self, end: int) -> Array:
         """The state that the sequence has before position `end`."""
-        state = self.state[self.slot].astype(np.float64)
-        return caught_up(self.ring, state, self.records[self.slot], end)
+        return whole_state(self.state[self.slot], self.records[self.slot], end)
 
 
 @pytest.mark.parametrize("length", [2, 3, 8, 16])
@@ -170,6 +169,6 @@ def test_a_bf16_state_is_rounded_once_a_fold() -> None:
         attrs: Attrs = {**small.attrs, "ring": 8}
         _, held, records = gated_delta.reference(attrs, (*token, held, records, *rows))
     want = truth(TOKENS)[1]
-    now = caught_up(ring, held[SLOT].astype(np.float64), records[SLOT], TOKENS)
+    now = whole_state(held[SLOT], records[SLOT], TOKENS)
     far = [np.linalg.norm(x.astype(np.float64) - want) for x in (plain[SLOT], now)]
     assert far[1] < 0.8 * far[0]

@@ -65,7 +65,12 @@ class Placing:
 @pytest.fixture
 def placing(monkeypatch: pytest.MonkeyPatch) -> Placing:
     made = Placing()
-    monkeypatch.setattr(module, "_ray", lambda: made)
+    real = module._extra
+
+    def extra(name: str, library: str) -> Any:
+        return made if name == "ray_serve" else real(name, library)
+
+    monkeypatch.setattr(module, "_extra", extra)
     monkeypatch.setattr(module, "_serve", lambda *_: made.done.append("served") or 0)
     monkeypatch.setattr(module, "read_manifest", lambda _: _manifest(ranks=2, seqs=64))
     monkeypatch.setattr(module, "set_up", lambda *_: None)
@@ -158,6 +163,7 @@ def test_what_the_user_names_does_not_follow_the_engine() -> None:
 
 
 def test_nothing_listens_before_the_replicas_are_there() -> None:
-    listener = module._front().listen(ServerOptions(host="127.0.0.1", port=0))
+    serving = module._extra("front_process", "aiohttp")
+    listener = serving.listen(ServerOptions(host="127.0.0.1", port=0))
     with contextlib.closing(listener), socket.socket() as client:
         assert client.connect_ex(listener.getsockname()) != 0

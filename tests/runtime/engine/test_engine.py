@@ -16,6 +16,7 @@ from spark_engine.runtime.engine import step
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.tensors import Array
+from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
@@ -40,7 +41,7 @@ def finish(engine: Engine) -> dict[int, list[Event]]:
     while not engine.idle:
         for event in engine.step():
             events.setdefault(event.request_id, []).append(event)
-    engine.check_idle()
+    check_idle(engine)
     return events
 
 
@@ -245,7 +246,7 @@ def test_while_memory_is_short_nothing_of_the_host_is_kept() -> None:
         assert engine.stats()["swapped"] == 1 and engine.scheduler.swap_used
         if engine is not plain:
             engine.save_memory(True)
-            engine.scheduler.check()
+            check_scheduler(engine.scheduler)
             assert not (engine.scheduler.swap_used or engine.stats()["swapped"])
             assert all(seq.swap_copy is None for seq in engine.scheduler.waiting)
             assert engine.stats()["snapshots"] == 0
@@ -277,11 +278,11 @@ def test_check_idle_names_what_is_left() -> None:
     engine = make()
     ask(engine)
     with pytest.raises(InternalError, match="requests.*queue"):
-        engine.check_idle()
+        check_idle(engine)
     finish(engine)
     engine.scheduler.pages.take()
     with pytest.raises(InternalError, match="a leak"):
-        engine.check_idle()
+        check_idle(engine)
 
 
 def test_an_engine_without_a_family_is_refused() -> None:

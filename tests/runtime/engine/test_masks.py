@@ -23,6 +23,7 @@ from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.engine.sequence import Sequence
 from tests.lateness import Lateness
+from tests.runtime.engine.invariants import check_idle
 from tests.runtime.fake_executor import EOS, VOCAB, build_fake
 
 HANGS_S = 200.0  # a wait this long is for a grammar that hangs
@@ -77,7 +78,7 @@ def run(one: Engine) -> dict[int, list[Event]]:
         for event in one.step():
             events.setdefault(event.request_id, []).append(event)
         assert time.monotonic() < until, "the engine does not come to an end"
-    one.check_idle()
+    check_idle(one)
     one.close()
     return events
 

@@ -14,6 +14,7 @@ from spark_engine.runtime.engine.request import FinishReason, Request, SamplingP
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
+from tests.runtime.engine.invariants import check_scheduler
 
 
 def make(
@@ -68,7 +69,7 @@ class Clients:
                     row.seq.tokens.append(0)
                     if len(row.seq.tokens) == row.seq.limit:
                         self.scheduler.finish(row.seq, FinishReason.LENGTH)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
 
 def shape(plan: StepPlan) -> list[tuple[str, int, list[tuple[int, int, int, bool]]]]:
@@ -226,10 +227,10 @@ def test_waiting_requests_are_counted_without_a_walk() -> None:
     step()
     assert (len(waiting), waiting.fresh, waiting.swapped) == (48, 47, 1)
     assert not looked
-    clients.scheduler.check()
+    check_scheduler(clients.scheduler)
     waiting.swapped = 0
     with pytest.raises(InternalError, match="47 new and 1 swapped wait, counted 47 new and 0"):
-        clients.scheduler.check()
+        check_scheduler(clients.scheduler)
 
 
 def test_preempted_sequences_do_not_count_as_queued() -> None:
@@ -289,7 +290,7 @@ def test_what_a_finished_sequence_held_returns_after_the_last_launched_step() ->
     scheduler.collected(first.step)
     scheduler.finish(seq, FinishReason.STOP)
     assert (scheduler.slots.free, scheduler.pages.free) == (3, 19)
-    scheduler.check()
+    check_scheduler(scheduler)
     scheduler.collected(second.step)
     assert (scheduler.slots.free, scheduler.pages.free) == (4, 20)
 
@@ -417,7 +418,7 @@ def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
     clients, seq = preempted(1000)
     clients.scheduler.finish(seq, FinishReason.CANCELLED)
     assert clients.scheduler.swap_used == 0 and seq.swap_copy is None
-    clients.scheduler.check()
+    check_scheduler(clients.scheduler)
 
 
 def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
@@ -425,7 +426,7 @@ def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
     for wrong in (109, 111):
         clients.scheduler.swap_used = wrong
         with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
-            clients.scheduler.check()
+            check_scheduler(clients.scheduler)
 
 
 # ---- rounds of drafts --------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from spark_engine.runtime.engine.request import (
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.engine import automaton
+from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
@@ -237,7 +238,7 @@ class Watch:
         for event in self.engine.step():
             assert not (self.events[event.request_id] and self.events[event.request_id][-1].finish)
             self.events[event.request_id].append(event)
-        self.engine.scheduler.check()
+        check_scheduler(self.engine.scheduler)
         self._check_snapshots()
         self._check_progress()
         if not self.engine.depth:  # every round was read
@@ -349,7 +350,7 @@ def fitted(arrival: Arrival, limits: Limits) -> Arrival:
 
 def check_trace(trace: Trace) -> None:
     watch, arrived = replay(trace)
-    watch.engine.check_idle()
+    check_idle(watch.engine)
     watch.engine.clear_cache()
     assert watch.engine.scheduler.pages.free == trace.limits.pages
     assert watch.engine.scheduler.prefix.rows.free == trace.limits.snapshots

@@ -59,8 +59,8 @@ def test_unused_entries_of_the_tables_start_as_such() -> None:
 
 def test_bytes_of_a_slot_and_of_a_page() -> None:
     memory = make()
-    assert memory.slot_bytes == 11 * 4 + 6 * 2
-    assert memory.page_bytes == 32
+    assert memory.store.slot_bytes == 11 * 4 + 6 * 2
+    assert memory.store.page_bytes == 32
 
 
 def test_a_snapshot_moves_one_sequence_and_touches_no_other() -> None:
@@ -69,12 +69,12 @@ def test_a_snapshot_moves_one_sequence_and_touches_no_other() -> None:
     for state in memory.states.values():
         state[...] = rng.integers(0, 100, state.shape).astype(state.dtype)
     before = {name: state.copy() for name, state in memory.states.items()}
-    saved = memory.save(1, [4, 0])
-    assert saved.nbytes == memory.slot_bytes + 2 * memory.page_bytes
+    saved = memory.store.save(1, [4, 0])
+    assert saved.nbytes == memory.store.slot_bytes + 2 * memory.store.page_bytes
     for state in memory.states.values():
         state[1] = 77  # the copy must not change
     memory.states["layers.1.k_pages"][[4, 0]] = 77
-    memory.restore(saved, 2, [3, 1])
+    memory.store.restore(saved, 2, [3, 1])
     for name in ("token_counts", "layers.0.gdn_state"):
         assert (memory.states[name][2] == before[name][1]).all()
         assert (memory.states[name][[0, 3]] == before[name][[0, 3]]).all()
@@ -87,8 +87,8 @@ def test_a_snapshot_moves_one_sequence_and_touches_no_other() -> None:
 def test_nan_in_what_is_saved_survives_bit_for_bit() -> None:
     memory = make()
     memory.states["layers.0.gdn_state"][0] = np.nan
-    saved = memory.save(0, [])
-    memory.restore(saved, 1, [])
+    saved = memory.store.save(0, [])
+    memory.store.restore(saved, 1, [])
     assert (
         memory.states["layers.0.gdn_state"][1].tobytes()
         == saved.rows["layers.0.gdn_state"].tobytes()

@@ -23,8 +23,9 @@ from spark_engine.runtime.executors import device_memory, native  # noqa: E402
 from spark_engine.runtime.executors.memory import EngineMemory, allocate  # noqa: E402
 from spark_engine.runtime.executors.program import MemoryOperand  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 ROWS, SLOTS, VOCAB = 3, 4, 2048
 LIMITS = Limits(max_seqs=SLOTS, max_context=128, pages=3, vocab=VOCAB)
@@ -276,14 +277,14 @@ def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> N
 
 def test_a_snapshot_goes_to_another_slot_and_other_pages(engine: native.NativeEngine) -> None:
     _, memory = opened(engine)
-    assert memory.slot_bytes == 4 and memory.page_bytes == 32 and not memory.states
+    assert memory.store.slot_bytes == 4 and memory.store.page_bytes == 32 and not memory.states
     last = _i32(engine.gpu, engine.states.addresses["last_tokens"], SLOTS + 1)
     last[:] = range(SLOTS + 1)
     pages = engine.gpu.at(engine.states.addresses["layers.0.k_pages"], 4 * 32).reshape(4, 32)
     pages[:] = np.arange(4, dtype=np.uint8)[:, None]
-    saved = memory.save(1, [2, 0])
+    saved = memory.store.save(1, [2, 0])
     assert saved.nbytes == 4 + 64
-    memory.restore(saved, 3, [1, 3])
+    memory.store.restore(saved, 3, [1, 3])
     assert last.tolist() == [0, 1, 2, 1, 4]
     assert pages[:, 0].tolist() == [0, 2, 2, 0]
 
@@ -304,12 +305,12 @@ def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
     _, memory = opened(engine)
     pages = engine.gpu.at(engine.states.addresses["layers.0.k_pages"], 4 * 32)  # type: ignore[attr-defined]
     pages[:] = np.arange(128, dtype=np.uint8)
-    saved = memory.save(0, [1, 2, 0])
+    saved = memory.store.save(0, [1, 2, 0])
     assert saved.pages["layers.0.k_pages"].view(np.uint8).reshape(-1).tolist() == [
         *range(32, 96), *range(32)
     ]  # fmt: skip
     pages[:] = 0
-    memory.restore(saved, 0, [1, 2, 0])
+    memory.store.restore(saved, 0, [1, 2, 0])
     assert pages[:96].tolist() == list(range(96))
 
 

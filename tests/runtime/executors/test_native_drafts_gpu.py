@@ -21,6 +21,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.repository import ROOT  # noqa: E402
+from tests.runtime.engine.invariants import check_idle  # noqa: E402
 
 HERE = architecture()
 pytestmark = [
@@ -96,7 +97,7 @@ def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | N
                 assert event.finish is not FinishReason.ERROR, event.message
                 if event.token is not None:
                     said[event.request_id].append((event.token, event.logprob))
-    engine.check_idle()
+    check_idle(engine)
     return list(said.values())
 
 

@@ -33,9 +33,11 @@ from spark_engine.runtime.engine.request import (  # noqa: E402
 from spark_engine.runtime.executors import native  # noqa: E402
 from spark_engine.runtime.executors.memory import BucketKey  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from spark_engine.weights_file import plan_weights  # noqa: E402
+from tests.runtime.engine.invariants import check_idle  # noqa: E402
 from tests.runtime.fake_executor import EOS, VOCAB, Device, FakeExecutor, build_fake, fake_states  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 LIMITS = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3)
 DECODE, PREFILL = (1, 2, 8), (1, 4)
@@ -146,7 +148,7 @@ def run(engine: Engine, asked: Sequence[Request]) -> list[list[tuple[Any, ...]]]
         _note(made, engine.step())
     while not engine.idle:
         _note(made, engine.step())
-    engine.check_idle()
+    check_idle(engine)
     return list(made.values())
 
 

@@ -21,12 +21,13 @@ from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.manifest import Bucket  # noqa: E402
 from spark_engine.runtime.executors import native  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
-from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from spark_engine.weights_file import plan_weights  # noqa: E402
 from tests.runtime import fake_nccl  # noqa: E402
 from tests.runtime.executors import test_native as one_rank  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 from tests.runtime.fake_nccl import FakeNccl  # noqa: E402
 from tests.runtime.ranks.test_communicator import meeting  # noqa: E402
+from tests.spark_engine.written_weights import write_weights  # noqa: E402
 
 T = TypeVar("T")
 PART = 32  # bytes of a rank

@@ -160,7 +160,7 @@ def test_many_sets_of_buffers_are_served_and_not_kept(folder: Path) -> None:
         b["memory"] += i
         executor.run(b)
         assert b["logits"][0, 0] == 11 + i
-    assert len(executor._bound) <= 4
+    assert len(executor._bound._known) <= 4
 
 
 @pytest.mark.parametrize("change", ["missing", "shape", "dtype", "strided"])

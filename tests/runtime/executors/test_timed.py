@@ -25,7 +25,7 @@ class Device:
         self.host = 100.0
         self.free_at = 0.0  # host's seconds at which the stream is empty
         self.made = 0
-        self.gpu = self
+        self.gpu, self.specs = self, None
 
     def queue(self, seconds: float) -> None:
         self.free_at = max(self.free_at, self.host) + seconds

@@ -94,7 +94,7 @@ def stepped(folder: Path, number: int) -> dict[str, np.ndarray[Any, Any]]:
 
 def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Path:
     """An engine built with the fake TensorRT."""
-    patch.setattr(builder_half, "tensorrt", lambda: version("1.7.1"))
+    patch.setattr(builder_half, "library", lambda *_: version("1.7.1"))
     patch.setattr(builder_half, "compile_engine", fake_trt.compile_engine)
     build(checkpoint, folder, SIZES, lambda text: None)
     return folder
@@ -221,7 +221,7 @@ def test_an_engine_of_another_kind_is_refused(
 def test_what_is_no_bucket_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is opened before the refusal would never be closed."""
     opened: list[None] = []
-    monkeypatch.setattr(runtime_half, "_library", lambda: ModuleType("tensorrt_rtx"))
+    monkeypatch.setattr(runtime_half, "library", lambda *_: ModuleType("tensorrt_rtx"))
     monkeypatch.setattr(runtime_half, "_gpu", lambda: opened.append(None))
     header: Any = None
     with pytest.raises(EngineError, match="the bucket is not TensorRT's"):
@@ -255,7 +255,8 @@ def test_the_gpus_that_it_runs_on(
 def test_what_its_engines_lack_here_is_said(
     found: tuple[int, int] | None, installed: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detect, "_capability", lambda: found)
+    gpu = SimpleNamespace(capability=lambda: found)
+    monkeypatch.setattr(detect, "_gpu", lambda: gpu)
     monkeypatch.setattr(detect, "cuda_missing", lambda: "" if installed else "No module")
     monkeypatch.setattr(detect, "extra", lambda name: f"/python -m pip install {name}")
     said = detect.foreign(RTX, ("cpu",))

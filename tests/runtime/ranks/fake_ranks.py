@@ -14,7 +14,7 @@ from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
-from spark_engine.runtime.ranks.messages import CopyRows, decode_orders
+from spark_engine.runtime.ranks.messages import ORDERS, CopyRows
 from spark_engine.tensors import Array
 
 Outputs = dict[str, bytes]
@@ -69,7 +69,7 @@ class InProcess:
     def send(self, data: bytes) -> None:
         self.packets += 1
         for follower in self.followers:
-            assert follower.follow(decode_orders(data))
+            assert follower.follow(ORDERS.decode(data))
 
     def check(self) -> None:
         if self.fallen is not None:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import ExecutorError
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks import communicator, running_clock
 from spark_engine.runtime.ranks.communicator import (
-    Communicator,
     SharedCommunicator,
     TcpCommunicator,
     shared_bytes,

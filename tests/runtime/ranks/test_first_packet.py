@@ -13,7 +13,7 @@ import pytest
 
 from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.ranks.channel import HEAD, INLINE, read_answer
-from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
+from spark_engine.runtime.ranks.messages import ANSWER, RankFailed
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
 
 
@@ -43,7 +43,7 @@ def test_another_version_is_refused_with_what_to_install(
     with mine, theirs:
         mine.sendall(HEAD.pack(len(packet), INLINE) + packet)
         assert rank_process.main([seat]) == 2  # an exit code that is not retried
-        answer = decode_answer(read_answer(mine) or b"")
+        answer = ANSWER.decode(read_answer(mine) or b"")
     assert isinstance(answer, RankFailed) and answer.user and not answer.passing
     own = version("spark-engine")
     assert f"runs spark-engine {own}, rank 0 0.0.1: install one version" in answer.message

@@ -15,6 +15,7 @@ from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.memory import Changed
 from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import (
+    ORDERS,
     CopyRows,
     LaunchBucket,
     LaunchRest,
@@ -23,7 +24,6 @@ from spark_engine.runtime.ranks.messages import (
     Restore,
     Table,
     Tables,
-    decode_orders,
     encode,
 )
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -80,7 +80,7 @@ def inputs(*numbers: int) -> bytes:
 
 
 def follow(follower: Follower, *orders: Order) -> bool:
-    return follower.follow(decode_orders(encode([*orders])))
+    return follower.follow(ORDERS.decode(encode([*orders])))
 
 
 def test_tables_reach_the_device_before_the_launch_and_before_its_rest(

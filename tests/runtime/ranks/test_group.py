@@ -27,6 +27,7 @@ from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.messages import (
     Answer,
     Begin,
+    LoadOptions,
     Opened,
     Opening,
     RankFailed,
@@ -35,7 +36,7 @@ from spark_engine.runtime.ranks.messages import (
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S
 
 SOON_S = 60.0  # ends a test that hangs
-BEGIN = Begin("", "", 1, None, True, False, False)
+BEGIN = Begin("", "", LoadOptions(threads=1))
 
 
 class NoCalls:

@@ -20,7 +20,7 @@ from spark_engine.runtime.cli import rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.ranks import hosts, rendezvous, running_clock, spawn
 from spark_engine.runtime.ranks.hosts import own_rank
-from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
+from spark_engine.runtime.ranks.messages import ANSWER, RankFailed
 from spark_engine.runtime.ranks.rendezvous import PORT, address_of, split_hosts
 from spark_engine.runtime.server.engine_client import engine_folder as assets
 from spark_engine.runtime.server.engine_client.supervisor import WATCHDOG_S
@@ -185,7 +185,7 @@ def test_a_passing_error_is_reported_and_tried_again(error: Exception, code: int
     told: list[bytes] = []
     receiver = cast(Any, SimpleNamespace(answer=told.append))
     assert rank_process._fallen(receiver, error) == code
-    (answer,) = map(decode_answer, told)
+    (answer,) = map(ANSWER.decode, told)
     assert isinstance(answer, RankFailed)
     assert answer.passing == isinstance(error, CapacityError)
 

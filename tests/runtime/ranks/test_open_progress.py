@@ -19,7 +19,7 @@ from spark_engine.runtime.ranks import open_progress
 from spark_engine.runtime.ranks.channel import Receiver, read_answer
 from spark_engine.runtime.ranks.communicator import TcpCommunicator
 from spark_engine.runtime.ranks.links import Links
-from spark_engine.runtime.ranks.messages import Opening, decode_answer
+from spark_engine.runtime.ranks.messages import ANSWER, Opening
 from spark_engine.runtime.ranks.open_progress import REPORT_S, ReportedProgress
 from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
 from tests.runtime.ranks.test_group import BEGIN, SOON_S
@@ -65,7 +65,7 @@ def test_rank_0_learns_how_far_an_opening_is_and_that_it_waits(
         mark("files")
         comm.work()
         for _ in range(3):
-            answer = decode_answer(read_answer(mine) or b"")
+            answer = ANSWER.decode(read_answer(mine) or b"")
             assert isinstance(answer, Opening)
             said.append(answer.at)
         mine.close()

@@ -167,7 +167,7 @@ async def suffer(server: Running, faults: list[Fault], alone: list[str]) -> list
     statuses of the answers.
     """
     before, known = len(server.faults.done()), server.processes()
-    folder = server.client._supervisor._process._folder  # type: ignore[union-attr]
+    folder = server.client._process._folder  # type: ignore[union-attr]
     server.faults.order(faults)
     streams = [one | {"stream": n % 3 == 1} for n, one in enumerate(BODIES)]
     asked = [asyncio.create_task(server.ask(one)) for one in streams]

@@ -29,6 +29,7 @@ from spark_engine.runtime.ranks.group import RankGroup
 from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.ports import free_port
+from tests.runtime.engine.invariants import check_idle
 from tests.solo import Solo
 
 TOLERANCE = 2e-5  # relative to the range of the logits
@@ -168,7 +169,7 @@ def test_a_load_that_swaps_and_shares_says_what_one_rank_says(
     found = [drain(engine, asked[:1]), drain(engine, asked)]
     stats = engine.stats()
     assert stats["preempted_swap"] and stats["prefix_hits"]
-    engine.check_idle()
+    check_idle(engine)
     with closing(Engine.open(engines[1], EngineOptions())) as alone:
         assert found == [drain(alone, asked[:1]), drain(alone, asked)]
 
@@ -184,7 +185,7 @@ def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
         with closing(Engine.open(path, how)) as engine:
             said[drafts] = drain(engine, asked)
             rounds = engine.stats()["rounds_by_k"]
-            engine.check_idle()
+            check_idle(engine)
     assert said[0] == said[2] and rounds[2]  # type: ignore[index]
 
 

@@ -23,6 +23,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E4
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.engine.invariants import check_idle  # noqa: E402
 from tests.runtime.random_engines import heard, random_request  # noqa: E402
 from tests.runtime.ranks.test_rank_processes import gone, until_noticed  # noqa: E402
 
@@ -82,7 +83,7 @@ def serve(engine: Engine, asked: list[Request]) -> list[list[Event]]:
     while not engine.idle:
         for event in engine.step():
             events[event.request_id].append(event)
-    engine.check_idle()
+    check_idle(engine)
     return [events[i] for i in ids]
 
 

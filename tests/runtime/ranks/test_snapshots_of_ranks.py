@@ -46,7 +46,7 @@ def test_a_swap_that_waits_for_a_device_is_watched() -> None:
     group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(2)])
     store, seen = group.loaded.device_states, []
     assert isinstance(store, LeadStates)
-    save, restore = store._inner.save, store._inner.restore
+    save, restore = store.inner.save, store.inner.restore
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*given: Any) -> Any:
@@ -58,7 +58,7 @@ def test_a_swap_that_waits_for_a_device_is_watched() -> None:
     def falls(*given: Any) -> Any:
         raise ExecutorError("the device has fallen")
 
-    inner: Any = store._inner
+    inner: Any = store.inner
     inner.save, inner.restore = watched(save), watched(restore)
     snapshot = store.save(0, [4])
     store.restore(snapshot, 2, [1])

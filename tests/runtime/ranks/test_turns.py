@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spark_engine.errors import CapacityError
+from spark_engine.runtime.executors.communicator import Communicator
 from spark_engine.runtime.ranks import turns
-from spark_engine.runtime.ranks.communicator import Communicator
 from tests.runtime.ranks.test_communicator import meeting, together
 
 HOSTS = ("a", "b")

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime.replicas import events, forward
-from spark_engine.runtime.replicas.events import Events
+from spark_engine.runtime.replicas import forward, upstream
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
-from spark_engine.runtime.replicas.upstream import Lost, Upstream
+from spark_engine.runtime.replicas.upstream import Events, Lost, Upstream
 from tests.runtime.replicas.front_world import CHAT, World, run, until
 
 HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -104,7 +103,7 @@ def test_every_byte_of_an_event_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
     assert time.process_time() - start < 2
     assert len(found.take(b"\n")) == 0 and len(found.take(b"\ny")) == (32 << 20) + 2
     assert found.left == b"y" and found.take(b"\n\nz\n\nw") == b"y\n\nz\n\n" and found.left == b"w"
-    monkeypatch.setattr(events, "MOST", 100)
+    monkeypatch.setattr(upstream, "MOST_EVENT", 100)
     with pytest.raises(Lost, match="an event has more than"):
         found.take(b"x" * 200)
 

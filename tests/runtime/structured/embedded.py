@@ -28,6 +28,7 @@ from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.reply_formats import Formats
 from tests.repository import ROOT
+from tests.runtime.engine.invariants import check_idle
 from tests.runtime.structured.schemas import draw
 
 QUESTIONS = ("What is a promise?", "What did the bear see?", "Answer in JSON, please.")
@@ -62,7 +63,7 @@ def run(folder: Path, schemas: int, prompts: int, most: int = MOST) -> Counter[F
     while not engine.idle:
         for event in engine.step():
             events[event.request_id].append(event)
-    engine.check_idle()
+    check_idle(engine)
     engine.close()
     for number, heard in events.items():
         if heard[-1].finish is FinishReason.STOP:

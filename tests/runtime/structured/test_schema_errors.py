@@ -8,6 +8,7 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.structured import schema_errors
+from spark_engine.runtime.structured.schema_errors import Search, Trials
 from tests.runtime.structured.grammar_walks import spec
 
 BAD = {"type": "string", "pattern": r"(a)\1"}
@@ -69,9 +70,9 @@ def test_looking_for_a_place_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         return "wrong"
 
     wide: Any = {"properties": {str(i): {"anyOf": [{}] * 10} for i in range(1000)}}
-    place, words = schema_errors.locate(wide, "x", wrong)
+    place, words = Search(wide, wrong, Trials()).locate("x")
     assert (
         place.startswith("x.properties") and words == "wrong" and asked < schema_errors.TRIALS + 2
     )
     monkeypatch.setattr(schema_errors, "TRIALS_S", -1)
-    assert schema_errors.locate(wide, "x", wrong) == ("x", "wrong")
+    assert Search(wide, wrong, Trials()).locate("x") == ("x", "wrong")

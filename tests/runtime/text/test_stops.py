@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_engine.runtime.text.stops import StopMatcher, first_match, partial_match
+from spark_engine.runtime.text.text_stream import StopMatcher, first_match, partial_match
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,10 @@ from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
-from tests.runtime import small_tokenizer
 
 END = 3
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
 
 
 def _feed(stream: TextStream, ids: list[int], last: FinishReason, size: int = 1) -> list[Piece]:

@@ -12,14 +12,8 @@ from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS, Form
 from spark_engine.runtime.text.thinking import BUDGETS, EFFORTS, FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.repository import ROOT
-from tests.runtime import small_tokenizer
 
 THOUGHTS = Formats().thoughts
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("t")))
 
 
 def _of(fields: dict[str, Any], kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:

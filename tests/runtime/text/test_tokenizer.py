@@ -12,16 +12,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from spark_engine.errors import EngineError, RequestError
-from spark_engine.runtime.text.stops import StopMatcher
+from spark_engine.runtime.text.text_stream import StopMatcher
 from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 from tests.runtime import small_tokenizer
 
 TEXTS = st.one_of(st.text(max_size=60), st.sampled_from(small_tokenizer.TEXT))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="module")

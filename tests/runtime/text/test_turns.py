@@ -18,11 +18,6 @@ ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "
 RESULT = {"role": "tool", "content": "12 degrees"}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
-
-
 def _parts(tokenizer: Tokenizer, messages: Any, tools: Any = None) -> tuple[list[int], list[str]]:
     """The prompt's ids, and its text split at its marks."""
     ids = tokenizer.encode(ChatTemplate(small_tokenizer.TEMPLATE).render(messages, tools))

@@ -10,17 +10,18 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 START_S = 300.0  # the first start builds the embedded engine
 END_S = 60.0
@@ -33,13 +34,6 @@ ENGINE, TEXT = (
     "spark_engine.runtime.server.engine_client.worker",
     "spark_engine.runtime.server.prompts.worker",
 )
-
-
-def free_port() -> int:
-    """A port of this machine that is not listened on."""
-    with closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.soak.attacks.attack import Attacker
-from tests.soak.attacks.processes import SERVER, family, free_port, rss_mb
+from tests.soak.attacks.processes import SERVER, family, rss_mb
 
 END_S, MOST_MB = 60.0, 2500.0
 DIGITS = "1" * 5_000_000

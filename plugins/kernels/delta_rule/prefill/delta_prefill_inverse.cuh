@@ -18,7 +18,7 @@ struct Triangle {           // A of a value head
 // Numbers of T's or P's high or low part. PACKED: of the blocks that are not zeros, one after
 // another by rows, each as fragments of a right operand.
 constexpr int PART = PACKED ? BLOCKS * (BLOCKS + 1) / 2 * 256 : TILE * TILE;
-// Where an element of T or P lies else: as wgmma reads it (common/wgmma16_sm90.cuh).
+// The place of an element of T or P otherwise: as wgmma reads it (common/wgmma16_sm90.cuh).
 DEVICE int element(int i, int column) { return i * TILE + (column ^ (i & 7) * 8); }
 // A block of one part of T or P to memory: fragments of a right operand.
 DEVICE void store_block(u16* to, int i, int j, const u32 (&b)[4], int lane) {

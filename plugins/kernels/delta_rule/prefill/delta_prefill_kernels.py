@@ -1,29 +1,26 @@
 """The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan, which
 with a replay ring begins from a state caught up.
 
-Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
+Knows the two kernels' shapes and what is between them. A state's output is its input's memory.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from spark_engine.kernel import Plan, Target
+from spark_engine.kernel import DECLARED, Plan, Target
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import Heads, heads_of
 from spark_engine.tensors import DType
 
 TILE = 64
 FACTORS = 5  # rows of 64 floats a tile and value head
-ALIGNMENT = 128
 SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
 TRIANGLE = 2 * 10 * 256 * 2  # bytes of T or P, packed: two parts of ten blocks of 16 x 16
 WGMMA_COLUMNS = 64  # value columns of a block of delta_prefill_wgmma_sm90.cu
 WARPS_SHARE = 0.45  # of the time, on 48 multiprocessors (log/delta_rule/delta_prefill.md)
 WGMMA_SHARE = 0.6  # of the time: 0.58 to 0.62 (log/delta_rule/delta_prefill.md)
-# `Tiles` of delta_prefill_fetch_sm90.cuh: two tiles of nine panels, outputs, factors, bounds.
-WGMMA_BYTES = 2 * 9 * TILE * 128 + 4 * TILE * 32 + 2 * FACTORS * TILE * 4 + 4 * 8 + 4 * 16
 
 _ROWS = "slots starts counts sources"
 PREPARE = Kernel("gated_delta_prepare", f"c ba a_log dt_bias {_ROWS} gdn_ring? bases? t p factors")
@@ -31,13 +28,6 @@ SCAN = Kernel(
     "gated_delta_scan",
     f"c gdn_state state_out {_ROWS} saves t p factors o gdn_ring? ring_out? bases? rows",
 )
-
-
-def prepare_bytes(h: Heads) -> int:
-    """Shared memory of `Prepare`."""
-    triangle = 6 * 2 * 512 + 4 * (2 * 512 + 16)  # A's blocks below the diagonal, and those on it
-    later = h.repeat * triangle + 4 * (3 * h.repeat + 2) * TILE
-    return max(2 * TILE * h.key_dim * 2, later) + 2 * ALIGNMENT
 
 
 def warp_columns(h: Heads, target: Target) -> int:
@@ -49,12 +39,6 @@ def warp_columns(h: Heads, target: Target) -> int:
     return 64 if halves <= target.sms or h.value_dim % 128 else 128
 
 
-def warps_bytes(h: Heads, target: Target) -> int:
-    """Shared memory of `Scan` of delta_prefill_warps_mma.cu."""
-    tokens = TILE * (3 * h.key_dim + warp_columns(h, target)) * 2
-    return tokens + 2 * TRIANGLE + 2 * FACTORS * TILE * 4
-
-
 def refuse(node: Node) -> str | None:
     """Says which size or dtype the kernels have no shape for."""
     h, c = heads_of(node.attrs), node["c"]
@@ -62,9 +46,8 @@ def refuse(node: Node) -> str | None:
         return f"{c.name} is {c.dtype}; only bf16 is served"
     if h.tile != TILE or h.key_dim not in (16, 32, 64, 128) or h.value_dim % 16:
         return f"tiles of {h.tile}, heads of {h.key_dim} and {h.value_dim}: no such kernel"
-    needed = max(prepare_bytes(h), warps_bytes(h, node.target))
-    if h.repeat > MOST_HEADS or needed > node.target.shared_bytes:
-        return f"{h.repeat} value heads a key head need {needed} bytes of shared memory"
+    if h.repeat > MOST_HEADS:
+        return f"{h.repeat} value heads a key head are more than a block's {MOST_HEADS} warps"
     return None
 
 
@@ -87,18 +70,18 @@ def refuse_warps(node: Node) -> str | None:
 
 def plan_wgmma(node: Node) -> Plan:
     """The same launches and operands, the scan with 64 value columns a block."""
-    return _plan(node, WGMMA_COLUMNS, WGMMA_BYTES, packed=False)
+    return _plan(node, WGMMA_COLUMNS, packed=False)
 
 
 def plan_warps(node: Node) -> Plan:
     """The same launches and operands, T and P packed, a warp of the scan for 16 value columns."""
     h, target = heads_of(node.attrs), node.target
-    return _plan(node, warp_columns(h, target), warps_bytes(h, target), packed=True)
+    return _plan(node, warp_columns(h, target), packed=True)
 
 
-def _plan(node: Node, ds: int, shared: int, packed: bool) -> Plan:
+def _plan(node: Node, ds: int, packed: bool) -> Plan:
     """Two launches; between them T, P (as `packed` says) and the factors of every tile and value
-    head. `ds`, `shared`: value columns of a block of the scan, and its shared memory."""
+    head. `ds`: value columns of a block of the scan."""
     h, rows = heads_of(node.attrs), node.dim("rows")
     macros = {
         "ACT_F32": 0,
@@ -119,13 +102,13 @@ def _plan(node: Node, ds: int, shared: int, packed: bool) -> Plan:
     if "gdn_ring" in node:
         numbers = 2 if node.number("drafts") else 1  # that a ring says of its slot
         node = node.with_scratch(bases=4 * numbers * rows)
-    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, prepare_bytes(h))
+    prepare = PREPARE.launch(node, (h.keys, rows), 256, macros, DECLARED)
     grid, threads = (h.value_dim // ds, h.values, min(rows, SEQUENCES)), 2 * ds if packed else 256
-    return node.plan(prepare, SCAN.launch(node, grid, threads, macros, shared, rows=rows))
+    return node.plan(prepare, SCAN.launch(node, grid, threads, macros, DECLARED, rows=rows))
 
 
 def _cost(node: Node, share: float) -> float:
-    """The products at a share of a third of the tensor cores' rate, what lies between once out and
+    """The products at a share of a third of the tensor cores' rate, what is between once out and
     in."""
     h, target = heads_of(node.attrs), node.target
     tile_heads = node.dim("rows") * h.values

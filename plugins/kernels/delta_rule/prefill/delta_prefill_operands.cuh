@@ -1,7 +1,7 @@
 // Operands of mma.m16n8k16: bf16 tiles of 64 rows in shared memory, fragments by ldmatrix.
 //
 // A tile's row is PIECES pieces of 16 bytes, XOR-swizzled by the row, so that eight rows' pieces
-// lie in different banks.
+// are in different banks.
 #pragma once
 #include "delta_rule/delta_rule.cuh"
 

@@ -144,6 +144,7 @@ DEVICE i64 told_at(int of, int i, int head) {
   return (i64)of * SLOT_RING + (DRAFTS ? KEPT * RECORD + i * HV + head : RECORD - 1);
 }
 
+DYNAMIC_SHARED(gated_delta_prepare, sizeof(Prepare));
 extern "C" __global__ void __launch_bounds__(256, 3)
     gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
                         const int* slots, const int* starts, const int* counts, const int* sources,
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   wait_for_previous();
   launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
-#if RING  // the scan will write where this stands
+#if RING  // the scan will overwrite this
   if (head == 0 && threadIdx.x < TOLD && begins(slots, row) && slots[row] >= 0 && starts[row])
     bases[row * TOLD + threadIdx.x] = ring[told_at(sources[row], threadIdx.x, 0)];
 #endif

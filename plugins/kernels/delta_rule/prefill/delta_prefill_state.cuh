@@ -63,7 +63,7 @@ DEVICE void fold(float (&acc)[KD / 2], const Rows& held, const float* ring, int 
 #endif
 
 // Adds what row `source` of the rings holds to values `column` … `column` + 15 of all heads'
-// HV * VD, from which tile `row` goes on.
+// HV * VD, before tile `row`.
 DEVICE void catch_up(float (&acc)[KD / 2], const Rows& held, const Operands& m, int source, int row,
                      int column) {
 #if RING
@@ -112,7 +112,7 @@ DEVICE void load_rows(float (&x)[KD / 2], const Rows& held, const Operands& m, i
   }
   catch_up(x, held, m, source, row, column);
 }
-// To the ring beside row `of` of the states, that behind tile `row`: nothing is pending.
+// To the ring of row `of` of the states: after tile `row` nothing is pending.
 DEVICE void settle_ring(const Operands& m, int of, int row) {
 #if RING
   const int head = blockIdx.y;

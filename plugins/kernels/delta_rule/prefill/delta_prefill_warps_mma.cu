@@ -29,7 +29,7 @@ typedef float State[KD / 16][2][4];  // by 128 keys
 DEVICE void load_block(u32 (&b)[4], const char* part, int row, int column, int lane) {
   load_block(b, part + (row * (row + 1) / 2 + column) * BLOCK, lane);
 }
-// d = S K^T, o = S Q^T; S in two parts. `beside` is called when the first products have begun.
+// d = S K^T, o = S Q^T; S in two parts. `beside` is called when the first products have started.
 template <class Beside>
 DEVICE void multiply_state(Tokens& d, Tokens& o, const State& s, const char* keys,
                            const char* queries, int lane, Beside beside) {
@@ -236,6 +236,7 @@ DEVICE void scan_sequence(Scan& s, const Operands& m, Sequence own) {
   if (slot >= 0) leave(slot, end - 1);
 }
 
+DYNAMIC_SHARED(gated_delta_scan, sizeof(Scan));
 DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(128) char shared_memory[];
   Scan& s = *(Scan*)shared_memory;

@@ -6,7 +6,7 @@
 //   S <- e^Gc S + (tail V')^T K
 // so that every left operand (S, R^T, V'^T, tail V'^T) is what the same lanes hold of the product
 // before: only what was fetched goes through shared memory, and the consumers, one warpgroup,
-// never meet. What the next product does not need is asked for in between and runs beside the sums
+// never meet. What the next product does not need is issued in between and runs during the sums
 // of single lanes: S Q^T in two halves, P V' behind the state's product. A warpgroup of producers
 // fetches (delta_prefill_fetch_sm90.cuh). One block a multiprocessor.
 // Precision: S, R, T, P and V' in two bf16 parts, tail V' in three. 8,192 tokens of the 27B, H200:
@@ -15,7 +15,7 @@ constexpr int THREADS = 256, RESIDENT = 1;
 #include "delta_rule/prefill/delta_prefill_fetch_sm90.cuh"
 #include "delta_rule/prefill/delta_prefill_state.cuh"
 
-constexpr int BESIDE = 4;  // k-steps of 16 of S Q^T's second half that run beside R's making
+constexpr int BESIDE = 4;  // k-steps of 16 of S Q^T's second half that run while R is made
 using Mma = Wgmma16<false>;
 
 // What a lane holds between two tiles.
@@ -204,7 +204,7 @@ DEVICE void store_words(u16* p, const State& x, int i, int half) {
   *(u32*)p = x.high[i / 2][i % 2 * 2 + half];
 }
 
-// One sequence; n tiles came before and, at the end, with it. Where it lies is read from shared
+// One sequence; n tiles came before and, at the end, with it. Its place is read from shared
 // memory again: registers are few.
 DEVICE void scan_sequence(Tiles& m, const Operands& at, Sequence own, int& n) {
   const int begin = own.begin;
@@ -246,9 +246,10 @@ DEVICE void scan_sequence(Tiles& m, const Operands& at, Sequence own, int& n) {
     if (slot >= 0 && at.saves[live] >= 0) leave(at.saves[live], live);
   }
   if (slot >= 0) leave(slot, behind - 1);
-  __syncwarp();  // all have read where it lies
+  __syncwarp();  // all have read its place
 }
 
+DYNAMIC_SHARED(gated_delta_scan, sizeof(Tiles));
 DEVICE void scan_block(const Operands& m) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   Tiles& tiles = *(Tiles*)shared_memory;

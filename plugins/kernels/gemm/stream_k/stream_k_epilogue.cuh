@@ -1,6 +1,6 @@
 // Epilogue of stream_k_gemm.cuh: the stream-K fix-up of a tile's partial sums, then the store.
 //
-// A tile that lies within one block's piece is stored from registers. Of a tile cut in two the
+// A tile that is within one block's piece is stored from registers. Of a tile cut in two the
 // block of the first part adds the second. Of a tile cut in more, each block adds every so-many-th
 // group of 8 columns. Partial sums pass through f32 slots in global memory, warp by warp, and are
 // added in ascending k: results do not depend on timing.
@@ -49,7 +49,7 @@ struct Parts {
   DEVICE u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
 };
 
-// What this warp of a block has been told of one of the block's tiles: how many parts are there.
+// What this warp of a block has learned of one of the block's tiles: how many parts are there.
 DEVICE u32* counter(const Problem& p, u32 block, u32 which) {
   return p.arrived + (2 * block + which) * WARPS + threadIdx.x / 32;
 }
@@ -63,7 +63,7 @@ DEVICE void announce_partial(const Problem& p, const Parts& parts, u32 readers) 
     atomicAdd(counter(p, parts.first + i, i == 0 && parts.which(p, parts.first)), 1);
 }
 
-// Waits until this warp has been told of so many parts. All blocks run at once, at most one a
+// Waits until this warp has learned of so many parts. All blocks run at once, at most one a
 // multiprocessor, so that none waits for one that cannot begin.
 DEVICE void await_partials(const Problem& p, u32 which, u32 parts) {
   u32* told = counter(p, blockIdx.x, which);

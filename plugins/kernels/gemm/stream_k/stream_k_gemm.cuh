@@ -21,7 +21,7 @@
 
 // --- Consumers -----------------------------------------------------------------------------
 
-// Where this warp's m16 tiles lie in a stage of a tile with `m16_tiles` of them.
+// Where this warp's m16 tiles are in a stage of a tile with `m16_tiles` of them.
 struct Mine {
   u32 place[WARP_TILES], step;  // of k-slab 0, and from k-slab to k-slab, in m16 tiles' k-slabs
 

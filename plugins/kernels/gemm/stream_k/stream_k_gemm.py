@@ -7,6 +7,7 @@ Imports no CUDA.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +27,7 @@ _RESERVED = 1024  # shared memory of the barriers, after which the ring is align
 
 
 @dataclass(frozen=True)
-class Format:
+class StreamKForm:
     """What sets one op's kernels apart: name, source, operands, bits a weight, bytes of scales.
 
     NVFP4 activations have two codes a byte: there k counts bytes, and `weight_bits` are a byte's.
@@ -77,7 +78,7 @@ class Problem:
     k: int
 
     @staticmethod
-    def of(node: Node, form: Format) -> Problem:
+    def of(node: Node, form: StreamKForm) -> Problem:
         """That of a node."""
         return Problem(*node.shape("tokens", "N", form.k))
 
@@ -123,7 +124,7 @@ class StreamKConfig:
         """Consumers, and four producer warps."""
         return (self.warps + 4) * 32
 
-    def stage_bytes(self, form: Format) -> int:
+    def stage_bytes(self, form: StreamKForm) -> int:
         """Shared memory of one stage; wgmma's swizzle counts from a multiple of 1,024 bytes."""
         x_scales = self.block_m * form.x_scale_bytes
         if form.slab_scales:  # and one of the weights; stages are at multiples of 128 bytes
@@ -148,7 +149,7 @@ def packs(n: int, k: int) -> bool:
     return refuse(Problem(1, n, k)) is None
 
 
-def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
+def choose(problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig:
     """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m."""
     wgmma = target.wgmma and form.wgmma
     # On Hopper four warpgroups take turns: one multiplies, the others decode. Elsewhere 8 warps
@@ -164,7 +165,7 @@ def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
     return fill(tile, problem, form, target)
 
 
-def choose_large(problem: Problem, form: Format, target: Target) -> StreamKConfig | None:
+def choose_large(problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig | None:
     """The tile where there are several for each multiprocessor; None where there are not.
 
     A weight is decoded once for 256 rows, and L2 gives three quarters of what it gives for tiles
@@ -180,7 +181,7 @@ def choose_large(problem: Problem, form: Format, target: Target) -> StreamKConfi
     return fill(StreamKConfig(LARGE_N, LARGE_M, 1, 1, 2, True), problem, form, target)
 
 
-def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:
+def cut_of(block_n: int, problem: Problem, form: StreamKForm, target: Target) -> int:
     """k-slabs between which the line may be cut, for any m.
 
     Four, or two where weights are decoded and pieces become more equal by it (5120 x 17408: 11
@@ -196,7 +197,7 @@ def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:
     return 2 if twos <= 0.97 * fours else 4
 
 
-def fill(tile: StreamKConfig, problem: Problem, form: Format, target: Target) -> StreamKConfig:
+def fill(tile: StreamKConfig, problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig:
     """The tile with stages that suit: long ones while a few fit, as many as fit."""
     cut = cut_of(tile.block_n, problem, form, target)
     one = replace(tile, stage_slabs=1).stage_bytes(form)
@@ -210,7 +211,9 @@ def fill(tile: StreamKConfig, problem: Problem, form: Format, target: Target) ->
     return replace(tile, stage_slabs=per_stage, stages=min(room // (per_stage * one), most))
 
 
-def plan(node: Node, tile: StreamKConfig, problem: Problem, form: Format, band: int = 0) -> Plan:
+def plan(
+    node: Node, tile: StreamKConfig, problem: Problem, form: StreamKForm, band: int = 0
+) -> Plan:
     """One launch, over partial sums and arrival counters.
 
     `band`: no tile is cut; each block takes whole ones in turn, in bands of so many along m.
@@ -249,7 +252,7 @@ def plan(node: Node, tile: StreamKConfig, problem: Problem, form: Format, band: 
     return node.plan(launch)
 
 
-def plan_large(node: Node, problem: Problem, form: Format) -> Plan | None:
+def plan_large(node: Node, problem: Problem, form: StreamKForm) -> Plan | None:
     """`plan` of `choose_large`'s tiles, whole."""
     tile = choose_large(problem, form, node.target)
     if tile is None:
@@ -257,7 +260,7 @@ def plan_large(node: Node, problem: Problem, form: Format) -> Plan | None:
     return plan(node, tile, problem, form, band_of(tile, form, node.target))
 
 
-def pack(form: Format, dtype: DType) -> Pack:
+def pack(form: StreamKForm, dtype: DType) -> Pack:
     """The layout of weights of that dtype, [n, k]; others stay as they are."""
 
     def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
@@ -274,14 +277,14 @@ def pack(form: Format, dtype: DType) -> Pack:
     return Pack(infer, apply)
 
 
-def band_of(tile: StreamKConfig, form: Format, target: Target) -> int:
+def band_of(tile: StreamKConfig, form: StreamKForm, target: Target) -> int:
     """Tiles along m of a band, a power of two: so many that the tiles of one round, as many as
     multiprocessors, fetch the least together."""
     weights, rows = tile.block_n * form.weight_bits / 8, tile.block_m * form.x_bytes
     return int(2 ** round(math.log2(target.sms * weights / rows) / 2))
 
 
-def blocks_for(line: int, form: Format, target: Target) -> int:
+def blocks_for(line: int, form: StreamKForm, target: Target) -> int:
     """How many blocks share a line of so many cuts, at most one a multiprocessor.
 
     No more than the longest piece asks for: the fewer blocks, the fewer tiles are cut (16384 x
@@ -294,7 +297,7 @@ def blocks_for(line: int, form: Format, target: Target) -> int:
     return fewest
 
 
-def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
+def bytes_moved(problem: Problem, form: StreamKForm, dtype: str) -> int:
     """Bytes that a launch must move: weights, scales, activations, results, each once."""
     slabs = -(-problem.k // form.slab)
     weights = problem.n * slabs * form.m16_slab_bytes // M16
@@ -303,8 +306,18 @@ def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
     return weights + x + y
 
 
-def floor(problem: Problem, form: Format, target: Target, dtype: str) -> float:
+def floor(problem: Problem, form: StreamKForm, target: Target, dtype: str) -> float:
     """Seconds that no kernel beats: bytes or arithmetic, whichever takes longer."""
     rate = target.bf16_flops * (2 if form.x_bytes == 1 else 1)
     work = 2 * math.prod((problem.m, problem.n, problem.k)) / rate
     return max(bytes_moved(problem, form, dtype) / target.bandwidth, work)
+
+
+def cost_of(form: StreamKForm, launch: float = 3e-6) -> Callable[[Node], float]:
+    """1.2 times the floor, and `launch` seconds for start, fix-up and epilogue."""
+
+    def cost(node: Node) -> float:
+        least = floor(Problem.of(node, form), form, node.target, node.text("dtype"))
+        return 1.2 * least + launch
+
+    return cost

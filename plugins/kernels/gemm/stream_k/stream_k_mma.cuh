@@ -5,7 +5,7 @@
 // multiplies; a fragment of activations that is read serves two products, one of weights eight.
 // SASS of sm_121a, 128 rows: 64 products in some 250 instructions a warp and k-slab, no spills
 // (benchmarks/log/gemm/stream_k_gemm.md).
-// Formats whose weights are fragments as they lie say so (FRAGMENTS) and have Scales, load_scales,
+// Formats with weights stored as fragments say so (FRAGMENTS) and have Scales, load_scales,
 // load_x_scale and UNROLLED_STEPS; with SCALED both sides have scales along k, and multiply is of
 // one step and takes them.
 #pragma once
@@ -47,8 +47,8 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   barrier_arrive_warp(r.empty + i * 8, lane);
 }
 #elif defined(SCALED) || defined(FRAGMENTS) && WARPS_M > 1
-// One stage by mma.sync of weights that are fragments as they lie. A step of all columns at a time:
-// every product has a sum of its own, and few fragments are held. A product that is many
+// One stage by mma.sync of weights that are stored as fragments. A step of all columns at a time:
+// every product has a separate sum, and few fragments are held. A product that is many
 // instructions (emulated FP4; e4m3 on sm_90a, widened to f16) waits for the one before, and steps
 // are a loop: registers are short.
 constexpr bool LONG_PRODUCT = UNROLLED_STEPS == 1;

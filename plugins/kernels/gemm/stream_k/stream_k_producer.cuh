@@ -1,4 +1,4 @@
-// Producers of stream_k_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
+// Producers of stream_k_gemm.cuh: the problem, the stream-K line of work, the ring, what fills it.
 //
 // One warp issues TMA bulk copies of weights, and does so before the previous launch has ended
 // (PDL), since no launch writes weights; two warps copy activations by cp.async after the wait. A
@@ -29,6 +29,7 @@ constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
+constexpr int SHARED = STAGES * STAGE;  // bytes of dynamic shared memory
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
 // thread's place within a row's swizzle. The warp between them and that of the weights rests.
 constexpr int COPIERS = 64;
@@ -39,7 +40,7 @@ constexpr int BLOCK = FIRST_COPIER + COPIERS;
 constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128 || BLOCK_M > 128;
 constexpr int FEWER = WARPS > 8 ? 24 : 40, MORE = WARPS > 8 ? 112 : 232;
 
-// Stages whose activations are on the way before the first of them is announced.
+// Stages with activations in flight before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;
 
 struct Problem {
@@ -72,7 +73,7 @@ struct Problem {
   }
 };
 
-// Where a tile lies. In bands of BAND tiles along m, if it is given, so that what runs at once
+// Where a tile is. In bands of BAND tiles along m, if it is given, so that what runs at once
 // shares weights and activations in L2; else m by m.
 struct Corner {
   int n, m;

@@ -59,7 +59,7 @@ def reduction_key(plan: Plan) -> str | None:
 
 
 def streaming(
-    form: sg.Format,
+    form: sg.StreamKForm,
     refuse: Callable[[Node], str | None],
     cost: Callable[[Node], float],
     exact: bool = False,

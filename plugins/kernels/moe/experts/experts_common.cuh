@@ -55,7 +55,7 @@ DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
   p1 = mul_bf16x2((high & 0x80008000) | ((high & 0x7F007F00) >> 4), gain);
 }
 
-// A lane's share of one m16 tile of a k-slab, as it lies. `scales`: also those of its neighbour.
+// A lane's share of one m16 tile of a k-slab, as stored. `scales`: also those of its neighbour.
 struct Raw {
   uint4 words[M16_BYTES / 512];
   u32 scales;

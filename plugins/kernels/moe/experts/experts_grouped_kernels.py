@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     THREADS,
     WARPS,
     Problem,
@@ -24,7 +23,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
 from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
 
 STATIC = 8192  # bytes of shared memory kept for what the kernels declare themselves
-SHALLOW = 2  # stages of a ring that makes room for more ids
+SHALLOW = 2  # stages of a ring that leaves space for more ids
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ def _buffers(p: Problem, columns: int) -> int:
 
 
 def fixed_bytes(p: Problem, columns: int, depth: int) -> int:
-    """Bytes of shared memory beside the ids: rings and partial sums."""
-    ring = WARPS * depth * 4 * M16_BYTES[p.weights]
+    """Bytes of shared memory in addition to the ids: rings and partial sums."""
+    ring = WARPS * depth * 4 * p.m16_bytes
     return ring + _buffers(p, columns) * WARPS * 4 * columns * 512
 
 

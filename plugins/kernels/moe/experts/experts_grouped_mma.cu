@@ -18,7 +18,7 @@ constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms whose machine code was looked at
+constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {
@@ -72,7 +72,7 @@ struct Producer {
     if (HINTED) copy_async_hinted(to, from, policy);
     else copy_async(to, from);
   }
-  // Asks for a k-slab of the piece; after the last goes on to the next piece.
+  // Asks for a k-slab of the piece; after the last moves to the next piece.
   DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int slab) {
 #pragma unroll
     for (int m16 = 0; m16 < 4; ++m16)
@@ -122,7 +122,7 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART
   }
 }
 
-// The scales of a product beside its weights.
+// The scales of a product with its weights.
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
   const float* given;  // of an expert's input, where it was quantised by one
@@ -331,6 +331,11 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     epilogue.write(s, mine, piece, out);
   }
 }
+
+// And the pairs' ids.
+constexpr int SHARED = WARPS * (DEPTH * STAGE + BUFFERS * 4 * NT * 512);
+DYNAMIC_SHARED(moe_up, SHARED);
+DYNAMIC_SHARED(moe_down, SHARED);
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,

@@ -2,8 +2,8 @@
 
 `each` (up to 4 tokens), `grouped` (any number; streams each expert once), `wide` (many; wgmma) and
 `tiles` (many; mma.sync) sum in one order, so they give the same bits. A prefill's, `wide_128`,
-`wide_fp8`, `tiles_128` and `tiles_fp4` (W4A4), each have an order of their own. expert_packs says
-how operands are packed.
+`wide_fp8`, `tiles_128` and `tiles_fp4` (W4A4), each have a separate order. How operands are packed
+is expert_packs'.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the tactics of `grouped_moe` share: a node's sizes, refusals, macros and arguments.
 
-Knows the packed operands (expert_packs) and experts_common.cuh; knows no tactic.
+Knows the formats' packed operands and experts_common.cuh; knows no tactic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from spark_engine.kernel import Launch
 from spark_engine.plugins.formats import expert_layout as et
-from spark_engine.plugins.formats import expert_packs
+from spark_engine.plugins.formats.format import Format
+from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.launch import Kernel, Macros, Node
 from spark_engine.tensors import DType
@@ -19,12 +20,6 @@ WARPS = 8
 THREADS = WARPS * 32
 COMBINE = Kernel("moe_combine", "ids weights parts y")
 COMBINE_CHUNK = Kernel("moe_combine", "ids weights parts y start")
-
-# WEIGHTS of experts_common.cuh and QUANT of experts_quantise.cuh.
-_WEIGHTS = {"dense": 0, "nvfp4": 1, "nvfp4_a4": 1, "fp8": 2, "fp8_block": 2}
-_QUANT = {"dense": 0, "nvfp4": 0, "fp8": 1, "fp8_block": 2, "nvfp4_a4": 3}
-M16_BYTES = (2048, 512 + 64, 1024)  # of an m16 tile's k-slab with its block scales
-_BYTES = (2.0, 0.5625, 1.0)  # of a weight
 
 
 @dataclass(frozen=True)
@@ -43,17 +38,28 @@ class Problem:
         return self.tokens * self.chosen
 
     @property
+    def form(self) -> Format:
+        return FORMATS[self.kind]
+
+    @property
     def weights(self) -> int:
-        return _WEIGHTS[self.kind]
+        """Macro WEIGHTS of experts_common.cuh."""
+        return self.form.experts.weights if self.form.experts else 0
 
     @property
     def quant(self) -> int:
-        return _QUANT[self.kind]
+        """Macro QUANT of experts_quantise.cuh."""
+        return self.form.experts.quant if self.form.experts else 0
+
+    @property
+    def m16_bytes(self) -> int:
+        """Of an m16 tile's k-slab with its block scales."""
+        return int(et.M16 * et.KSLAB * self.form.bits / 8)
 
     @property
     def expert_bytes(self) -> float:
         """Weights of one expert."""
-        return 3 * self.hidden * self.inner * _BYTES[self.weights]
+        return 3 * self.hidden * self.inner * self.form.bits / 8
 
     @property
     def hit(self) -> float:
@@ -64,8 +70,8 @@ class Problem:
     def of(node: Node) -> Problem:
         """Of a node. Where no scales have I, it includes the padding of zeros."""
         kind = node.text("format")
-        two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
-        experts, width, *_ = node[two].dims
+        by_row = (o.name for o in FORMATS[kind].expert_operands if o.dims == ("E", "2I"))
+        experts, width, *_ = node[next(by_row, "w13")].dims
         tokens, chosen, hidden = node.shape("tokens", "k", "H")
         return Problem(kind, tokens, chosen, experts, hidden, width // 2)
 
@@ -82,6 +88,8 @@ def refuse(node: Node) -> str | None:
     kind, x, w13, w2 = node.text("format"), node["x"], node["w13"], node["w2"]
     if x.dtype is not DType.BF16 or node.text("dtype") != "bf16":
         return f"x is {x.dtype} and dtype {node.text('dtype')}; only bf16 is served"
+    if FORMATS[kind].experts is None:
+        return f"no kernel reads experts of format {kind}"
     if kind == "dense" and not w13.dtype is w2.dtype is DType.BF16:
         return f"w13 is {w13.dtype}; only bf16 experts are served: cast them when lowering"
     p = Problem.of(node)
@@ -121,12 +129,13 @@ def macros(p: Problem, **tuning: int) -> dict[str, int]:
 
 def operand(p: Problem, name: str, instead: str) -> str:
     """An argument: of another operand, which is never read, where the format lacks it."""
-    return name if name in expert_packs.OPERANDS[p.kind] else instead
+    return name if name in p.form.params else instead
 
 
 def weights(p: Problem, name: str) -> str:
     """Arguments: a weight, its block scales and the scales of its rows."""
-    rows = f"{name}_scale2" if p.weights == 1 else f"{name}_scale"
+    own = p.form.names_of(name)
+    rows = own[-1] if len(own) > 1 else f"{name}_scale"
     return " ".join(operand(p, n, name) for n in (name, f"{name}_scale", rows))
 
 

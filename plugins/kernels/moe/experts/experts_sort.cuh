@@ -2,7 +2,7 @@
 // expert, in tiles of tokens; for wide also the activations, k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
-// count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
+// count). Where in its tile a pair is depends on a race of atomics; no result does, since a
 // token's column of a product does not depend on its neighbours.
 // Macros: SORT_BLOCKS, if given: so many blocks sort without a cluster, in two launches.
 #pragma once
@@ -62,7 +62,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, const int* counts,
     if (LONGEST) tile[e] = tile_size(sum);
   }
   if (COUNTED) __syncthreads();
-  else cluster_meet();  // nobody reads here any more
+  else cluster_meet();  // no block reads here any more
   if (LONGEST) {
     for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
       const int size = tile[e];

@@ -9,8 +9,9 @@
 // weights), ROW_SLOTS, runs<UP>() stages a dot product, LIST_AT (pairs of the tile's tokens, there
 // with the last run), Source<UP> (open, close, copy, copy_list), REST (left of the weights' scale),
 // FEWEST_EIGHTS (of tokens that multiply has code for), Held (what a thread holds from a stage to
-// the next), arrive, multiply<UP, EIGHTS>, depart, rooms, TURNS and write_inner.
-// Macros: experts_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
+// the next), arrive, multiply<UP, EIGHTS>, depart, `rooms`, TURNS and write_inner.
+// DEPTH, as many stages as fit.
+// Macros: experts_common.cuh's, BLOCK_M, SORT_BLOCKS, QUANT, SHARED_LIMIT (bytes of a block).
 #pragma once
 #include "moe/experts/experts_quantise.cuh"
 #include "moe/experts/experts_sort.cuh"
@@ -86,7 +87,7 @@ DEVICE u32 most_of_block(float first, float second) {
   return most;
 }
 
-// Where a stage lies in shared memory: the tokens' rows, in ROW_SLOTS slots, and behind them the
+// Where a stage is in shared memory: the tokens' rows, in ROW_SLOTS slots, and behind them the
 // warps' weights, in DEPTH slots.
 template <class F>
 struct Place {
@@ -98,6 +99,11 @@ struct Place {
             own == from.own + (DEPTH - 1) * F::OWN_STAGE ? from.own : own + F::OWN_STAGE};
   }
 };
+
+// Bytes of the ring, and of the barrier of warps that are apart.
+template <class F>
+constexpr int RING =
+    F::ROW_SLOTS * F::ROW_STAGE + DEPTH * F::OWN_STAGE + (F::ROW_SLOTS > DEPTH ? 16 : 0);
 
 // Where a warp turns results, 512 bytes at a time: half of the places from either address.
 struct Rooms {
@@ -195,7 +201,7 @@ struct Feeder {
 };
 
 // The stages of a ring and the products of tiles. Where there is a slot of rows more than stages
-// on their way, a warp may be half a stage ahead of another: in the middle of each it says that its
+// in flight, a warp may be half a stage ahead of another: in the middle of each it says that its
 // copies of the next are there and those before this are read (`met`), and waits for the others at
 // the next one's begin. Else the block meets there.
 template <class F, bool UP>
@@ -222,7 +228,7 @@ struct Products {
     __syncthreads();
     held.open(stage);
     if (APART) announce(met);
-    // A scheduler's two warps begin half a stage apart: what one does beside products runs beside
+    // A scheduler's two warps begin half a stage apart: what one does with products runs next to
     // the other's.
     if (APART) __nanosleep(Item<UP>::warp() / (WARPS / 2) * HALF_STAGE);  // no branch
   }

@@ -6,13 +6,12 @@ read weights and little else, whatever the instruction: they stay with `grouped`
 
 from __future__ import annotations
 
-from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import EMULATED_RATE, FP4_RATE
 from spark_engine.plugins.kernels.moe.experts import experts_tiles_kernels as by_tiles
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     THREADS,
     Problem,
     combine,
@@ -24,44 +23,27 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 BLOCK_M = wide.ASCENDING.block_m
 QUANTISE = Kernel("quantise_rows", "x ids order x_scale codes block_scales")
-ROW_BYTES = 36  # of a k-slab of one row: codes and block scales
-
-
-def _slabs(p: Problem) -> tuple[int, int]:
-    return -(-p.hidden // et.KSLAB), -(-p.inner // et.KSLAB)
-
-
-def _stage(p: Problem) -> int:
-    """Bytes."""
-    span = 1 if any(n % 2 for n in _slabs(p)) else 2
-    return span * (BLOCK_M * ROW_BYTES + 16 * M16_BYTES[p.weights]) + BLOCK_M * 4
-
-
-def _depth(p: Problem, target: Target) -> int:
-    return min(by_tiles.MOST_STAGES, (target.shared_bytes - by_tiles.RESERVED) // _stage(p))
 
 
 def refuse_fp4(node: Node) -> str | None:
     """Refuses other formats, and few tokens."""
     if reason := refuse(node):
         return reason
-    p, target = Problem.of(node), node.target
+    p = Problem.of(node)
     if p.kind != "nvfp4_a4":
         return f"format {p.kind} has no NVFP4 activations"
     if p.tokens < wide.FEWEST:
         return f"{p.tokens} tokens; tiles of {BLOCK_M} want {wide.FEWEST}"
-    if _depth(p, target) < 2:
-        return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 
 
 def plan_fp4(node: Node) -> Plan:
     """count, sort, quantise, up (which quantises), down, combine."""
     p, target = Problem.of(node), node.target
-    depth, most = _depth(p, target), wide.most_tiles(p, BLOCK_M)
-    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, **by_tiles.SORT}
-    sizes = macros(p, **{**wide.ASCENDING.tuning, **tuning})
-    hidden, inner = _slabs(p)
+    most = wide.most_tiles(p, BLOCK_M)
+    tuning = {"BLOCK_M": BLOCK_M, "QUANT": p.quant, "SHARED_LIMIT": target.shared_bytes}
+    sizes = macros(p, **wide.ASCENDING.tuning, **tuning, **by_tiles.SORT)
+    hidden, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
     node = node.with_scratch(
         **by_tiles.sort_memory(p, BLOCK_M),
         h=p.pairs * inner * 32,
@@ -74,7 +56,7 @@ def plan_fp4(node: Node) -> Plan:
     def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
         blocks = min(target.sms, most * -(-panels // 4))
         kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
-        return kernel.launch(node, blocks, THREADS, sizes, depth * _stage(p))
+        return kernel.launch(node, blocks, THREADS, sizes, DECLARED)
 
     up = "x_scale h_scale h h_block_scales"
     return node.plan(

@@ -11,9 +11,12 @@
 // scales: four bytes a slab, in the instruction's order. benchmarks/log/moe/experts_tiles_mma.md.
 // Macros: experts_tiles.cuh's.
 #include "common/fp4_mma_sm120.cuh"
-#include "moe/experts/experts_tiles.cuh"
+#include "moe/experts/experts_quantise.cuh"
 
 constexpr int SPAN = Side<true>::SLABS % 2 || Side<false>::SLABS % 2 ? 1 : 2;  // k-slabs a stage
+constexpr int STAGE = SPAN * (BLOCK_M * 36 + 16 * (M16_BYTES + M16_SCALES)) + BLOCK_M * 4;
+constexpr int DEPTH = (SHARED_LIMIT - 1024) / STAGE < 6 ? (SHARED_LIMIT - 1024) / STAGE : 6;
+#include "moe/experts/experts_tiles.cuh"
 
 // Where a row has half a block of 16 k, and the block's scale.
 DEVICE int code_place(int block, int half) {
@@ -214,7 +217,7 @@ struct Codes {
       for (int s = 0; s < SPAN; ++s)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          u32 scales = x[i / 2].scales[s];  // behind the row's end stands what was there before
+          u32 scales = x[i / 2].scales[s];  // behind the row's end is what was there before
           if (S::K % 64 && run * SPAN + s == S::SLABS - 1) scales &= PART;
           multiply_codes(sums[i % 2][2 * p + i / 2], weights[s].a[i % 2], x[i / 2].words[2 * s],
                          x[i / 2].words[2 * s + 1], weights[s].scale[i % 2], scales);
@@ -292,6 +295,9 @@ extern "C" __global__ void __launch_bounds__(256)
     if (k / 8 % 2 == 0) scales[row * (SLABS * 4) + scale_place(k / 16)] = code;
   }
 }
+
+DYNAMIC_SHARED(tile_up, RING<Codes>);
+DYNAMIC_SHARED(tile_down, RING<Codes>);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tile_up(const u8* x, const u8* x_scales, const int* order, const int4* tiles, const u8* w13,

@@ -7,13 +7,12 @@ has its bits. `tiles_128` cuts tiles of 128 with one sum, k ascending, and parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from spark_engine.kernel import Launch, Plan, Target
+from spark_engine.kernel import DECLARED, Launch, Plan, Target
 from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     THREADS,
     WARPS,
     Problem,
@@ -26,63 +25,24 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
 )
 from spark_engine.plugins.launch import Candidate, Kernel, Macros, Node
 
-MOST_STAGES = 6
-RESERVED = 1024  # bytes of shared memory that the driver takes
-BARRIER = 16  # bytes
 SORT_THREADS = 1024
 SORT_BLOCKS = 32
 COUNT = Kernel("moe_count", "ids ranks tokens")
 PLACE = Kernel("moe_sort", "ids ranks order tiles tokens")
 SORT = {"SORT_BLOCKS": SORT_BLOCKS}  # a macro
-# Of a library's rate: what mma.sync reaches, on Hopper beside wgmma and elsewhere.
+# Of a library's rate: what mma.sync reaches, on Hopper next to wgmma and elsewhere.
 HOPPER_RATE, OTHER_RATE = 0.45, 0.75
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Bytes of a ring's stage, and the stages that fit in shared memory.
-
-    Attributes:
-        rows: of the tokens' rows. A slot more of them lets warps be half a stage apart.
-        own: of the rest.
-    """
-
-    rows: int
-    own: int
-
-    def slack(self, target: Target) -> int:
-        """Slots of rows beside those of stages: 1 where three stages fit beside it."""
-        return int(self._stages(target, self.rows + BARRIER) > 2)
-
-    def depth(self, target: Target) -> int:
-        """How many; fewer than 2 serve no one."""
-        return self._stages(target, self.slack(target) * (self.rows + BARRIER))
-
-    def nbytes(self, target: Target) -> int:
-        """Of the whole ring."""
-        slack = self.slack(target) * (self.rows + BARRIER)
-        return self._stages(target, slack) * (self.rows + self.own) + slack
-
-    def _stages(self, target: Target, beside: int) -> int:
-        free = target.shared_bytes - RESERVED - beside
-        return min(MOST_STAGES, free // (self.rows + self.own))
-
-
-def _stage(p: Problem, tiling: wide.Tiling) -> Stage:
-    return Stage(tiling.block_m * (128 + 4), 16 * M16_BYTES[p.weights])
-
-
 def refuse_tiles(node: Node, tiling: wide.Tiling) -> str | None:
-    """Refuses scales along k that no bf16 holds, a small shared memory, few tokens of `_128`."""
+    """Refuses scales along k that no bf16 holds, and few tokens of `_128`."""
     if reason := refuse(node):
         return reason
-    p, target = Problem.of(node), node.target
+    p = Problem.of(node)
     if p.kind == "fp8_block":
         return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
     if 2 * p.pairs * max(p.hidden, p.inner) >= 1 << 32:
         return f"{p.pairs} rows of {max(p.hidden, p.inner)} are beyond offsets of 32 bits"
-    if _stage(p, tiling).depth(target) < 2:
-        return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     if tiling is wide.ASCENDING and p.tokens < wide.FEWEST:
         return f"{p.tokens} tokens; tiles of {tiling.block_m} want {wide.FEWEST}"
     return None
@@ -106,9 +66,8 @@ def sort_memory(p: Problem, block_m: int) -> dict[str, int]:
 def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
     """count, sort, [quantise], up, down, combine."""
     p, target = Problem.of(node), node.target
-    stage = _stage(p, tiling)
-    tuning = {"BLOCK_M": tiling.block_m, "DEPTH": stage.depth(target), "QUANT": p.quant}
-    sizes = macros(p, **{**tiling.tuning, **tuning}, SLACK=stage.slack(target), **SORT)
+    tuning = {"BLOCK_M": tiling.block_m, "QUANT": p.quant, "SHARED_LIMIT": target.shared_bytes}
+    sizes = macros(p, **tiling.tuning, **tuning, **SORT)
     most = wide.most_tiles(p, tiling.block_m)
     memory = sort_memory(p, tiling.block_m)
     memory |= {"h": p.pairs * p.inner * 2, "parts": p.pairs * p.hidden * tiling.part_bytes}
@@ -120,7 +79,7 @@ def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
     def product(symbol: str, rows: str, weight: str, rest: str, panels: int) -> Launch:
         blocks = min(target.sms, most * -(-panels // 4))
         kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {rest}")
-        return kernel.launch(node, blocks, THREADS, sizes, stage.nbytes(target))
+        return kernel.launch(node, blocks, THREADS, sizes, DECLARED)
 
     launches, x = sort(node, p, sizes), "x"
     if p.quant:

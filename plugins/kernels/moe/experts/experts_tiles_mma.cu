@@ -1,12 +1,20 @@
 // Grouped GEMM of experts by mma.sync, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
-// up_e(x)), where there is no wgmma. Activations are bf16, or codes as the bf16 they stand for.
+// up_e(x)), where there is no wgmma. Activations are bf16, or codes as the bf16 they mean.
 //
 // Launches: moe_count, moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a
 // k-slab: 128 bytes of each token's row, 16-byte chunks swizzled by the row, and the block's
-// weights as they lie; a lane's 16 k of a token are consecutive there (expert_layout.py), so x is
+// weights as stored; a lane's 16 k of a token are consecutive there (expert_layout.py), so x is
 // read as it is. With BLOCK_M 64 the order of every sum is experts_grouped_mma.cu's; with 128 all
 // of k is one sum and parts are bf16. Figures: log/moe/experts_tiles_mma.md.
 // Macros: experts_tiles.cuh's.
+#include "moe/experts/experts_quantise.cuh"
+
+// A stage is the tokens' rows and weights. With one more slot of rows and a barrier warps are half
+// a stage apart, where three stages fit too.
+constexpr int SLOT = BLOCK_M * 132 + 16, STAGE = SLOT - 16 + 16 * (M16_BYTES + M16_SCALES);
+constexpr int SLACK = (SHARED_LIMIT - 1024 - SLOT) / STAGE > 2;
+constexpr int FITTING = (SHARED_LIMIT - 1024 - SLACK * SLOT) / STAGE,
+              DEPTH = FITTING < 6 ? FITTING : 6;
 #include "moe/experts/experts_tiles.cuh"
 
 struct Slab {
@@ -16,12 +24,12 @@ struct Slab {
   static constexpr int SCALES_AT = WARPS * OWN_BYTES;
   static constexpr int OWN_STAGE = SCALES_AT + WARPS * 2 * M16_SCALES;
   static constexpr int ROW_SLOTS = DEPTH + SLACK;
-  static constexpr int TURNS = 4, INNER_TURNS = 2;    // of rooms, before the lanes wait
+  static constexpr int TURNS = 4, INNER_TURNS = 2;    // of `rooms`, before the lanes wait
   static constexpr int ROUNDS = BLOCK_M / 32;         // rows that a thread copies
   static constexpr int RAW = WEIGHTS == 0 ? 2 : 1;    // words of an m16 tile held at once, by four
   static constexpr int GROUP = WEIGHTS == 0 ? 2 : 4;  // eights of tokens in registers at once
   static constexpr bool EARLY = DEPTH > 2;            // weights are dequantised half a slab ahead
-  static constexpr int LEFT = DEPTH > 2 ? DEPTH - 3 : 0;  // groups that may be under way
+  static constexpr int LEFT = DEPTH > 2 ? DEPTH - 3 : 0;  // groups that may be in flight
   // Of bf16 weights two stages fit, and registers do not do for code without branches.
   static constexpr bool WIDTHS = WEIGHTS != 0;
   static constexpr int FEWEST_EIGHTS = WIDTHS ? 1 : COLUMNS;
@@ -78,10 +86,10 @@ struct Slab {
     }
   };
 
-  // Weights of half a k-slab: dequantised one half before they are multiplied, beside its products.
+  // Weights of half a k-slab: dequantised one half before they are multiplied, with its products.
   struct Held {
     u32 a[2][2][4];       // by m16 tile and step
-    uint4 words[2][RAW];  // as they lie; of NVFP4 both halves
+    uint4 words[2][RAW];  // as stored; of NVFP4 both halves
     [[maybe_unused]] u32 scales;
 
     template <int HALF>
@@ -128,7 +136,7 @@ struct Slab {
   }
 
   // A k-slab of 32 weight rows times EIGHTS eights of tokens: by halves, GROUP eights at a time,
-  // the next under way. In the second half what this thread copied of the next slab must be there;
+  // the next in flight. In the second half what this thread copied of the next slab must be there;
   // of two stages it cannot be before the end.
   template <bool UP, int EIGHTS>
   DEVICE static void multiply(Products<Slab, UP>& all, int count, int, Sums& sums) {
@@ -188,7 +196,7 @@ struct Slab {
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
                                  const Sums& sums, const Rooms& rooms) {
     const int lane = lane_id(), row = Item<true>::row(item);
-    const int token = (lane >> 4) * 8 + (lane & 7);  // whose address a lane gives
+    const int token = (lane >> 4) * 8 + (lane & 7);  // a lane gives the address of this
     const u32 mine = token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
     const u32 whole = (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
 #pragma unroll
@@ -230,6 +238,9 @@ struct Slab {
     }
   }
 };
+
+DYNAMIC_SHARED(tile_up, RING<Slab>);
+DYNAMIC_SHARED(tile_down, RING<Slab>);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tile_up(const u8* x, const int* order, const int4* tiles, const u8* w13, const u8* scale,

@@ -6,9 +6,8 @@ where it is made, so an expert's input and h never leave e4m3.
 
 from __future__ import annotations
 
-from spark_engine.kernel import Launch, Plan
+from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     Problem,
     combine,
     macros,
@@ -26,7 +25,6 @@ QUANTISE = Kernel("quantise_rows", "x codes scales")
 UP = Kernel("wide_up", "codes scales order tiles w13 w13_scale h h_scales")
 DOWN = Kernel("wide_down", "h h_scales order tiles w2 w2_scale parts")
 BLOCK_M = 64
-STATIC = 5120  # bytes of shared memory that the kernels take next to their ring
 
 
 def refuse_fp8(node: Node) -> str | None:
@@ -48,10 +46,9 @@ def refuse_fp8(node: Node) -> str | None:
 def plan_fp8(node: Node) -> Plan:
     """sort, quantise, up (which quantises), down, combine."""
     p, target = Problem.of(node), node.target
-    stage = BLOCK_M * 128 + 1024 + 32 * M16_BYTES[p.weights]
-    depth = (target.shared_bytes - STATIC) // stage
-    tuning = {"BLOCK_M": BLOCK_M, "DEPTH": depth, "QUANT": p.quant, "PARTS_BF16": 1}
-    sizes, most = macros(p, **tuning, UP_WK=1, DOWN_WK=1), most_tiles(p, BLOCK_M)
+    tuning = {"BLOCK_M": BLOCK_M, "SHARED_LIMIT": target.shared_bytes, "QUANT": p.quant}
+    sizes = macros(p, **tuning, PARTS_BF16=1, UP_WK=1, DOWN_WK=1)
+    most = most_tiles(p, BLOCK_M)
     node = node.with_scratch(
         codes=p.tokens * p.hidden,
         scales=p.tokens * p.hidden // 128 * 4,
@@ -64,7 +61,7 @@ def plan_fp8(node: Node) -> Plan:
     )
 
     def product(kernel: Kernel, blocks: int) -> Launch:
-        return kernel.launch(node, min(target.sms, most * blocks), 640, sizes, depth * stage)
+        return kernel.launch(node, min(target.sms, most * blocks), 640, sizes, DECLARED)
 
     return node.plan(
         SORT.launch(node, SORT_CLUSTER, 1024, sizes, cluster=SORT_CLUSTER, tokens=p.tokens),

@@ -12,7 +12,8 @@
 // ring: weights by TMA bulk copies, rows and their scales by cp.async.
 // Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
 // 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128.
-// Macros: experts_common.cuh's (UP_WK and DOWN_WK are 1, PARTS_BF16), BLOCK_M, DEPTH, QUANT 2.
+// Macros: experts_common.cuh's (UP_WK and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SHARED_LIMIT
+// (bytes of shared memory of a block).
 #include "moe/experts/experts_sort.cuh"
 #include "moe/experts/experts_quantise.cuh"
 #include "common/wgmma_sm90.cuh"
@@ -20,6 +21,8 @@
 // A stage is 128 k: the tokens' rows, their scales, two k-slabs of weights of four panels.
 constexpr int ROWS_BYTES = BLOCK_M * 128, SCALES_BYTES = 1024, PANEL_BYTES = 2 * 4 * M16_BYTES;
 constexpr int WEIGHTS_AT = ROWS_BYTES + SCALES_BYTES, STAGE = WEIGHTS_AT + 4 * PANEL_BYTES;
+constexpr int STATIC = 5120;  // bytes of shared memory that are declared here
+constexpr int DEPTH = (SHARED_LIMIT - STATIC) / STAGE;
 constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
 constexpr int ROUNDS = BLOCK_M / 16;  // rows that a thread copies
 constexpr int LAG = 2;                // stages of rows in flight behind the one announced
@@ -324,6 +327,9 @@ extern "C" __global__ void __launch_bounds__(256)
     if (k % 128 == 0) scales[row * (HIDDEN / 128) + k / 128] = scale;
   }
 }
+
+DYNAMIC_SHARED(wide_up, (DEPTH * STAGE));
+DYNAMIC_SHARED(wide_down, (DEPTH * STAGE));
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     wide_up(const u8* codes, const float* scales, const int* order, const int4* tiles,

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from spark_engine.kernel import Launch, Plan
+from spark_engine.kernel import DECLARED, Launch, Plan
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
-    M16_BYTES,
     Problem,
     by_parts,
     combine,
@@ -27,7 +26,6 @@ from spark_engine.plugins.launch import Candidate, Kernel, Node
 
 SORT = Kernel("moe_sort", "x ids x_slabs ranks order tiles tokens")
 SORT_CLUSTER = 8  # blocks that sort
-STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
 Key: TypeAlias = Callable[[Node], str | None]
 
@@ -39,7 +37,7 @@ class Tiling:
     Attributes:
         block_m: tokens of a tile.
         part_bytes: of a column of an expert's output.
-        tuning: macros beside those of every tactic.
+        tuning: macros in addition to those of every tactic.
     """
 
     block_m: int
@@ -79,13 +77,11 @@ def most_tiles(p: Problem, block_m: int) -> int:
 def plan_wide(node: Node, tiling: Tiling) -> Plan:
     """sort, up, down, combine."""
     p, target = Problem.of(node), node.target
-    sizes = macros(p, **{"BLOCK_M": tiling.block_m, **tiling.tuning})
+    sizes = macros(
+        p, **{"BLOCK_M": tiling.block_m, **tiling.tuning}, SHARED_LIMIT=target.shared_bytes
+    )
     wide, inner = (-(-k // et.KSLAB) for k in (p.hidden, p.inner))
-    uneven = wide // sizes["UP_WK"] % 2 or inner // sizes["DOWN_WK"] % 2
-    span = 1 if uneven else 2  # k-slabs of a stage
-    stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
-    depth = min(12, (target.shared_bytes - STATIC) // stage)
-    sizes["DEPTH"], most = depth, most_tiles(p, tiling.block_m)
+    most = most_tiles(p, tiling.block_m)
     node = node.with_scratch(
         x_slabs=p.tokens * wide * 128,
         order=p.pairs * 4,
@@ -102,7 +98,7 @@ def plan_wide(node: Node, tiling: Tiling) -> Plan:
     def product(symbol: str, rows: str, weight: str, out: str, panels: int) -> Launch:
         kernel = Kernel(symbol, f"{rows} order tiles {weights(p, weight)} {out}")
         grid = min(target.sms, most * -(-panels // 4))
-        return kernel.launch(node, grid, 640, sizes, depth * stage)
+        return kernel.launch(node, grid, 640, sizes, DECLARED)
 
     return node.plan(
         sort,

@@ -11,7 +11,7 @@
 // thread that copied. `h` is written in the order in which its tiles are read.
 // 256 experts, top 8, H200: 257 / 418 / 1459 us at 1024 / 2048 / 8192 tokens by tiles of 64, 253 /
 // 343 / 1022 by 128; floors 106 / 147 / 587 (benchmarks/log/moe/experts_wide_wgmma_sm90.md).
-// Macros: experts_common.cuh's, BLOCK_M, DEPTH (stages).
+// Macros: experts_common.cuh's, BLOCK_M, SHARED_LIMIT (bytes of shared memory of a block).
 #include "moe/experts/experts_sort.cuh"
 #include "common/wgmma_sm90.cuh"
 
@@ -21,6 +21,9 @@ constexpr int KSLAB_X = BLOCK_M * 128;
 constexpr int PANEL_BYTES = SPAN * 4 * M16_BYTES, PANEL_SCALES = SPAN * 4 * M16_SCALES;
 constexpr int WEIGHTS_AT = SPAN * KSLAB_X, SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
 constexpr int STAGE = SCALES_AT + 4 * PANEL_SCALES;
+constexpr int STATIC = 5120;  // bytes of shared memory without the ring
+constexpr int DEPTH =
+    (SHARED_LIMIT - STATIC) / STAGE < 12 ? (SHARED_LIMIT - STATIC) / STAGE : 12;  // stages
 constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
 constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
@@ -126,7 +129,7 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
           announce<LAG>(r, behind.slot);
           behind.next();
         }
-      } else if (thread == 0) {  // `h` lies as it is read: a k-slab is one piece
+      } else if (thread == 0) {  // `h` is stored as it is read: a k-slab is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)slab * piece;
         barrier_expect(r.full + here.slot, SPAN * piece);
@@ -313,6 +316,9 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
     consume_all<UP>(r, tiles, x.order, ahead, scale2, to);
   }
 }
+
+DYNAMIC_SHARED(wide_up, (DEPTH * STAGE));
+DYNAMIC_SHARED(wide_down, (DEPTH * STAGE));
 
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     wide_up(const u8* x, const int* order, const int4* tiles, const u8* w13, const u8* scale,

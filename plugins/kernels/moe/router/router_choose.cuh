@@ -1,6 +1,6 @@
 // The k greatest of a token's logits in shared memory, their softmax, and the shared expert's gate.
 //
-// Macros: EXPERTS, TOP_K, GATE (1: one more expert, whose weight is the sigmoid of its logit).
+// Macros: EXPERTS, TOP_K, GATE (1: one more expert; its weight is the sigmoid of its logit).
 #pragma once
 #include "common/numeric.cuh"
 

@@ -4,7 +4,7 @@
 // that does not depend on the tokens. Block t of the cluster chooses for token t of eight: logits
 // reach it through distributed shared memory, so that nothing but x passes through L2. The shared
 // expert's gate is a sum of eight eighths of k, one a block. Lanes read runs of eight k of weights
-// and activations as they lie: both sides permute k alike.
+// and activations as stored: both sides permute k alike.
 // 256 experts, top 8, a gate, H 2048, weights cold, H200: 3.5 / 3.8 / 3.9 / 4.9 / 6.2 us at 1 / 8 /
 // 32 / 64 / 128 tokens (variants: benchmarks/log/moe/router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), BLOCK_TILES (m16 tiles a

@@ -8,15 +8,15 @@ and half of k each.
 
 from __future__ import annotations
 
-from spark_engine.kernel import Early, Plan, Scratch
+from spark_engine.kernel import DECLARED, Early, Plan, Scratch
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.tensors import DType
 
 ROWS, TOKENS = 16, 8  # of a block
 HELD = 4  # k-slabs of 64 k that a warp holds
-ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
-WIDE_EXPERTS = 320  # of a block, the gate among them
-WIDE_TOKENS, WIDE_STAGES = 96, 4  # of a block
+ONE_WAVE = 64  # tokens; their clusters of 8 tokens are all resident on an H200
+WIDE_EXPERTS = {True: 320, False: 288}  # of a block, the gate among them, by large shared memory
+WIDE_TOKENS = 96  # of a block
 WGMMA_TOKENS, WGMMA_STAGES = 128, 4  # of a cluster; of its blocks
 NOT_EARLY = Early()
 CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
@@ -117,14 +117,6 @@ def cost(node: Node) -> float:
     return node["w"].nbytes * (1 + 0.3 * (groups - 1)) / node.target.bandwidth + 4e-6
 
 
-def _wide(node: Node) -> tuple[int, int, int]:
-    """(stages, bytes of shared memory, n8 tiles of a warp)."""
-    width = -(-(node.dim("E") + ("gate" in node)) // 32)
-    stage = (32 * width + WIDE_TOKENS) * 128
-    stages = min(WIDE_STAGES, node.target.shared_bytes // stage)
-    return stages, stages * stage, width
-
-
 def refuse_wide(node: Node) -> str | None:
     """Refuses fewer tokens than a block has, and more experts than its registers hold."""
     given, hidden, experts = node.shape("tokens", "H", "E")
@@ -132,21 +124,17 @@ def refuse_wide(node: Node) -> str | None:
         return reason
     if given < WIDE_TOKENS:
         return f"{given} tokens; a block of {WIDE_TOKENS} is for more"
-    if hidden % 8 or experts + ("gate" in node) > WIDE_EXPERTS:
-        return f"H = {hidden}, {experts} experts; multiples of 8, up to {WIDE_EXPERTS} experts"
-    if reason := _refuse_lanes(node):
-        return reason
-    if _wide(node)[0] < 2:
-        return f"two stages of {WIDE_TOKENS} tokens do not fit {node.target.name}'s shared memory"
-    return None
+    if hidden % 8 or experts + ("gate" in node) > (most := WIDE_EXPERTS[node.target.large_shared]):
+        return f"H = {hidden}, {experts} experts; multiples of 8, up to {most} experts"
+    return _refuse_lanes(node)
 
 
 def plan_wide(node: Node) -> Plan:
     """One launch, a block for every 96 tokens."""
-    given, (stages, shared, _) = node.dim("tokens"), _wide(node)
-    macros = _macros(node, TOKENS=WIDE_TOKENS, STAGES=stages)
+    given = node.dim("tokens")
+    macros = _macros(node, TOKENS=WIDE_TOKENS, SHARED_LIMIT=node.target.shared_bytes)
     kernel = _kernel("moe_router_wide", node)
-    launch = kernel.launch(node, -(-given // WIDE_TOKENS), 256, macros, shared, tokens=given)
+    launch = kernel.launch(node, -(-given // WIDE_TOKENS), 256, macros, DECLARED, tokens=given)
     return node.plan(launch)
 
 
@@ -155,7 +143,8 @@ def cost_wide(node: Node) -> float:
     given, hidden = node.shape("tokens", "H")
     target = node.target
     waves = -(-given // (WIDE_TOKENS * target.sms))
-    each = 2.0 * WIDE_TOKENS * hidden * 32 * _wide(node)[2]
+    width = -(-(node.dim("E") + ("gate" in node)) // 32)  # n8 tiles of a warp
+    each = 2.0 * WIDE_TOKENS * hidden * 32 * width
     return waves * each * target.sms / (0.33 * target.bf16_flops) + 8e-6
 
 
@@ -178,11 +167,7 @@ def refuse_wgmma(node: Node) -> str | None:
         return f"H = {hidden}; multiples of 8 are served, and x below 4 GiB"
     if experts != 256 and (experts % 8 or experts > 128):
         return f"{experts} experts; 256 or multiples of 8 up to 128 are served"
-    if reason := _refuse_lanes(node):
-        return reason
-    if WGMMA_STAGES * _wgmma_stage(node) > target.shared_bytes:
-        return f"{WGMMA_STAGES} stages do not fit the shared memory of {target.name}"
-    return None
+    return _refuse_lanes(node)
 
 
 def plan_wgmma(node: Node) -> Plan:
@@ -193,7 +178,7 @@ def plan_wgmma(node: Node) -> Plan:
         -(-given // WGMMA_TOKENS) * 2,
         256,
         _macros(node, STAGES=WGMMA_STAGES),
-        WGMMA_STAGES * _wgmma_stage(node),
+        DECLARED,
         cluster=2,
         tokens=given,
     )

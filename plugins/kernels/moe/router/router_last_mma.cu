@@ -3,7 +3,7 @@
 // One launch. A block has an m16 tile of experts (the A of mma.sync) and 8 tokens (B); eight warps
 // split k, in an order that does not depend on the tokens. Logits go to scratch memory in f32; the
 // last block to arrive at its 8 tokens chooses for them, a warp a token, and resets the counter.
-// Lanes read runs of eight k of weights and activations as they lie: both sides permute k alike.
+// Lanes read runs of eight k of weights and activations as stored: both sides permute k alike.
 // 256 experts, H200: 5.4 / 6.1 / 6.3 / 8.6 / 9.9 us at 1 / 8 / 32 / 64 / 128 tokens; where clusters
 // of eight exist router_cluster_sm90.cu is faster (benchmarks/log/moe/router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: one more row, the shared expert's gate).

@@ -5,7 +5,7 @@
 // behind them. Slabs of 64 k come by cp.async into a ring of STAGES, swizzled by 128 bytes; half of
 // k a block, since a slab of weights then serves twice as many tokens of what a multiprocessor
 // reads through L2. Half of the sums go to the other block (distributed shared memory), which adds
-// its own: two sums in the order of k, whatever stands beside a token. A block then chooses for 64
+// its own: two sums in the order of k, whatever is next to a token. A block then chooses for 64
 // tokens, a warp a token (router_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 31 us (floor 11;
 // benchmarks/log/moe/router.md).
@@ -81,6 +81,7 @@ DEVICE void multiply(Sums& d, u32 (&a)[4][4], u32 stage) {
   wgmma_commit();
 }
 
+DYNAMIC_SHARED(moe_router_wgmma, (STAGES * STAGE));
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     moe_router_wgmma(const u8* x, const u8* w, const u8* gate, int* ids, float* weights,
                      int tokens) {

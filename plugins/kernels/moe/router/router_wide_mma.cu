@@ -3,11 +3,12 @@
 // Logits are one matrix product: tokens are the m16 tiles (A of mma.sync), experts with the shared
 // gate behind them the n8 tiles (B). Eight warps, 2 of tokens times 4 of experts; slabs of 64 k
 // come by cp.async into a ring of STAGES, 128 bytes a row, 16-byte columns swizzled by the row. A
-// token's sums run over k in order, whatever stands beside it. Then logits replace the ring in
+// token's sums run over k in order, whatever is next to it. Then logits replace the ring in
 // shared memory, of all tokens or of half of them after the other, and a warp chooses for a token
 // at a time (router_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe/router.md).
-// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), STAGES.
+// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), SHARED_LIMIT (bytes of shared memory that a
+// block may have).
 #include "moe/router/router_choose.cuh"
 
 constexpr int WIDTH = ((EXPERTS + GATE + 7) / 8 + 3) / 4;  // n8 tiles of a warp
@@ -15,7 +16,8 @@ constexpr int ROWS = 4 * WIDTH * 8;                        // of weights in a st
 constexpr int HEIGHT = TOKENS / 32;                        // m16 tiles of a warp
 constexpr int SLABS = (HIDDEN + 63) / 64;
 constexpr int STAGE = (ROWS + TOKENS) * 128;  // bytes: weights, then tokens
-constexpr int PITCH = ROWS + 4;               // floats of a token's logits
+constexpr int STAGES = SHARED_LIMIT / STAGE < 4 ? SHARED_LIMIT / STAGE : 4;
+constexpr int PITCH = ROWS + 4;  // floats of a token's logits
 constexpr int TURNS = TOKENS * PITCH * 4 <= STAGES * STAGE ? 1 : 2, TURN = TOKENS / TURNS;
 static_assert(TURN * PITCH * 4 <= STAGES * STAGE, "logits fit where the ring was");
 
@@ -55,6 +57,7 @@ DEVICE void multiply(float (&d)[HEIGHT][WIDTH][4], u32 weights, u32 tokens, int 
   }
 }
 
+DYNAMIC_SHARED(moe_router_wide, (STAGES * STAGE));
 extern "C" __global__ void __launch_bounds__(256, 1)
     moe_router_wide(const u8* x, const u8* w, const u8* gate, int* ids, float* weights,
                     int tokens) {

@@ -19,6 +19,7 @@ from spark_engine.runtime.engine.request import FinishReason, Request, SamplingP
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
+from tests.runtime.engine.invariants import check_scheduler
 
 TILE = 64
 LONG = 55  # tiles: 3,500 tokens
@@ -62,7 +63,7 @@ class World:
                         self.scheduler.finish(row.seq, FinishReason.LENGTH)
         self.scheduler.prefix.release_pins()
         if self.steps % 16 == 0:
-            self.scheduler.check()
+            check_scheduler(self.scheduler)
         self.widest = max(self.widest, sum(s.prefilling for s in self.scheduler.running))
         return plan
 
@@ -301,7 +302,7 @@ def step_seconds(waiting: int, kind: str) -> list[float]:
     for seq in [*world.scheduler.waiting]:
         world.scheduler.finish(seq, FinishReason.CANCELLED)
     assert (time.thread_time() - start) / waiting < 0.001
-    world.scheduler.check()
+    check_scheduler(world.scheduler)
     return sorted(taken)
 
 

@@ -18,6 +18,7 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import EngineSizes
 from tests.runtime.engine import automaton
+from tests.runtime.engine.invariants import check_idle, check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake, poison_free
 
 LIMITS = Limits(8, 1000, 300, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=40)
@@ -42,9 +43,9 @@ def finish(engine: Engine) -> dict[int, list[Event]]:
     while not engine.idle:
         for event in engine.step():
             events.setdefault(event.request_id, []).append(event)
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
         poison_free(engine)
-    engine.check_idle()
+    check_idle(engine)
     return events
 
 
@@ -263,9 +264,9 @@ def test_the_cache_is_what_is_left_and_is_freed() -> None:
     assert stats["free_pages"] == LIMITS.pages > pages.free and stats["snapshots"] == 2
     held = stats["cache_bytes"]
     memory = engine.memory
-    assert held == pages.kept * memory.page_bytes + 2 * memory.snapshot_bytes
+    assert held == pages.kept * memory.store.page_bytes + 2 * memory.store.snapshot_bytes
     engine.clear_cache()
-    engine.check_idle()
+    check_idle(engine)
     assert pages.free == LIMITS.pages and engine.stats()["cache_bytes"] == 0
     assert cached(engine, STEM[:300]) == 0
 
@@ -393,7 +394,7 @@ def prefill(made: Scheduler, seq: Sequence) -> list[tuple[int, int, int]]:
             tiles += [(r.start + r.count, source, save) for r, source, save in rows]
         made.collected(plan.step)
         made.prefix.release_pins()
-        made.check()
+        check_scheduler(made)
     return [tile for tile in tiles if tile[1] != seq.slot or tile[2] >= 0]
 
 
@@ -466,7 +467,7 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     assert plan.preempted == [hit] and not plan.saves
     assert not made.prefix.reads_snapshot(hit)
     assert (hit.status, hit.launched) == (Status.WAITING, 0)
-    made.check()
+    check_scheduler(made)
     for seq in (*made.running,):
         made.finish(seq, FinishReason.CANCELLED)
     made.collected(plan.step)
@@ -498,7 +499,7 @@ def step(made: Scheduler) -> StepPlan:
     for batch in plan.batches:
         for row in batch.rows:
             row.seq.tokens.extend([0] * row.emit)
-    made.check()
+    check_scheduler(made)
     return plan
 
 

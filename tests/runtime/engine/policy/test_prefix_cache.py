@@ -19,6 +19,7 @@ from spark_engine.runtime.engine.policy.page_names import page_names
 from spark_engine.runtime.engine.policy.prefix_cache import PrefixCache
 from spark_engine.runtime.engine.policy.prefix_trie import CachedState, Hit, PageNode
 from spark_engine.runtime.engine.pool import Pool
+from tests.runtime.engine.invariants import check_cache, check_pool, kept_pages
 
 PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
 
@@ -118,9 +119,9 @@ class World:
             self.state[row] = (-1,)
 
     def check(self) -> None:
-        self.cache.check()
+        check_cache(self.cache)
         users = [page for seq in self.running for page in seq.pages]
-        self.pages.check(users, self.cache.kept_pages())
+        check_pool(self.pages, users, kept_pages(self.cache))
         for node in self.cache._nodes:
             assert tuple(self.held[node.page]) == beginning(node)[-PAGE:]
             assert node.end == len(beginning(node))
@@ -463,8 +464,8 @@ def test_check_finds_what_hangs_on_nothing() -> None:
     assert state and seq.node
     state.node.snapshot = None
     with pytest.raises(InternalError, match="a cached state is at no node"):
-        world.cache.check()
+        check_cache(world.cache)
     state.node.snapshot = state
     seq.node.parent.children.clear()  # type: ignore[union-attr]
     with pytest.raises(InternalError, match="the node that ends at 12 is on no path"):
-        world.cache.check()
+        check_cache(world.cache)

@@ -15,6 +15,7 @@ from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.policy.eviction_score import HYSTERESIS, TAU
 from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from tests.runtime.engine.invariants import check_scheduler
 from tests.runtime.fake_executor import VOCAB, build_fake
 
 LIMITS = Limits(4, 4032, 1200, VOCAB, page_size=64, bias_slots=8, top_logprobs=3, snapshots=400)
@@ -57,7 +58,7 @@ class Pressed:
         events: list[Event] = []
         while not self.engine.idle:
             events += self.engine.step()
-        self.engine.scheduler.check()
+        check_scheduler(self.engine.scheduler)
         self.now += SECONDS
         agent.ids += [e.token for e in events if e.token is not None] + self.draw(NEW)
         return events[-1].cached

@@ -57,7 +57,7 @@ class ApiClient:
         self.service: Served = service(
             self.client,
             tokenizer(),
-            template=_template(),
+            template=options.pop("template", None) or _template(),
             context=options.pop("context", 2048),
             **options.pop("service", {}),
         )

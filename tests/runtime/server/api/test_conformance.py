@@ -125,7 +125,7 @@ SHARED: Mapping[str, Row] = {
     "detokenize": (False, lambda a: _text(a) == ""),
     "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
     "priority": _refused(3, "--allow-priority"),
-    "drafts": _param(2, "drafts"),
+    "drafts": _param(0, "drafts"),  # which is not none
     "cache_salt": ("mine", lambda a: len(a.request.salt) == 16),
     "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
     "response_format": _bound(FORM),
@@ -214,7 +214,7 @@ RESPONSES: Mapping[str, Row] = {
     "max_output_tokens": _param(3, "max_tokens"),
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
-    "drafts": SHARED["drafts"],
+    "drafts": _param(2, "drafts"),
     "cache_salt": SHARED["cache_salt"],
     "stop": ("l", lambda a: a.answer["status"] == "completed"),
     "top_logprobs": _param(2, "logprobs"),
@@ -285,7 +285,7 @@ MESSAGES: Mapping[str, Row] = {
     "stream": (True, lambda a: a.text.startswith("event: message_start")),
     **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
     "priority": SHARED["priority"],
-    "drafts": SHARED["drafts"],
+    "drafts": _param(2, "drafts"),
     "cache_salt": SHARED["cache_salt"],
 }
 APIS: Mapping[str, tuple[str, Mapping[str, Row], dict[str, Any]]] = {

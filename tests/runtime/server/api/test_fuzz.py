@@ -13,8 +13,8 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 
 from spark_engine.runtime.server.prompts.contract import Blobs, JobKind, Result
-from spark_engine.runtime.server.prompts.handler import Inline
 from tests.loop_watch import LIMIT_S, watched
+from tests.runtime.fake_client import Inline
 from tests.runtime.server.api.api_client import THOUGHT, ApiClient
 
 FUZZ = "fuzz"  # the profile of `make fuzz`

@@ -11,18 +11,30 @@ import msgspec
 import pytest
 
 from spark_engine.runtime.server.api.chat import ChatBody
-from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.completions import CompletionBody, DetokenizeBody
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.responses import ResponsesBody
-from spark_engine.runtime.server.api.tokenize import DetokenizeBody
 from spark_engine.runtime.server.engine_client.ipc import Submit
 from tests.runtime.server.api.api_client import ApiClient
 
-HUGE = "9" * 400
+HUGE, LONGEST = "9" * 400, "9" * 5000
 # as JSON: some are no number that Python's own reader would make
 VALUES = (
     *(str(sign * size) for size in (2**31, 2**63, 2**64) for sign in (1, -1)),
-    *(HUGE, f"-{HUGE}", "1e308", "-1e308", "1e400", "0.5", "-1", "NaN", '"NaN"', '"Infinity"'),
+    *(
+        HUGE,
+        f"-{HUGE}",
+        LONGEST,
+        f"-{LONGEST}",
+        "1e308",
+        "-1e308",
+        "1e400",
+        "0.5",
+        "-1",
+        "NaN",
+        '"NaN"',
+        '"Infinity"',
+    ),
     *(f'"{2**64}"', "true"),
 )
 USER = [{"role": "user", "content": "hi"}]
@@ -73,7 +85,7 @@ def test_no_number_is_a_servers_error(kind: type) -> None:
     path, base = BODIES[kind]
     fields = [text for owner, text in _numbers() if owner is kind]
     assert fields
-    server = ApiClient("Hello", context=512)
+    server, inside = ApiClient("Hello", context=512), {text for _, text in INSIDE}
 
     async def ask(http: httpx.AsyncClient) -> None:
         for text in fields:
@@ -83,7 +95,10 @@ def test_no_number_is_a_servers_error(kind: type) -> None:
                 answer = await http.post(path, content=body.encode())
                 assert answer.status_code < 500, (own, answer.text)
                 if answer.status_code >= 400:
-                    assert answer.json()["error"]["message"], own
+                    said = answer.json()["error"]["message"]
+                    huge = value.strip("-") in (HUGE, LONGEST) and text not in inside
+                    name = text.split('"')[1].removeprefix("top_")  # the engine's logprobs
+                    assert name in said.split()[0] if huge else said, own
                     assert len(answer.content) < 1000, own
 
     server.run(ask)
@@ -110,27 +125,6 @@ def test_stop_ids_are_few_and_different() -> None:
     many = {"messages": USER, "stop_token_ids": [5, 6] * 100_000, "n": 2}
     assert server.post(path, many).status_code == 200
     assert {r.params.stop_token_ids for r in server.client.submitted} == {(5, 6)}
-    over = server.post(path, {"messages": USER, "stop_token_ids": list(range(513))})
-    assert over.status_code == 400
-    assert over.json()["error"]["param"] == "stop_token_ids" and "at most 512" in over.text
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"stop": ["x" * 100_000]}, "stop"),
-        ({"stop": [f"{i}" for i in range(17)]}, "stop"),
-        ({"bad_words": ["x"] * 2000}, "bad_words"),
-        ({"logit_bias": {str(i): 1 for i in range(600)}}, "logit_bias"),
-        ({"allowed_token_ids": [5, 10**400]}, "allowed_token_ids"),
-    ],
-)
-def test_what_goes_to_the_engine_with_each_choice_is_bounded(
-    fields: dict[str, Any], param: str
-) -> None:
-    body = json.dumps({"messages": USER, **fields}).encode()
-    answer = ApiClient("Hello", context=512).post("/v1/chat/completions", body)
-    assert answer.status_code == 400 and param in answer.json()["error"]["message"]
 
 
 def test_a_long_prompt_times_its_choices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,6 @@ def test_a_choice_of_one_is_refused(choice: dict[str, Any]) -> None:
     assert "that this server cannot run" in error["message"]
 
 
-def test_a_call_cannot_be_asked_for_where_none_can_be_run() -> None:
-    body = {"input": "hi", "tools": HOSTED, "tool_choice": "required"}
-    answer = ApiClient("x").post(PATH, body)
-    assert answer.status_code == 400 and "can run none of the tools" in answer.text
-
-
 @pytest.mark.parametrize(
     ("choice", "names"),
     [

@@ -131,21 +131,6 @@ def test_an_echo_alone(stream: bool) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
-        ({"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1}, "nothing to score"),
-        ({"prompt_logprobs": 1, "stream": True}, "leave stream out"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs is -1; it must be from 0 to 20"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], words: str) -> None:
-    answer = _client().post(TEXT, {"prompt": PROMPT, **fields})
-    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-
-
 def test_a_scored_prompt_counts_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text('[[key]]\nname = "ann"\nkey = "a"\ntokens_per_minute = 1000\n')

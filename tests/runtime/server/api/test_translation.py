@@ -1,4 +1,4 @@
-"""Any body of the translated APIs is accepted, or refused with a message."""
+"""Any body of the four APIs is accepted, or refused with a message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.server.api import messages, responses
-from spark_engine.runtime.server.api.common import check
+from spark_engine.runtime.server.api.chat_request import ChatRequest
+from spark_engine.runtime.server.api.common import Defaults, check, sampling
+from spark_engine.runtime.server.api.completions import CompletionBody, prompts
 from spark_engine.runtime.server.api.fields import decode, renamed
 from spark_engine.runtime.server.api.messages import MessagesBody
 from spark_engine.runtime.server.api.messages import to_chat_request as message_job
@@ -29,7 +33,8 @@ WORDS = [
     *("json_schema", "auto", "any", "tool", "enabled", "custom", "document", "source", "data"),
 ]
 LEAF = st.one_of(
-    st.none(), st.booleans(), st.integers(-2, 9), st.just(0.5), st.sampled_from(["", "x", *WORDS])
+    *(st.none(), st.booleans(), st.integers(-2, 9), st.integers(-(2**66), 2**66), st.just(0.5)),
+    *(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["", "x", "5", *WORDS])),
 )
 JSON = st.recursive(
     LEAF,
@@ -40,21 +45,28 @@ JSON = st.recursive(
     max_leaves=8,
 )
 BODIES = {MessagesBody: "messages", ResponsesBody: "input"}
+BODIES |= {ChatRequest: "messages", CompletionBody: "prompt"}
+LIMITS = Limits(max_seqs=4, max_context=256, pages=16, vocab=512)
 
 
 @pytest.mark.parametrize("kind", BODIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_whatever_comes_is_taken_or_refused(kind: Any, data: Any) -> None:
     needed, names = BODIES[kind], st.sampled_from(kind.__struct_fields__)
     body = data.draw(st.dictionaries(names, JSON, max_size=3))
     items = st.lists(st.dictionaries(st.sampled_from(WORDS), JSON, max_size=4), max_size=3)
-    body[needed] = data.draw(st.one_of(items, JSON))
+    valid = st.just([{"role": "user", "content": "x"}] if needed != "prompt" else "a")
+    body[needed] = data.draw(st.one_of(valid, items, JSON))
     try:
         given = decode(json.dumps(body).encode(), kind)
-        made = message_job(given) if kind is MessagesBody else _response(given)
+        made = {MessagesBody: message_job, ResponsesBody: _response}.get(kind, lambda g: g)(given)
         check(made)
-        normalise(made.messages)
+        if isinstance(made, CompletionBody):
+            prompts(made.prompt)
+        else:
+            normalise(made.messages)
+        Request((3,), sampling(made, Defaults.of({}), 100)).check(LIMITS, (1, 2))
     except RequestError as error:
         assert str(error)
 

@@ -44,10 +44,10 @@ def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.Mo
         client = EngineClient(command, 4, Supervision(STALL_S, restarts=0, dumps=tmp_path))
         try:
             await client.start()
-            dog = client._supervisor.watchdog
+            dog = client.watchdog
 
             def heard() -> bool:
-                return dog._report == now or not client._supervisor.running
+                return dog._report == now or not client.running
 
             async def passes(seconds: float) -> None:
                 """In parts in each of which it answers."""

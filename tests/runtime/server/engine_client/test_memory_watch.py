@@ -52,18 +52,18 @@ def test_only_a_memory_that_is_the_gpus_too_is_watched(
 
 def test_a_new_request_is_refused_while_it_is_short() -> None:
     client = EngineClient(["none"])
-    supervisor: Any = client._supervisor
+    supervisor: Any = client
     supervisor.running = True
     sent: list[bytes] = []
     supervisor.send = sent.append
     box: Any = asyncio.Queue()
     client.submit([Request((1,))], box, 4)
-    supervisor.stats = Stats(memory_short=True)
+    supervisor._stats = Stats(memory_short=True)
     with pytest.raises(MemoryShort) as refused:
         client.submit([Request((1,))], box, 4)
     status, body = error_response(refused.value)
     assert status == 503 and body["error"]["code"] == "memory_short"
     assert "memory_short" in str(client.unhealthy_reason())
-    supervisor.stats = Stats()
+    supervisor._stats = Stats()
     client.submit([Request((1,))], box, 4)
     assert len(sent) == 2 and "memory_short" not in str(client.unhealthy_reason())

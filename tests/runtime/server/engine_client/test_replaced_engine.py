@@ -151,14 +151,14 @@ def test_a_server_with_texts_of_another_engine_does_not_start(
     built: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer is read before the engine process starts."""
-    read: Any = server.find_manifest
+    read: Any = server.engine_folder.find_manifest
 
     def before(path: Path) -> Manifest:
         found: Manifest = read(path)
         other = replace(found.fingerprint, all="what was there a moment before")
         return replace(found, fingerprint=other)
 
-    monkeypatch.setattr(server, "find_manifest", before)
+    monkeypatch.setattr(server.engine_folder, "find_manifest", before)
     command = worker_command(folder, EngineOptions())
     with pytest.raises(EngineError, match="while it was being loaded: start again"):
         asyncio.run(server.serve(command, folder, ServerOptions(port=0)))

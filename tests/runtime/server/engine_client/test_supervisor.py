@@ -15,7 +15,6 @@ import zmq.asyncio
 
 from spark_engine.errors import EngineError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.engine_client import client as engine_client
 from spark_engine.runtime.server.engine_client import engine_process, supervisor
 from spark_engine.runtime.server.engine_client.client import (
@@ -38,7 +37,6 @@ from spark_engine.runtime.server.engine_client.supervisor import (
     Backoff,
     EngineDied,
     Supervision,
-    Supervisor,
     Watchdog,
 )
 
@@ -80,26 +78,25 @@ def test_time_in_which_the_server_itself_did_not_run_is_not_counted() -> None:
     assert slow.complaint(14, owes=True) is not None
 
 
-class Lives(Supervisor):
-    """A supervisor with fake processes."""
+class Lives(EngineClient):
+    """A client with fake processes."""
 
-    def __init__(self, client: EngineClient) -> None:
-        super().__init__((), client, FAST, NoTrace())
+    def __init__(self, max_queue: int) -> None:
+        super().__init__((), max_queue, FAST)
         self.said: list[bytes] = []
-        self.client = client
 
     def send(self, message: bytes) -> None:
         self.said.append(message)
 
     def rise(self) -> None:
         self.running = True
-        self.client.on_engine_ready()
+        self.on_engine_ready()
 
     def fall(self, words: str = "it fell", for_good: bool = False) -> None:
         self.running, self.death = False, Death(words)
         if for_good:
             self.died.set()
-        self.client.on_engine_lost(words, for_good)
+        self.on_engine_lost(words, for_good)
 
     def submitted(self) -> list[int]:
         """Takes the ids that were sent."""
@@ -112,9 +109,7 @@ class Trial:
     """A client over such processes."""
 
     def __init__(self, max_queue: int = 10) -> None:
-        self.client = EngineClient((), max_queue, FAST)
-        self.lives = Lives(self.client)
-        self.client._supervisor = self.lives
+        self.client = self.lives = Lives(max_queue)
 
     def submit(self, count: int = 1) -> tuple[list[int], Mailbox]:
         box: Mailbox = asyncio.Queue()

@@ -19,6 +19,7 @@ from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.server.http import bodies as module
 from spark_engine.runtime.server.http.app import create_app
 from spark_engine.runtime.server.http.endpoints import Endpoints
+from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.replies import completions
 from tests.runtime.fake_client import FakeClient, service
@@ -228,6 +229,20 @@ def test_other_origins_are_let_in_where_they_are_named() -> None:
         path, "OPTIONS", **asked | {"origin": "http://q"}
     )
     assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+
+
+READING = [row.path for row in ROUTES if row.body is not None]
+BODIES = {"/v1/completions": {"prompt": "a"}, "/tokenize": {"prompt": "a"}}
+BODIES |= {"/detokenize": {"tokens": [65]}, "/v1/responses": {"input": "hi"}}
+
+
+@pytest.mark.parametrize("path", READING)
+def test_every_path_reads_its_body_in_the_pool(path: str) -> None:
+    """In the loop's thread one of 32 MB would delay the tokens of all requests for a second."""
+    server, user = ApiClient("x"), [{"role": "user", "content": "hi"}]
+    body = BODIES.get(path, {"messages": user, "max_tokens": 2})
+    assert server.post(path, body).status_code == 200
+    assert len(server.service._pool.jobs) == 1  # type: ignore[attr-defined]
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -17,7 +17,7 @@ import uvicorn
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.server.http import tls as module
-from spark_engine.runtime.server.http.tls import ServerTls, check_tls
+from spark_engine.runtime.server.http.tls import ServerTls
 from spark_engine.runtime.server.operation.keys import Keyring
 from spark_engine.runtime.server.process.lifecycle import on_hangup
 from tests.certificates import OPENSSL, needs_openssl, pair
@@ -28,8 +28,8 @@ from tests.runtime.server.api.api_client import ApiClient
 def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
     cert, key = pair(tmp_path, "one")
     _, other = pair(tmp_path, "two")
-    check_tls(None, None)
-    check_tls(cert, key)
+    ServerTls.of(None, None)
+    ServerTls.of(cert, key)
     empty = tmp_path / "empty"
     empty.touch()
     for given, words in (
@@ -41,7 +41,7 @@ def test_files_that_make_no_certificate_are_refused(tmp_path: Path) -> None:
         ((str(empty), key), "no certificate and its key"),
     ):
         with pytest.raises(OptionError, match=words):
-            check_tls(*given)
+            ServerTls.of(*given)
 
 
 def _expired(folder: Path) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def _expired(folder: Path) -> tuple[str, str]:
 @needs_openssl
 def test_an_expired_certificate_is_refused_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"--tls-cert .*ended\.crt: .*has expired.*valid now"):
-        check_tls(*_expired(tmp_path))
+        ServerTls.of(*_expired(tmp_path))
 
 
 @needs_openssl
@@ -70,14 +70,14 @@ def test_a_locked_key_and_one_that_cannot_be_read_are_refused(
     command = [str(OPENSSL), "pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out"]
     subprocess.run([*command, str(locked)], check=True, capture_output=True)
     with pytest.raises(OptionError, match="the key without a password"):
-        check_tls(cert, str(locked))
+        ServerTls.of(cert, str(locked))
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", key)
 
     monkeypatch.setattr(module.ssl.SSLContext, "load_cert_chain", refuse)
     with pytest.raises(OptionError, match=r"one\.key cannot be read \(Permission denied\)"):
-        check_tls(cert, key)
+        ServerTls.of(cert, key)
 
 
 def _serial(port: int) -> str:

@@ -75,7 +75,7 @@ def test_what_a_browser_has_is_not_sent_again() -> None:
         assert again.headers["content-security-policy"]
     (changed,) = _ask("/page/main.js", **{"If-None-Match": tag[:-2] + '0"'})
     assert changed.status_code == 200
-    for name, file in read_bundle().files.items():
+    for name, file in read_bundle().items():
         whole_digest = hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
         assert len(file.tag) >= 18 and whole_digest.startswith(file.tag.strip('"'))
 

@@ -19,17 +19,10 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime.server.engine_client.client import EngineClient
 from spark_engine.runtime.server.engine_client.ipc import EngineInfo
-from spark_engine.runtime.server.http.app import create_app
-from spark_engine.runtime.server.http.endpoints import Endpoints
-from spark_engine.runtime.server.http.routes import ROUTES
 from spark_engine.runtime.server.process import server as module
 from spark_engine.runtime.server.process.lifecycle import shorten
-from spark_engine.runtime.server.prompts.handler import Inline
-from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests import patient
 from tests.runtime import native_folder, small_tokenizer
-from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.process.test_server import Running, _server, _wait
 
 OLD, NEW = '[[key]]\nname = "ann"\nkey = "old"\n', '[[key]]\nname = "ann"\nkey = "new"\n'
@@ -154,40 +147,6 @@ def test_what_no_engine_is_served_with_is_refused_before_one_is_loaded(
     monkeypatch.setattr(module.leaving, "run", lambda serving: pytest.fail("it is loaded"))
     with pytest.raises(OptionError, match=words):
         module.run(tmp_path, module.ServerOptions(**options))
-
-
-def _body(path: str) -> dict[str, Any]:
-    """A small body that the route reads a text of."""
-    turn = {"role": "user", "content": "Hello"}
-    if path.startswith("/v1/messages"):
-        return {"model": "fake", "max_tokens": 2, "messages": [turn]}
-    if path == "/v1/responses":
-        return {"input": "Hello", "max_output_tokens": 2}
-    if path == "/v1/chat/completions":
-        return {"messages": [turn], "max_tokens": 2}
-    return {"prompt": "Hello", **({"max_tokens": 2} if path == "/v1/completions" else {})}
-
-
-READING = [row.path for row in ROUTES if row.body is not None and "detokenize" not in row.path]
-
-
-@pytest.mark.parametrize("path", READING)
-def test_every_path_reads_its_body_in_the_pool(tokenizer_folder: Path, path: str) -> None:
-    tokenizer, template = Tokenizer.load(tokenizer_folder), ChatTemplate.load(tokenizer_folder)
-    served = service(FakeClient(), tokenizer, template=template)
-    pool, app = served._pool, create_app(Endpoints(served))
-    assert isinstance(pool, Inline)
-
-    async def ask() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            asking = asyncio.ensure_future(client.post(path, json=_body(path)))
-            while not pool.jobs and not asking.done():
-                await asyncio.sleep(0.005)
-            asking.cancel()
-
-    asyncio.run(asyncio.wait_for(ask(), 60))
-    assert len(pool.jobs) == 1
 
 
 def test_what_is_loaded_is_left_out_of_collections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,80 +123,44 @@ def server(tokenizer_folder: Path) -> Iterator[Running]:
         yield running
 
 
-def test_chat_whole(server: Running) -> None:
-    answer = server.client.chat.completions.create(model="fake", messages=USER, max_tokens=60)
-    choice = answer.choices[0]
-    assert choice.message.reasoning_content == THOUGHT  # type: ignore[attr-defined]
-    assert choice.message.content is not None and choice.message.content.startswith(ANSWER)
-    assert choice.finish_reason == "length"
-    assert answer.usage is not None and answer.usage.completion_tokens == 60
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 60
-
-
-def test_chat_stream_equals_the_whole(server: Running) -> None:
+def test_a_chat_streamed_is_the_whole(server: Running) -> None:
     whole = server.client.chat.completions.create(model="alias", messages=USER, max_tokens=60)
+    message, usage = whole.choices[0].message, whole.usage
+    assert message.reasoning_content == THOUGHT  # type: ignore[attr-defined]
+    assert message.content is not None and message.content.startswith(ANSWER)
+    assert whole.choices[0].finish_reason == "length"
+    assert usage is not None and usage.completion_tokens == 60
+    assert usage.total_tokens == usage.prompt_tokens + 60
     chunks = list(
         server.client.chat.completions.create(
-            model="fake",
-            messages=USER,
-            max_completion_tokens=60,
-            stream=True,
-            stream_options={"include_usage": True},
+            model="fake", messages=USER, max_completion_tokens=60,
+            stream=True, stream_options={"include_usage": True},
         )
-    )
+    )  # fmt: skip
     deltas = [c.choices[0].delta for c in chunks if c.choices]
     assert deltas[0].role == "assistant"
     reasoning = [getattr(d, "reasoning_content", None) or "" for d in deltas]
     assert "".join(reasoning) == THOUGHT
     assert sum(map(bool, reasoning)) > 1
-    assert "".join(d.content or "" for d in deltas) == whole.choices[0].message.content
+    assert "".join(d.content or "" for d in deltas) == message.content
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
-    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
+    assert chunks[-1].usage == usage and chunks[-1].choices == []
 
 
-def test_thinking_can_be_switched_off(server: Running) -> None:
-    answers = [
-        server.client.chat.completions.create(
-            model="fake",
-            messages=USER,
-            max_tokens=40,
-            extra_body={"chat_template_kwargs": {"enable_thinking": thinking}},
-        )
-        for thinking in (False, True)
-    ]
-    plain, thought = (answer.choices[0].message for answer in answers)
-    assert (plain.content or "").startswith(ANSWER) and "think>" not in str(plain.content)
-    assert not hasattr(plain, "reasoning_content")
-    assert thought.reasoning_content == THOUGHT  # type: ignore[attr-defined]
-    counts = [answer.usage.prompt_tokens for answer in answers if answer.usage]
-    assert counts[0] > counts[1], "the template closes the block that it had left open"
-
-
-TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls(server: Running, stream: bool) -> None:
+def test_a_tool_call_is_streamed(server: Running) -> None:
     messages: Any = [{"role": "user", "content": "TOOL"}]
-    kwargs: Any = {"model": "fake", "messages": messages, "tools": TOOLS, "stream": stream}
-    answer: Any = server.client.chat.completions.create(**kwargs)
-    if stream:
-        choices = [c.choices[0] for c in answer]
-        parts = [call for c in choices for call in c.delta.tool_calls or []]
-        assert not any("<" in (c.delta.content or "") for c in choices)
-        # the id and the name come first, once; the arguments as they are written
-        assert [bool(p.id and p.function.name) for p in parts] == [True] + [False] * (
-            len(parts) - 1
-        )
-        assert {p.index for p in parts} == {0}
-        name, text = parts[0].function.name, "".join(p.function.arguments for p in parts)
-        reason = choices[-1].finish_reason
-    else:
-        (call,), reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
-        assert answer.choices[0].message.content is None
-        name, text = call.function.name, call.function.arguments
-    assert (name, json.loads(text)) == ("weather", {"city": "Paris"})
-    assert reason == "tool_calls"
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    kwargs: Any = {"model": "fake", "messages": messages, "tools": tools, "stream": True}
+    choices = [c.choices[0] for c in server.client.chat.completions.create(**kwargs)]
+    first, *more = [call for c in choices for call in c.delta.tool_calls or []]
+    assert not any("<" in (c.delta.content or "") for c in choices)
+    # the id and the name come first, once; the arguments as they are written
+    assert (
+        first.id and first.function.name == "weather" and {first.index} == {p.index for p in more}
+    )
+    assert not any(p.id or p.function.name for p in more)
+    text = "".join(p.function.arguments for p in (first, *more))
+    assert (json.loads(text), choices[-1].finish_reason) == ({"city": "Paris"}, "tool_calls")
 
 
 TEXTS: dict[int, str] = {}  # of the one vocabulary of these servers' tokens, once asked for
@@ -235,68 +199,21 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
         assert len(texts[0]) > 20
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_over_token_edges_ends_the_answer(server: Running, stream: bool) -> None:
+def test_a_stop_string_over_token_edges_ends_the_answer(server: Running) -> None:
     before, steps = server.metric("spark:request_success_total"), server.metric(STEPS)
     pieces = _tokens(server, ANSWER)
     assert not any("is 42" in piece for piece in pieces), "it spans two tokens"
     ends = [i for i in range(len(pieces)) if "is 42" in "".join(pieces[:i])]
-    body = {"prompt": "SLOW", "max_tokens": 400, "stop": ["is 42", "zzz"], "stream": stream}
-    answer: Any = server.client.completions.create(model="fake", **body)  # type: ignore[call-overload]
-    if stream:
-        chunks = list(answer)
-        text, reason = "".join(c.choices[0].text for c in chunks), chunks[-1].choices[0]
-    else:
-        text, reason = answer.choices[0].text, answer.choices[0]
-        assert answer.usage.completion_tokens == ends[0]
-    assert text == "The answer "
+    body: Any = {"prompt": "SLOW", "max_tokens": 400, "stop": ["is 42", "zzz"], "stream": True}
+    body |= {"model": "fake", "stream_options": {"include_usage": True}}
+    *chunks, last = server.client.completions.create(**body)
+    assert last.usage.completion_tokens == ends[0]
+    assert "".join(c.choices[0].text for c in chunks) == "The answer "
+    reason = chunks[-1].choices[0]
     assert (reason.finish_reason, reason.stop_reason) == ("stop", "is 42")
     _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free")
     assert server.metric("spark:request_success_total") == before + 1
     assert server.metric(STEPS) - steps < 380, "it ran to its end"  # 400 steps take 8 s
-
-
-def test_stop_ids_token_ids_and_echo(server: Running) -> None:
-    url = server.url + "/v1/completions"
-    body = {"prompt": "ab", "max_tokens": 9, "return_token_ids": True, "echo": True}
-    choice = patient.post(url, json=body).json()["choices"][0]
-    shown = patient.post(server.url + "/detokenize", json={"tokens": choice["token_ids"]}).json()
-    assert len(choice["token_ids"]) == 9
-    assert choice["text"] == "ab" + shown["prompt"]
-    last = choice["token_ids"][4]
-    body |= {"stop_token_ids": [last], "stream": True, "echo": False}
-    lines = [line[6:] for line in patient.post(url, json=body).text.splitlines() if line]
-    assert lines.pop() == "[DONE]"
-    rows = [json.loads(line)["choices"][0] for line in lines]
-    cut = choice["token_ids"].index(last) + 1
-    assert [i for row in rows for i in row.get("token_ids", [])] == choice["token_ids"][:cut]
-    assert rows[-1]["finish_reason"] == "stop"
-
-
-def test_logprobs_in_both_forms(server: Running) -> None:
-    chat = server.client.chat.completions.create(
-        model="fake", messages=USER, max_tokens=3, logprobs=True, top_logprobs=2
-    )
-    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
-    first = chat.choices[0].logprobs.content[0]
-    assert (first.logprob, len(first.top_logprobs)) == (-0.5, 2)
-    assert len(chat.choices[0].logprobs.content) == 3
-    text = server.client.completions.create(model="fake", prompt="a", max_tokens=3, logprobs=2)
-    rows = text.choices[0].logprobs
-    assert rows is not None and rows.tokens is not None
-    assert "".join(rows.tokens) == text.choices[0].text
-    assert rows.token_logprobs == [-0.5] * 3 and rows.text_offset is not None
-    assert rows.text_offset[1] == len(rows.tokens[0])
-
-
-def test_usage_can_come_with_every_chunk(server: Running) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"prompt": "a", "max_tokens": 5, "stream": True, "stream_options": options}
-    lines = patient.post(server.url + "/v1/completions", json=body).text.split("\n\n")
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    counts = [c["usage"]["completion_tokens"] for c in chunks]
-    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 5
-    assert chunks[-1]["choices"] == []
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -355,7 +272,9 @@ def test_cached_tokens_stand_in_every_usage(server: Running, chat: bool) -> None
         chunks = [json.loads(row[6:]) for row in lines.split("\n\n") if row.startswith("data: {")]
         found = [c["usage"]["prompt_tokens_details"]["cached_tokens"] for c in chunks]
         assert found[-1] == cached and set(found) <= {0, cached}
-        assert chunks[-1]["usage"] == whole
+        counts = [c["usage"]["completion_tokens"] for c in chunks]
+        assert counts == sorted(counts) and (counts[0], counts[-1]) == (1, 6)
+        assert chunks[-1]["usage"] == whole and chunks[-1]["choices"] == []
 
 
 def test_the_prefix_cache_in_the_metrics(server: Running) -> None:
@@ -464,107 +383,23 @@ def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> N
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-GOOD = {"messages": USER}
-MALFORMED: list[tuple[str, Any, int, str]] = [
-    (TEXT, b"{", 400, "not valid JSON"),
-    (TEXT, b"\xff\xfe", 400, "not valid JSON"),
-    (TEXT, b"", 400, "not valid JSON"),
-    (TEXT, [], 400, "JSON object"),
-    (TEXT, {}, 400, "prompt"),
-    (TEXT, {"prompt": ""}, 400, "empty"),
-    (TEXT, {"prompt": []}, 400, "prompt is []"),
-    (TEXT, {"prompt": None}, 400, "prompt is None"),
-    (TEXT, {"prompt": 7}, 400, "prompt is 7"),
-    (TEXT, {"prompt": ["a", 1]}, 400, "prompt is ['a', 1]"),
-    (TEXT, {"prompt": [[1], []]}, 400, "none empty"),
-    (TEXT, {"prompt": [99999]}, 400, "99999"),
-    (TEXT, {"prompt": [-1]}, 400, "-1"),
-    (TEXT, {"prompt": [True]}, 400, "True"),
-    (TEXT, {"prompt": "a", "bad_words": ["x", " "]}, 400, "more than blanks"),
-    (TEXT, {"prompt": "a", "mirostat": 2}, 400, "use temperature"),
-    (TEXT, {"prompt": "a", "stop": "x", "detokenize": False}, 400, "stop needs text"),
-    (TEXT, {"prompt": "a", "truncate_prompt_tokens": 512}, 400, "truncate_prompt_tokens is 512"),
-    (CHAT, {**GOOD, "modalities": ["text", "audio"]}, 400, "say ['text']"),
-    (CHAT, {**GOOD, "functions": [{"name": "f"}], "tools": []}, 400, "functions and tools"),
-    (TEXT, {"prompt": "a b " * 600}, 400, "context length is 512 tokens"),
-    (TEXT, {"prompt": "\ud800"}, 400, "half of a character"),
-    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
-    (TEXT, {"prompt": "a", "max_tokens": -2}, 400, "max_tokens is -2"),
-    (TEXT, {"prompt": "a", "logit_bias": {"1" * 5000: 1}}, 400, "logit_bias"),
-    (TEXT, {"prompt": "a", "priority": 10**20 - 1}, 400, "priority"),
-    (TEXT, {"prompt": "a", "priority": 1}, 400, "--allow-priority"),
-    (TEXT, {"prompt": "a", "drafts": 8}, 400, "drafts is 8; it must be from 0 to 7"),
-    (TEXT, {"prompt": "a", "drafts": -1}, 400, "drafts is -1"),
-    (CHAT, {**GOOD, "drafts": 1.5}, 400, "drafts"),
-    (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, 400, "102400000 answers"),
-    (TEXT, {"prompt": "a" * 24_000_000}, 400, "prompt is too long: 24000000 bytes"),
-    (CHAT, {"messages": [{"role": "user", "content": "a" * 24_000_000}]}, 400, "bytes"),
-    (TEXT, {"prompt": "a", "max_tokens": "x"}, 400, "max_tokens is 'x'"),
-    (TEXT, {"prompt": "a", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens is 6"),
-    (TEXT, {"prompt": "a", "temperature": -0.1}, 400, "-0.1"),
-    (TEXT, {"prompt": "a", "temperature": 1e9}, 400, "temperature"),
-    (TEXT, {"prompt": "a", "temperature": "hot"}, 400, "'hot'"),
-    (TEXT, {"prompt": "a", "top_p": 0}, 400, "top_p is 0"),
-    (TEXT, {"prompt": "a", "top_p": 1.1}, 400, "1.1"),
-    (TEXT, {"prompt": "a", "top_k": -2}, 400, "-2"),
-    (TEXT, {"prompt": "a", "min_p": 2}, 400, "min_p is 2"),
-    (TEXT, {"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty is 3"),
-    (TEXT, {"prompt": "a", "frequency_penalty": -3}, 400, "frequency_penalty is -3"),
-    (TEXT, {"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty is 0"),
-    (TEXT, {"prompt": "a", "n": 0}, 400, "n is 0"),
-    (TEXT, {"prompt": ["a"] * 100, "n": 100}, 400, "10000"),
-    (TEXT, {"prompt": "a", "best_of": 2}, 400, "best_of"),
-    (TEXT, {"prompt": "a", "stop": ["x", ""]}, 400, "empty string"),
-    (TEXT, {"prompt": "a", "stop": [1]}, 400, "stop"),
-    (TEXT, {"prompt": "a", "stop": ["x"] * 17}, 400, "17"),
-    (TEXT, {"prompt": "a", "stop_token_ids": [99999]}, 400, "99999"),
-    (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "'x'"),
-    (TEXT, {"prompt": "a", "logit_bias": {"5": 101}}, 400, "101"),
-    (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "99999"),
-    (TEXT, {"prompt": "a", "logprobs": 21}, 400, "21"),
-    (TEXT, {"prompt": "a", "seed": 1.5}, 400, "1.5"),
-    (TEXT, {"prompt": "a", "suffix": "z"}, 400, "suffix"),
-    (TEXT, {"prompt": "a", "stream_options": {}}, 400, "stream: true"),
-    (TEXT, {"prompt": "a", "guided_json": {"type": 3}}, 400, "guided_json"),
-    (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "gpt-4"),
-    (CHAT, {}, 400, "messages"),
-    (CHAT, {"messages": []}, 400, "empty"),
-    (CHAT, {"messages": "hi"}, 400, "'hi'"),
-    (CHAT, {"messages": [{"content": "x"}]}, 400, "role"),
-    (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "content is 3"),
-    (CHAT, {"messages": [{"role": 3, "content": "x"}]}, 400, "role is 3"),
-    (CHAT, {**GOOD, "continue_final_message": True}, 400, "needs an assistant's"),
-    (CHAT, {**GOOD, "top_logprobs": 2}, 400, "logprobs: true"),
-    (CHAT, {**GOOD, "logprobs": True, "top_logprobs": 30}, 400, "30"),
-    (CHAT, {**GOOD, "tools": [{"type": "function"}]}, 400, "tools[0]"),
-    (CHAT, {**GOOD, "tool_choice": "required"}, 400, "required"),
-    (CHAT, {**GOOD, "response_format": {"type": "xml"}}, 400, "xml"),
-    (CHAT, {**GOOD, "chat_template_kwargs": {"messages": []}}, 400, "messages"),
-    ("/tokenize", {}, 400, "prompt or messages"),
-    ("/detokenize", {"tokens": [-4]}, 400, "-4"),
+LARGE = "a" * 24_000_000
+ENORMOUS: list[tuple[str, Any, str]] = [
+    (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, "102400000 answers"),
+    (TEXT, {"prompt": LARGE}, "prompt is too long: 24000000 bytes"),
+    (CHAT, {"messages": [{"role": "user", "content": LARGE}]}, "bytes"),
 ]
 
 
-def test_malformed_requests_get_a_message_and_the_server_lives(server: Running) -> None:
+def test_enormous_requests_get_a_message_and_the_server_lives(server: Running) -> None:
+    """What else is refused: tests/runtime/server/api/test_refused.py."""
     with httpx.Client(base_url=server.url, timeout=patient.WAIT_S) as client:
-        for path, body, status, words in MALFORMED:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            answer = client.post(path, content=data)
-            assert answer.status_code == status, (body, answer.text)
-            error = answer.json()["error"]
-            assert set(error) == {"message", "type", "param", "code"}
-            assert words in error["message"], (body, error)
+        for path, body, words in ENORMOUS:
+            answer = client.post(path, json=body)
+            assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        assert client.post(TEXT, content=b"{").status_code == 400
         assert client.post(TEXT, json={"prompt": "a", "unknown": 1}).status_code == 200
-        for schema in (
-            [None],
-            {"properties": 3},
-            {"properties": {"a": {"type": [{}], "anyOf": 1}}},
-        ):
-            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-            assert client.post(CHAT, json={**GOOD, "max_tokens": 2, "tools": [tool]}).is_success
-        assert _peak_mb(server.process.pid) < 300
-        everything_null = dict.fromkeys(("stop", "n", "seed", "logit_bias", "stream_options"))
-        assert client.post(TEXT, json={"prompt": "a", **everything_null}).status_code == 200
+    assert _peak_mb(server.process.pid) < 300
 
 
 def _peak_mb(pid: int) -> float:

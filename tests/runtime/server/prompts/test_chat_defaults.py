@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ from spark_engine.runtime.server.prompts.conversation import ChatOptions, ChatRe
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.thinking import EFFORTS, nearest
 from tests.runtime import small_tokenizer
-from tests.runtime.fake_client import FakeClient, service
-from tests.runtime.server.api.api_client import tokenizer
+from tests.runtime.server.api.api_client import ApiClient, tokenizer
 
+USER = [{"role": "user", "content": "hi"}]
 # In the manner of Qwen3.8's: three efforts alone, each a sentence at the very beginning but one.
 THREE = """\
 {%- set effort = reasoning_effort | default("xhigh") %}
@@ -29,16 +27,15 @@ THREE = """\
 """
 
 
-def _served(text: str = "", **chat: Any) -> Any:
-    template = ChatTemplate(THREE + text + small_tokenizer.TEMPLATE)
-    options = ChatOptions(**chat)
-    return service(FakeClient(), tokenizer(), template=template, chat=options, context=512)
+def _served(**chat: Any) -> ApiClient:
+    template = ChatTemplate(THREE + small_tokenizer.TEMPLATE)
+    return ApiClient(template=template, service={"chat": ChatOptions(**chat)})
 
 
-def _prompt(served: Any, **fields: Any) -> str:
-    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    asyncio.run(served.chat(json.dumps(body).encode()))
-    return tokenizer().decode(served.client.submitted[-1].prompt, skip_special=False)
+def _prompt(served: ApiClient, **fields: Any) -> str:
+    answer = served.post("/v1/chat/completions", {"messages": USER, **fields})
+    assert answer.status_code == 200, answer.text
+    return served.prompt
 
 
 @pytest.mark.parametrize(
@@ -139,8 +136,7 @@ def test_budgets_follow_the_effort_that_holds() -> None:
 
 def test_a_prompt_is_counted_as_it_is_answered() -> None:
     served = _served(reasoning_effort="low", template_kwargs={"preserve_thinking": True})
-    messages = [{"role": "user", "content": "hi"}]
-    counted = asyncio.run(served.tokenize(json.dumps({"messages": messages}).encode()))
+    counted = served.post("/tokenize", {"messages": USER}).json()
     _prompt(served)
     assert counted["tokens"] == list(served.client.submitted[-1].prompt)
 

@@ -59,6 +59,13 @@ def test_all_else_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(found, BodyRefused) and "next to its prompt has" in found.message
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_a_text_that_is_too_long_is_not_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer, "MOST_CHARACTERS", 1)
+    answer = ApiClient().post(path, {"messages": USER})
+    assert answer.status_code == 400 and "at most 1 are tokenised" in answer.text
+
+
 def test_an_error_is_short_and_has_words() -> None:
     found, _ = _do(JobKind.CHAT, messages=USER, tool_choice="x" * 100_000)
     assert isinstance(found, BodyRefused) and 0 < len(found.message) <= 2001

@@ -7,12 +7,8 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.api.chat_request import ChatRequest
@@ -24,7 +20,7 @@ from spark_engine.runtime.server.api.common import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.api.completions import CompletionBody, prompts
+from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.unsupported_fields import UNSUPPORTED, UnsupportedFields
 from spark_engine.runtime.server.engine_client.ipc import (
@@ -94,48 +90,6 @@ def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:
     assert [fold_seed(s) for s in (2**63, 2**64 + 3, -1)] == [-(2**63), 3, -1]
 
 
-def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
-    data = json.dumps(
-        {
-            "prompt": "x",
-            "presence_penalty": 1,
-            "frequency_penalty": -1,
-            "repetition_penalty": 1.5,
-            "logit_bias": {"5": -100, "6": 1.5},
-            "stop": "end",
-            "stop_token_ids": [9],
-            "logprobs": 3,
-            "ignore_eos": True,
-        }
-    )
-    got = _params(decode(data.encode(), CompletionBody))
-    assert (got.presence, got.frequency, got.repetition) == (1, -1, 1.5)
-    assert dict(got.logit_bias) == {5: -100, 6: 1.5}
-    assert (got.stop, got.stop_token_ids, got.logprobs) == (("end",), (9,), 3)
-    assert got.ignore_eos
-    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    assert _params(msgspec.convert(chat, ChatRequest)).logprobs == 0
-    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatRequest)).logprobs == 4
-
-
-def test_drafts_reach_the_engine() -> None:
-    for words, wanted in (("", None), (', "drafts": null', None), (', "drafts": 0', 0)):
-        body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
-        assert _params(body).drafts == wanted
-    chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
-    assert _params(msgspec.convert(chat, ChatRequest)).drafts == 7
-    with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
-        _params(Body(drafts=8))
-    assert caught.value.param == "drafts"
-
-
-def test_the_four_forms_of_a_prompt() -> None:
-    assert prompts("ab") == ["ab"]
-    assert prompts(["ab", "c"]) == ["ab", "c"]
-    assert prompts([1, 2]) == [[1, 2]]
-    assert prompts([[1], [2, 3]]) == [[1], [2, 3]]
-
-
 def test_a_type_error_names_field_and_value() -> None:
     with pytest.raises(BadField, match=r"stop_token_ids\[1\].*int.*'x'") as caught:
         decode(b'{"prompt": "a", "stop_token_ids": [1, "x"]}', CompletionBody)
@@ -180,43 +134,6 @@ def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
     assert ("one half of a character" in str(caught.value)) == (half != "truncated")
 
 
-FIELDS = sorted(set(ChatRequest.__struct_fields__) | set(CompletionBody.__struct_fields__))
-JSON = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(2**66), 2**66),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.sampled_from(["", "a", "text", "auto", "user", "5"]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["role", "content", "type", "5", "x"]), inner, max_size=3),
-    ),
-    max_leaves=6,
-)
-
-
-@given(
-    body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
-    value=st.sampled_from(["a", [{"role": "user", "content": "x"}]]),
-)
-@settings(max_examples=1500, deadline=None)
-def test_whatever_comes_a_request_is_taken_or_refused_with_words(
-    body: dict[str, Any], value: Any
-) -> None:
-    kind: type[Body] = CompletionBody if value == "a" else ChatRequest
-    body.setdefault("prompt" if value == "a" else "messages", value)
-    try:
-        got = decode(json.dumps(body).encode(), kind)
-        check(got)
-        if isinstance(got, CompletionBody):
-            prompts(got.prompt)
-        Request((3,), _params(got)).check(INFO.limits, INFO.eos_token_ids)
-    except RequestError as error:
-        assert str(error)
-
-
 def test_messages_between_the_processes_survive_transport() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
     asked = Request((1, 248_000), params, 3, (1,))
@@ -230,29 +147,6 @@ def test_messages_between_the_processes_survive_transport() -> None:
     stats = Stats(running=3, buckets={"decode_1": 2}, **drafts)
     reports = (StepReport(events, stats), Ready(INFO))
     assert tuple(decode_report(encode(r)) for r in reports) == reports
-
-
-INTEGERS = "n best_of max_tokens min_tokens top_k seed priority logprobs prompt_logprobs".split()
-FLOATS = ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"]
-
-
-@pytest.mark.parametrize("digits", [20, 400, 5000])
-@pytest.mark.parametrize("sign", ["", "-"])
-def test_a_number_of_any_length_is_refused_by_name(digits: int, sign: str) -> None:
-    number = sign + "9" * digits
-    bodies = {name: f'"{name}": {number}' for name in (*INTEGERS, *FLOATS)}
-    bodies["stop_token_ids"] = f'"stop_token_ids": [{number}]'
-    bodies["logit_bias"] = f'"logit_bias": {{"{number}": 1}}'
-    if digits < 1000:
-        del bodies["seed"]  # any integer of a sane length is one
-        if not sign:
-            del bodies["max_tokens"]  # as many as fit
-    for name, words in bodies.items():
-        with pytest.raises(RequestError) as caught:
-            body = decode(f'{{"prompt": "a", {words}}}'.encode(), CompletionBody)
-            Request((3,), _params(body)).check(INFO.limits, INFO.eos_token_ids)
-        assert str(caught.value).startswith(name), words[:40]
-        assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from spark_engine.runtime.server.service.generation import (
 from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.clocks import leap
-from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient
 
 
@@ -40,11 +39,6 @@ def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[s
         return [piece.text async for _, piece in generation.pieces()]
 
     return asyncio.run(pieces())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
 
 
 def test_a_stop_string_cancels_in_the_engine(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,6 @@ from spark_engine.runtime.server.operation.http_request import HttpRequest
 from spark_engine.runtime.server.operation.keys import Account, Key, read_keys
 from spark_engine.runtime.server.prompts.contract import Asked
 from spark_engine.runtime.server.service import service as module
-from spark_engine.runtime.server.service import sharing
 from spark_engine.runtime.server.service.generation import CompletionChoice
 
 
@@ -37,7 +36,7 @@ def ask(key: Key | None = None, client: str = "10.0.0.1:4000") -> None:
 
 def salt(key: str | None, given: str | None) -> bytes:
     ask(Key(name="ann", key="k", salt=key))
-    return sharing.salt_of(given)
+    return module._salt(given)
 
 
 def test_an_owner_is_a_key_or_else_a_connection() -> None:
@@ -52,13 +51,13 @@ def test_an_owner_is_a_key_or_else_a_connection() -> None:
 
 
 def test_salts_are_equal_where_both_are() -> None:
-    assert sharing.salt_of(None) == salt(None, None) == b""
+    assert module._salt(None) == salt(None, None) == b""
     pairs = [(k, g) for k in (None, "a", "ab", "b", "é") for g in (None, "a", "b", "\ud800")]
     found = {salt(*pair) for pair in pairs}
     assert len(found) == len(pairs) and {len(one) for one in found} == {0, 16}
     assert salt("a", "b") == salt("a", "b")
     ask()
-    assert sharing.salt_of("a") == salt(None, "a"), "without a key as with one that has no salt"
+    assert module._salt("a") == salt(None, "a"), "without a key as with one that has no salt"
 
 
 def test_a_salt_has_a_length() -> None:

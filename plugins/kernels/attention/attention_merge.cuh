@@ -1,21 +1,21 @@
 // Epilogue of attention_decode_mma.cu and attention_round_mma.cu: the merge of partial sums
-// (over a block's walkers, groups of FAN chunks, a row's groups), then gate and quantised copies.
+// (over a block's readers, groups of FAN chunks, a row's groups), then gate and quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
-// group, and at a row, merges it: at most FAN parts are read at once, so no block reads all partial
-// sums of a long row one after the other.
-// Macros: the kernel's, FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its
+// group merges its FAN parts at most, and the last at a row its groups: no block reads all partial
+// sums of a long row in sequence.
+// Macros: the kernel's; FUSED (0: store o; 1: y = o * sigmoid(gate): store y if KEEP, and its
 // copies), KEEP, QUANT, COPIES.
 #pragma once
-#include "attention/paged_kv.cuh"
+#include "attention/attention_kv_pages.cuh"
 #include "common/quad_quant.cuh"
 
 #ifndef QUERIES  // attention_decode_mma.cu: a query a row, a ring of tiles a warp
 #define QUERIES 1
 #define TOKENS 1
-#define WALKERS WARPS
-#define AT_ONCE 1
-#define APART KV_HEADS  // from a chunk's partial sums to the next one's
+#define READERS WARPS
+#define MERGE_BATCH 1
+#define CHUNK_STRIDE KV_HEADS  // places of partial sums from a chunk to the next
 #endif
 
 constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
@@ -26,25 +26,26 @@ constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
 constexpr int FAN = 8;
 static_assert(MOST_CHUNKS <= FAN * FAN, "groups of FAN chunks are merged by one more merge");
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
-constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces at once
-constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
+constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces unrolled
+constexpr int ITEMS_PER_WARP = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
-constexpr int SUMS = AT_ONCE * MERGE;
+constexpr int SUMS = MERGE_BATCH * MERGE;
 constexpr int WEIGHTS = QUERIES > 1 ? 512 * QUERIES * (STAGES > 2 ? 2 : 1) : 0;  // of a team
-constexpr int WAY = RING + WEIGHTS;
-constexpr int ARENA = WAY > SUMS ? WAY : SUMS;  // of a walker: its ring, then its sums
+constexpr int LOOP_BYTES = RING + WEIGHTS;
+constexpr int ARENA =
+    LOOP_BYTES > SUMS ? LOOP_BYTES : SUMS;  // of a reader: its ring, then its sums
 
 struct Row {
   int before, slot, length, chunk;  // chunks of the rows before it; tokens of its chunks
 };
 
 struct Block {
-  u8 arena[WALKERS][ARENA];
+  u8 arena[READERS][ARENA];
   u16 queries[QUERIES * COLUMNS][PITCH];
-  u8 fresh[TOKENS * 2][ROW];                 // the new tokens' keys and values, as stored
-  float2 tally[AT_ONCE * WALKERS][COLUMNS];  // (maximum, sum) of a warp
-  float scales[4];                           // of the quantised copies
+  u8 fresh[TOKENS * 2][ROW];                     // the new tokens' keys and values, as stored
+  float2 tally[MERGE_BATCH * READERS][COLUMNS];  // (maximum, sum) of a warp
+  float scales[4];                               // of the quantised copies
   int last;
   Row rows[1];  // and one more, for the total
 };
@@ -54,15 +55,14 @@ struct WorkItem {
   int row, chunk, chunks, head, slot, length, begin, end;
 };
 
-// Where the result goes, and what it is gated by.
 struct Out {
   u16* o;
-  const u16* qkv;  // gates inside
+  const u16* qkv;  // holds the gates
   const float* scales;
   u8 *q[2], *q_scale[2];
 };
 
-// The gates of piece i, fetched while the piece before is summed up.
+// The gates of piece i; loaded while the piece before is summed.
 DEVICE uint2 gate_of(const WorkItem& u, const u16* qkv, int i) {
   int head = u.head * GQA_GROUP + i / (D / 4);
   const u16* from = qkv + (i64)u.row * WIDTH + head * 2 * D + D + i % (D / 4) * 4;
@@ -96,8 +96,8 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
   sum.z = fmaf(x.z, by, sum.z), sum.w = fmaf(x.w, by, sum.w);
 }
 
-// The block's sums over its walkers (place `slot` of their arenas), to the result where the row has
-// one chunk, else to the scratch.
+// The block's sums over its readers (place `slot` of their arenas): to the result if the row has
+// one chunk, else to scratch memory.
 DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, const Out& out,
                         uint2 gate, float4* sums, float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens
@@ -106,11 +106,11 @@ DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, cons
     int column = min(i / (D / 4), GQA_GROUP - 1), d = i % (D / 4) * 4;
     float top = minus_infinity(), total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WALKERS; w++) top = fmaxf(top, b.tally[slot * WALKERS + w][column].x);
+    for (int w = 0; w < READERS; w++) top = fmaxf(top, b.tally[slot * READERS + w][column].x);
     float4 sum = {};
 #pragma unroll
-    for (int w = 0; w < WALKERS; w++) {
-      float2 tally = b.tally[slot * WALKERS + w][column];
+    for (int w = 0; w < READERS; w++) {
+      float2 tally = b.tally[slot * READERS + w][column];
       float by = tally.x > minus_infinity() ? exp2_fast(tally.x - top) : 0.0f;
       total = fmaf(tally.y, by, total);
       const float* rows = reinterpret_cast<const float*>(b.arena[w] + slot * MERGE);
@@ -126,11 +126,11 @@ DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, cons
   }
 }
 
-// `count` parts that lie `step` chunks apart, in their order: to the result (`last`), else to the
-// group's place, which is the first part's. A tally's second half is the group's.
+// The sum of `count` parts at distances of `step` chunks, in ascending order: to the result if
+// `last`, else to the place of the first part. The second half of a tally is the group's.
 DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, const Out& out,
                         float4* sums, float2* tallies, bool last) {
-  const i64 apart = (i64)step * APART;
+  const i64 stride = (i64)step * CHUNK_STRIDE;
   const int half = step > 1;
   uint2 gate = last ? gate_of(u, out.qkv, threadIdx.x) : uint2{};
 #pragma unroll MERGED
@@ -143,8 +143,8 @@ DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, con
     for (int c = 0; c < FAN; c++) {
       tally[c] = make_float2(minus_infinity(), 0.0f), part[c] = float4{};
       if (c < count) {
-        tally[c] = __ldcg(&tallies[(c * apart * GQA_GROUP + column) * 2 + half]);
-        part[c] = __ldcg(&sums[c * apart * QUADS + at]);
+        tally[c] = __ldcg(&tallies[(c * stride * GQA_GROUP + column) * 2 + half]);
+        part[c] = __ldcg(&sums[c * stride * QUADS + at]);
       }
     }
     float top = minus_infinity(), total = 0.0f;
@@ -167,8 +167,8 @@ DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, con
   }
 }
 
-// Whether this block is the last of `expected` to arrive; the counter is left at zero. What the
-// blocks before wrote is then seen by loads that pass by L1.
+// True in the last of `expected` blocks to arrive, which resets the counter to zero. It sees what
+// the other blocks wrote by loads that bypass L1.
 DEVICE bool arrive_last(Block& b, int* counter, int expected) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -180,7 +180,7 @@ DEVICE bool arrive_last(Block& b, int* counter, int expected) {
 }
 
 // The merge after a work item of a row of several chunks. `sums`, `tallies`: of the row's first
-// chunk; counters of a (row, kv head): one of its groups, then one for each group.
+// chunk. Counters of a (row, kv head): arrived groups, then the arrived chunks of each group.
 DEVICE void merge_row(Block& b, const WorkItem& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;

@@ -1,20 +1,19 @@
-// Runs: neighbouring queries of a row whose chunks are of one size. The list of them that each
-// block of attention_round_mma.cu makes, and a work item (run, chunk, kv head) of it.
-//
-// Macros: those of paged_merge.cuh.
+// Runs: neighbouring queries of a row with chunks of one size. Each block of attention_round_mma.cu
+// lists all runs; a work item is (run, chunk, kv head).
+// Macros: those of attention_merge.cuh.
 #pragma once
-#include "attention/paged_walk.cuh"
+#include "attention/attention_online_softmax.cuh"
 
 constexpr int SPLITS = (TOKENS + QUERIES - 1) / QUERIES + 3;
 constexpr int RUNS = SPLITS < TOKENS ? SPLITS : TOKENS;  // of a row, at most
 
-// Queries first … first + queries - 1 of a row; `length` of the last, 0 where they are not there.
+// Queries first … first + queries - 1 of a row; `length` of the last, 0 for an empty run.
 struct Run {
   int first, queries, length, size;
 };
 
-// Calls each(run) for the runs of a row. Where chunks change their size, a length is a multiple of
-// 64 or the one behind it.
+// Calls each(run) for the runs of a row. The chunk size changes only at a length of 64 n or 64 n +
+// 1.
 template <class Each>
 DEVICE void for_runs(int start, int live, Each each) {
   Run run = {};
@@ -31,15 +30,15 @@ DEVICE void for_runs(int start, int live, Each each) {
   }
 }
 
-// A run in the list: `chunk` has tokens of its chunks / 64 (20 bits), first, queries (4 bits each)
-// and whether it is the row's last one that is there.
+// A run in the list. `chunk` packs: tokens of a chunk / 64 (20 bits), first, queries (4 bits each),
+// and a bit for the row's last run.
 DEVICE Row packed(const Run& run, int slot, int before, int live) {
   int last = run.first + run.queries == live;
   return {before, slot, run.length,
           run.size >> 6 | run.first << 20 | run.queries << 24 | last << 28};
 }
 
-// By the whole block, a row a thread; RUNS entries a row, those left over without a chunk.
+// The whole block calls it, with a row a thread. A row has RUNS entries; unused ones have no chunk.
 DEVICE void list_runs(Block& b, const int* slots, const int* starts, const int* counts, int rows,
                       int warp, int lane) {
   Row* list = b.rows;
@@ -85,10 +84,10 @@ DEVICE void list_runs(Block& b, const int* slots, const int* starts, const int* 
 struct Item : WorkItem {
   int run, first, queries, size, appends;
 
-  // Positions that query q sees; 0 where it is not there.
+  // Positions that query q sees; 0 in an inert row.
   DEVICE int seen(int q) const { return length > 0 ? length - (queries - 1 - q) : 0; }
   DEVICE int start() const { return length - first - queries; }
-  // What the merges need to know of query q: its token and its own chunks.
+  // For the merges: the token and the number of chunks of query q.
   DEVICE WorkItem query(int q) const {
     WorkItem u = *this;
     u.row = row * TOKENS + first + q, u.chunks = chunks_of(seen(q), size);

@@ -1,10 +1,10 @@
-// What the paged attention kernels share: a head's norm and rotation, how a page stores a value,
-// and how tiles of pages become mma operands.
+// Shared by the attention kernels over pages: a head's norm and rotation, the values of a page, and
+// tiles of pages as mma operands.
 //
 // A warp holds a head as VEC consecutive dimensions a lane. Products run in bf16 over bf16 pages
-// and in f16 over e4m3 pages: a code is exact in f16, and so is nearly every softmax weight. Tiles
-// lie in shared memory as rows of tokens whose 16-byte chunks are XOR-ed with the row, so that
-// eight rows of one column lie in eight bank groups.
+// and in f16 over e4m3 pages: a code is exact in f16, and so is nearly every softmax weight. A tile
+// in shared memory has a row for each token. The index of a 16-byte chunk is XOR-ed with the row,
+// so eight rows of one column are in eight bank groups.
 // Macros: HEADS, KV_HEADS, HEAD_DIM, HALF (rotary pairs), PAGE (tokens, a power of two), KV_FP8
 // (pages hold e4m3 codes of value / scale, else bf16), EPS.
 #pragma once
@@ -72,7 +72,7 @@ DEVICE void load_floats(float (&x)[VEC], const float* from) {
   }
 }
 
-// A lane's part of a head as it lies in memory: half the registers of a Head.
+// A lane's part of a head in bf16: half the registers of a Head.
 union RawHead {
   typename Raw<2 * VEC>::type raw;
   u16 bits[VEC];
@@ -91,32 +91,32 @@ DEVICE Head widened(const RawHead& in) {
 }
 DEVICE Head load_head(const u16* from, int lane) { return widened(load_raw(from, lane)); }
 
-// The turn of one position: lane's cosines, and sines signed for NeoX pairs (i, i + HALF).
-struct Turn {
+// The rotation of one position for NeoX pairs (i, i + HALF): the lane's cosines and signed sines.
+struct Rotation {
   float cos[VEC], sin[VEC];
 };
 
 // The angle is the f32 product; three parts of 2π reduce it, so that the fast sine is exact to
 // 4e-7 anywhere (sinf's own reduction of large angles would need local memory).
-DEVICE Turn turn_of(int position, const float* inv_freq, int lane) {
-  Turn turn;
+DEVICE Rotation rotation_at(int position, const float* inv_freq, int lane) {
+  Rotation rotation;
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
     int d = lane * VEC + e;
-    turn.cos[e] = 1.0f, turn.sin[e] = 0.0f;
+    rotation.cos[e] = 1.0f, rotation.sin[e] = 0.0f;
     if (d < 2 * HALF) {
       float angle = __fmul_rn((float)position, inv_freq[d < HALF ? d : d - HALF]);
       float n = rintf(angle * 0.15915494f);
       float r = fmaf(-n, 6.28125f, angle);  // 2π = 6.28125 + 1.9353072e-3 + 1.0253e-11
       r = fmaf(-n, 1.93530716933310e-3f, r);
       r = fmaf(-n, 1.02533763e-11f, r);
-      turn.cos[e] = __cosf(r), turn.sin[e] = d < HALF ? -__sinf(r) : __sinf(r);
+      rotation.cos[e] = __cosf(r), rotation.sin[e] = d < HALF ? -__sinf(r) : __sinf(r);
     }
   }
-  return turn;
+  return rotation;
 }
 
-// `weight`: the lane's own.
+// `weight`: the lane's VEC values.
 DEVICE void normalise(Head& h, const float (&weight)[VEC]) {
   float sum = 0.0f;
 #pragma unroll
@@ -128,13 +128,13 @@ DEVICE void normalise(Head& h, const float (&weight)[VEC]) {
   for (int e = 0; e < VEC; e++) h.x[e] *= scale * weight[e];
 }
 
-DEVICE void rotate(Head& h, const Turn& turn, int lane) {
+DEVICE void rotate(Head& h, const Rotation& rotation, int lane) {
   constexpr int STEP = HALF / VEC;
   int partner = lane < STEP ? lane + STEP : lane < 2 * STEP ? lane - STEP : lane;
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
     float other = __shfl_sync(~0u, h.x[e], partner);
-    h.x[e] = fmaf(h.x[e], turn.cos[e], other * turn.sin[e]);
+    h.x[e] = fmaf(h.x[e], rotation.cos[e], other * rotation.sin[e]);
   }
 }
 
@@ -144,7 +144,7 @@ struct Stored {
   u64 words[2];
 };
 
-// `scale` matters to e4m3 alone.
+// `scale` is for e4m3 only.
 DEVICE Stored encode(const Head& h, float scale) {
   Stored s = {};
   float reciprocal = KV_FP8 ? 1.0f / scale : 0.0f;
@@ -171,8 +171,8 @@ DEVICE void put(u8* row, const Stored& s, int lane) {
   }
 }
 
-// Where dimension d of a query stands: over e4m3 pages each 16 are in the order in which the codes
-// of a lane come (any order common to both operands is legal).
+// The column of dimension d of a query. Over e4m3 pages each 16 dimensions are in the order of a
+// lane's codes; any order that both operands share is legal.
 DEVICE int slot_of(int d) {
   if constexpr (!KV_FP8) return d;
   int t = (d & 15) >> 2, r = d & 3;
@@ -197,7 +197,7 @@ DEVICE i64 page_offset(int page, int head, int position) {
   return (((i64)page * KV_HEADS + head) * PAGE + (position & (PAGE - 1))) * ROW;
 }
 
-// Byte offset of chunk `c` of row `r` in a tile whose rows have BYTES bytes.
+// Byte offset of chunk `c` of row `r` in a tile with rows of BYTES bytes.
 template <int BYTES>
 DEVICE u32 swizzled(int r, int c) {
   constexpr int SHARE = BYTES >= 128 ? 1 : 128 / BYTES;  // rows in one line of all banks

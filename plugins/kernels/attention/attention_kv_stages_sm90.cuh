@@ -1,32 +1,32 @@
-// Tiles of 64 tokens' keys and values as wgmma reads them: a ring of two of each in shared memory,
-// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is,
-// by cp.async; e4m3 codes through registers, where they become f16 (a code is exact in it).
+// Tiles of keys and values, of 64 tokens, in the layout of wgmma: a ring of two of each in shared
+// memory. A producer warpgroup fills it from the pages of one sequence and kv head: bf16 by
+// cp.async, e4m3 codes through registers, where they become f16 (a code is exact in f16).
 //
-// Layout: STAGES tiles of keys, as many of values. A tile: four panels as in wgmma16_sm90.cuh.
-// Macros: those of paged_kv.cuh.
+// Layout: STAGES tiles of keys, then STAGES of values. A tile has four panels (wgmma16_sm90.cuh).
+// Macros: those of attention_kv_pages.cuh.
 #pragma once
-#include "attention/paged_kv.cuh"
+#include "attention/attention_kv_pages.cuh"
 #include "common/ptx.cuh"
 
 constexpr int QUERIES = 64, KEYS = 64, GROUP = 128, STAGES = 2;
 constexpr int PANEL = KEYS * 128, PANELS = D / 64;  // 64 dimensions of a tile
 constexpr int HALF_TILE = PANELS * PANEL;           // keys or values of a tile
-constexpr int PART = 32;  // tokens whose codes a producer has in registers
+constexpr int PART = 32;                            // tokens of codes in a producer's registers
 static_assert(D == 256 && PAGE % KEYS == 0, "unsupported sizes");
 
 struct Barriers {
   u64 full[2][STAGES], empty[2][STAGES];  // of keys, of values
 };
 
-// Where a tile of queries reads from: positions begin (a multiple of 64) … end - 1 of one sequence,
-// one kv head.
+// The keys and values of a tile of queries: positions begin (a multiple of 64) … end - 1 of one
+// sequence, one kv head.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
   int head, begin, end, tiles;
 
   DEVICE int page(int tile) const { return tile < tiles ? pages[(begin + tile * KEYS) / PAGE] : 0; }
-  // Tokens from a tile's first on; none behind the last tile, whose end may be within the sequence.
+  // Tokens from the first of a tile on; 0 after the last tile, which may end within the sequence.
   DEVICE int left(int tile) const { return tile < tiles ? end - begin - tile * KEYS : 0; }
 };
 
@@ -52,16 +52,16 @@ struct Producer {
   }
 };
 
-// The address, opaque: what is added to it stands in the instructions.
-DEVICE const u8* kept(const u8* from) {
+// The address, opaque to the compiler: constants added to it become immediate offsets.
+DEVICE const u8* opaque(const u8* from) {
   asm volatile("" : "+l"(from));
   return from;
 }
 
-// bf16: a warp copies a row at once. A half is announced when the one after it is under way.
+// bf16: a warp copies a row at a time. A half is announced after the copies of the next one start.
 DEVICE void copy_half(const Producer& p, int which, int tile, int page) {
   p.wait_empty(which, tile);
-  const u8* from = kept(p.half(which, page, tile) + p.warp * ROW + p.lane * 16);
+  const u8* from = opaque(p.half(which, page, tile) + p.warp * ROW + p.lane * 16);
   const u32 to = p.place(which, tile) + (p.lane >> 3) * PANEL + p.warp * 128;
   const u32 even = to + (((p.lane & 7) ^ p.warp) << 4);
   const u32 odd = to + (((p.lane & 7) ^ (p.warp + 4)) << 4);
@@ -95,9 +95,9 @@ DEVICE void produce_copies(const Producer& p) {
   wait_copies<0>(), p.announce(1, p.s.tiles - 1);
 }
 
-// e4m3: two warps do the keys and two the values, in parts of 32 tokens, the next part under way
-// while one is converted. A lane has 16 codes of every fourth row; eight lanes lie in eight bank
-// groups: four neighbouring chunks of two rows.
+// e4m3: two warps produce the keys and two the values, in parts of 32 tokens; the next part is
+// loaded while one is converted. A lane has 16 codes of every fourth row. Eight lanes write four
+// neighbouring chunks of two rows: eight bank groups.
 struct Codes {
   uint4 raw[PART / 4];
 
@@ -106,8 +106,8 @@ struct Codes {
   }
 };
 
-// Converts a part, and asks for the one after it, row by row; `left`: rows of that from the lane's
-// first one on. Dimensions come in the order of `slot_of`.
+// Converts a part and loads the next one, row by row. `left`: rows of the next part from the lane's
+// first one on. Dimensions are in the order of `slot_of`.
 DEVICE void convert_part(Codes& codes, u32 first, u32 second, const u8* next, int left) {
 #pragma unroll
   for (int n = 0; n < PART / 4; n++) {
@@ -139,7 +139,7 @@ DEVICE void produce_codes(const Producer& p) {
 #pragma unroll
     for (int part = 0; part < KEYS / PART; part++) {
       const bool last = part + 1 == KEYS / PART;
-      from = kept(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
+      from = opaque(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
       const int left = last ? p.s.left(i + 1) : p.s.left(i) - (part + 1) * PART;
       const u32 down = part * PART * 128;
       convert_part(codes, first + down, second + down, from, left - row);

@@ -1,19 +1,19 @@
-// What a warp does on its way over tiles of 16 tokens of keys and values: a row's chunks, the
-// products and the running softmax, its sums into shared memory. What attention_decode_mma.cu and
-// attention_round_mma.cu share, so that their bits are the same.
+// One warp's attention over tiles of 16 tokens: a row's chunks, the products, the online softmax,
+// the sums to shared memory. attention_decode_mma.cu and attention_round_mma.cu share it, so their
+// bits are equal.
 //
 // A and B are swapped: S^T = K·Q^T has tokens as the 16 rows and the heads of a GQA group as the 8
 // columns; P is transposed by movmatrix; O^T += V^T·P.
 #pragma once
-#include "attention/paged_merge.cuh"
+#include "attention/attention_merge.cuh"
 
-// Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.
+// Chunks have about CHUNK tokens and equal sizes but for the last, so none has very few tokens.
 DEVICE int chunk_tokens(int length) {
   int chunks = min(MOST_CHUNKS, max(1, (length + CHUNK / 2) / CHUNK));
   return max(64, (length + 64 * chunks - 1) / (64 * chunks) * 64);
 }
 DEVICE int chunks_of(int length, int size) {
-  return length > 0 ? (length + size - 1) / size : 1;  // an inert row still writes its zeros
+  return length > 0 ? (length + size - 1) / size : 1;  // an inert row writes zeros
 }
 
 // The running softmax of a warp: O^T in fragments (rows d, columns heads), and for columns 2t and
@@ -23,8 +23,8 @@ struct Softmax {
   float top[2], sum[2];
 };
 
-// One query's heads as right operands (step s: dimensions from 16·s), kept in registers, or read
-// each time by warps that have few.
+// One query's heads as B operands (step s: dimensions from 16·s), in registers or, for warps with
+// few registers, in shared memory.
 template <bool KEPT>
 struct Queries {
   u32 q[D / 16][2];
@@ -38,7 +38,7 @@ struct Queries<false> {
   }
 };
 
-// `at(c)`: where this lane's row of the keys has its 32 bytes `c`, its half of them.
+// `at(c)`: the address of this lane's half of piece c (32 bytes) of its row of the keys.
 template <class Query, class At>
 DEVICE void scores(float (&s)[2][4], const Query& q, const At& at) {
 #pragma unroll
@@ -57,7 +57,7 @@ DEVICE void scores(float (&s)[2][4], const Query& q, const At& at) {
   }
 }
 
-// Four registers of a transposing load of codes as two left operands; bf16 is one as it is.
+// Four registers of a transposing load as A operands: two of codes, one of bf16.
 DEVICE void widen_values(u32 (*a)[4], const u32 (&r)[4]) {
   if constexpr (KV_FP8) {
     widen_trans(r[0], a[0][0], a[0][1]), widen_trans(r[2], a[0][2], a[0][3]);
@@ -67,7 +67,7 @@ DEVICE void widen_values(u32 (*a)[4], const u32 (&r)[4]) {
   }
 }
 
-DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
+DEVICE void add_values(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
   int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
 #pragma unroll
   for (int c = 0; c < ROW / 32; c++) {
@@ -84,12 +84,11 @@ DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
   }
 }
 
-// Scores of a tile as weights relative to the greatest score so far: P^T as the next product's
-// right operand. Where a maximum rises, `shrink` is called by the whole warp with what the sums so
-// far are to be multiplied by.
+// Scores of a tile to weights relative to the maximum so far: P^T as the next product's B operand.
+// If a maximum rises, the whole warp calls `shrink` with the factors of the earlier sums.
 template <class Shrink>
-DEVICE void soften(u32 (&p)[2], float (&top)[2], float (&sum)[2], float (&s)[2][4], int seen,
-                   float log2_scale, int lane, const Shrink& shrink) {
+DEVICE void softmax_weights(u32 (&p)[2], float (&top)[2], float (&sum)[2], float (&s)[2][4],
+                            int seen, float log2_scale, int lane, const Shrink& shrink) {
   int g = lane >> 2;
   float v[4], higher[2];
 #pragma unroll
@@ -130,9 +129,9 @@ DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_sc
   int row = lane & 15, half = lane >> 4;
   scores(s, q, [=](int c) { return tile + swizzled<ROW>(row, 2 * c + half); });
   u32 p[2];
-  soften(p, x.top, x.sum, s, seen, log2_scale, lane,
-         [&](const float (&by)[2]) { multiply(x.o, by); });
-  weigh(x.o, tile + TILE, p[0], p[1], lane);
+  softmax_weights(p, x.top, x.sum, s, seen, log2_scale, lane,
+                  [&](const float (&by)[2]) { multiply(x.o, by); });
+  add_values(x.o, tile + TILE, p[0], p[1], lane);
 }
 
 DEVICE void load_queries(Queries<true>& x, const u16 (*heads)[PITCH], int lane) {
@@ -146,13 +145,13 @@ DEVICE void load_queries(Queries<true>& x, const u16 (*heads)[PITCH], int lane) 
     x.q[s][0] = real ? first : 0, x.q[s][1] = real ? second : 0;
   }
 }
-// Columns beyond the group repeat its first head; nobody reads their sums.
+// Columns beyond the group repeat its first head; their sums are not read.
 DEVICE void load_queries(Queries<false>& x, const u16 (*heads)[PITCH], int lane) {
   int g = lane >> 2, t = lane & 3;
   x.from = &heads[g < GQA_GROUP ? g : 0][2 * t];
 }
 
-// A warp's maxima and totals, and its sums as rows of WIDE floats, a head's each.
+// A warp's maxima and totals, if `own`, and its sums [heads, WIDE] as floats.
 template <int N>
 DEVICE void put_sums(float2* tally, float* rows, const float (&o)[N][4], const float (&top)[2],
                      float (&sum)[2], bool own, int lane) {
@@ -172,8 +171,8 @@ DEVICE void put_sums(float2* tally, float* rows, const float (&o)[N][4], const f
     }
   }
 }
-// All of a warp into place `slot` of a walker's arena.
-DEVICE void spill(Block& b, Softmax& x, int walker, int slot, int lane) {
-  float* rows = reinterpret_cast<float*>(b.arena[walker] + slot * MERGE);
-  put_sums(b.tally[slot * WALKERS + walker], rows, x.o, x.top, x.sum, true, lane);
+// All sums of a warp to place `slot` of a reader's arena.
+DEVICE void store_sums(Block& b, Softmax& x, int reader, int slot, int lane) {
+  float* rows = reinterpret_cast<float*>(b.arena[reader] + slot * MERGE);
+  put_sums(b.tally[slot * READERS + reader], rows, x.o, x.top, x.sum, true, lane);
 }

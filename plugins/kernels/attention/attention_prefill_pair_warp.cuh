@@ -1,42 +1,42 @@
-// What one warp of a pair does in attention_prefill_pair_mma.cu: scores of one half of a tile's
-// keys, their softmax, sums of one half of the dimensions.
+// One warp of a pair of attention_prefill_pair_mma.cu: scores of one half of a tile's keys, their
+// softmax, sums of one half of the dimensions.
 //
-// A warp has 32 queries. Chunks of 16 bytes are XOR-ed with their row, so that a lane's addresses
-// of a matrix differ by XOR and by constants.
-// Macros: those of paged_kv.cuh.
+// A warp has 32 queries. The index of a 16-byte chunk is XOR-ed with its row, so a lane's addresses
+// of matrices differ by XOR and by constants.
+// Macros: those of attention_kv_pages.cuh.
 #pragma once
-#include "attention/paged_kv.cuh"
+#include "attention/attention_kv_pages.cuh"
 
 constexpr int QUERIES = 64, IN_BLOCK = 2, PAIRS = 4, WARPS = 2 * PAIRS, THREADS = 32 * WARPS;
 constexpr int KEYS = KV_FP8 ? 64 : 32, OWN = KEYS / 2;  // tokens of a tile, of a warp's scores
-constexpr int HELD = 4;      // of a query's 16 pieces, those in registers
-constexpr float FAR = 8.0f;  // powers of two that weights may be above 1
-constexpr int LINE = 128;    // bytes of a row of 64 dimensions of a query, or of weights
+constexpr int HELD = 4;               // of a query's 16 pieces, the number in registers
+constexpr float LAZY_RESCALE = 8.0f;  // sums are rescaled if a maximum rises by 2^8 or more
+constexpr int LINE = 128;             // bytes of a row of 64 dimensions of a query, or of weights
 constexpr int PANEL = IN_BLOCK * QUERIES * LINE, TILE = KEYS * ROW;
-// Shared memory: panels of queries, keys, values. The first panel's queries go to registers, and
-// weights take their place.
+// Shared memory: panels of queries, keys, values. The first panel's queries are in registers, and
+// the weights overwrite the panel.
 constexpr int KEYS_AT = D / 64 * PANEL, VALUES_AT = KEYS_AT + TILE;
 static_assert(D == 256 && PAGE % KEYS == 0 && GQA_GROUP % IN_BLOCK == 0, "unsupported sizes");
-static_assert(HELD * 16 * 2 == LINE, "a panel of queries is held");
+static_assert(HELD * 16 * 2 == LINE, "registers hold a panel of queries");
 
 // One warp of a pair. Addresses of matrices are the lane's.
 struct Warp {
-  u32 queries, keys;  // of the pair's first row, of the first of its keys
-  u32 values[2];      // of its dimensions, of its own keys and of the other warp's
-  u32 weights;        // of the other warp
+  u32 queries, keys;  // the pair's first row; the first of the warp's keys
+  u32 values[2];      // the warp's dimensions: of the keys it scores, of the other warp's keys
+  u32 weights;        // the other warp's
   u8* shared;
-  u32 mine;        // where there the lane's first weights go
-  float* tallies;  // [2][32] of the pair: maxima of each warp's keys; at last their sums
+  u32 mine;        // offset of the lane's first weights in `shared`
+  float* tallies;  // [2][32] of the pair: maxima of each warp's keys; at the end their sums
   int lane, half, pair;
-  int first;    // position of row g, less that of the warp's first key of a tile and column
+  int first;    // position of row g - position of the lane's first key of tile 0
   float scale;  // of a score, to base 2
   u32 held[HELD][2][4];
   float o[2][D / 16][4];
   float top[4], sum[4];  // of rows g, g + 8, g + 16, g + 24
 };
 
-// Fragments of a step of 16 dimensions, two steps' at a time: products of one while the next one's
-// arrive and are widened.
+// Fragments of a step of 16 dimensions. Two steps are in use: one is multiplied while the next is
+// loaded and widened.
 struct Step {
   u32 a[2][4], b[OWN / 8][2];
 };
@@ -99,8 +99,8 @@ DEVICE void scores(float (&s)[2][OWN / 8][4], const Warp& x) {
   }
 }
 
-// The warp's dimensions of a tile's values: 16 of its own keys after the other, then of the other
-// warp's. 32 bytes are in use, 32 on their way.
+// The warp's dimensions of a tile's values, in steps of 16 keys: the warp's own, then the other
+// warp's. 32 bytes are in use, 32 in flight.
 struct Values {
   static constexpr int CHUNKS = ROW / 64, ALL = KEYS / 16 * CHUNKS;
   u32 r[2][4];
@@ -114,7 +114,7 @@ struct Values {
 
 // o += P · V over 16 keys, the n-th of `Values`; `a`: their weights.
 template <int N>
-DEVICE void weigh(Warp& x, const u32 (&a)[2][4], Values& v) {
+DEVICE void add_values(Warp& x, const u32 (&a)[2][4], Values& v) {
 #pragma unroll
   for (int c = 0; c < Values::CHUNKS; c++) {
     const int i = N * Values::CHUNKS + c;
@@ -138,20 +138,21 @@ DEVICE void weigh(Warp& x, const u32 (&a)[2][4], Values& v) {
   }
 }
 
-DEVICE void meet_pair(const Warp& x) { meet(1 + x.pair, 64); }
+DEVICE void sync_pair(const Warp& x) { meet(1 + x.pair, 64); }
 
-// What the other warp has of each row; all lanes of a row have the same.
+// The other warp's value of each row; all lanes of a row have equal values.
 DEVICE void exchange(const Warp& x, const float (&mine)[4], float (&others)[4]) {
   const int t = x.lane & 3;
   x.tallies[x.half * 32 + x.lane] = t < 2 ? (t ? mine[1] : mine[0]) : t < 3 ? mine[2] : mine[3];
-  meet_pair(x);
+  sync_pair(x);
   const float4 v = reinterpret_cast<const float4*>(x.tallies)[(x.half ^ 1) * 8 + (x.lane >> 2)];
   others[0] = v.x, others[1] = v.y, others[2] = v.z, others[3] = v.w;
 }
 
-// The maxima that weights are relative to: of both warps' keys, or older ones that those are little
-// above. Sums shrink where one rose. Scores that no query sees become minus infinity.
-DEVICE void settle(Warp& x, float (&s)[2][OWN / 8][4], int tile) {
+// The maxima that weights are relative to: those of both warps' keys, or earlier ones if these are
+// less than LAZY_RESCALE below. Sums shrink where a maximum rises. Scores of keys that a query does
+// not see become minus infinity.
+DEVICE void update_maxima(Warp& x, float (&s)[2][OWN / 8][4], int tile) {
   const int ahead = x.first - tile * KEYS, g = x.lane >> 2;
   if (ahead - g + 2 * (x.lane & 3) < OWN - 1) {  // the same for the whole warp
 #pragma unroll
@@ -182,7 +183,7 @@ DEVICE void settle(Warp& x, float (&s)[2][OWN / 8][4], int tile) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     const float to = fmaxf(higher[k], others[k]), by = (x.top[k] - to) * x.scale;
-    const bool far = by < -FAR;  // the same in both warps
+    const bool far = by < -LAZY_RESCALE;  // the same in both warps
     rose |= far;
     shrink[k] = far ? exp2_fast(by) : 1.0f;
     x.top[k] = far ? to : x.top[k];
@@ -200,8 +201,8 @@ DEVICE void settle(Warp& x, float (&s)[2][OWN / 8][4], int tile) {
   }
 }
 
-// Weights of 16 of the warp's keys, as operands; also left for the other warp.
-DEVICE void soften(Warp& x, const float (&s)[2][OWN / 8][4], u32 (&own)[2][4], int step) {
+// Weights of 16 of the warp's keys, as operands and in shared memory for the other warp.
+DEVICE void softmax_weights(Warp& x, const float (&s)[2][OWN / 8][4], u32 (&own)[2][4], int step) {
 #pragma unroll
   for (int m = 0; m < 2; m++) {
 #pragma unroll
@@ -218,27 +219,27 @@ DEVICE void soften(Warp& x, const float (&s)[2][OWN / 8][4], u32 (&own)[2][4], i
   }
 }
 
-// o += P · V of a tile whose values are there.
+// o += P · V of a tile after its values have arrived.
 DEVICE void sums(Warp& x, const float (&s)[2][OWN / 8][4]) {
   constexpr int STEPS = OWN / 16;
   Values v;
   u32 own[STEPS][2][4], others[STEPS][2][4];
   v.load(x, 0);
-  soften(x, s, own[0], 0);
-  if constexpr (STEPS > 1) soften(x, s, own[1], 1);
-  weigh<0>(x, own[0], v);
-  meet_pair(x);
+  softmax_weights(x, s, own[0], 0);
+  if constexpr (STEPS > 1) softmax_weights(x, s, own[1], 1);
+  add_values<0>(x, own[0], v);
+  sync_pair(x);
 #pragma unroll
   for (int n = 0; n < STEPS; n++) {
     load_matrix(others[n][0], x.weights ^ n * 32);
     load_matrix(others[n][1], (x.weights ^ n * 32) + 16 * LINE);
   }
-  if constexpr (STEPS > 1) weigh<1>(x, own[1], v);
-  weigh<STEPS>(x, others[0], v);
-  if constexpr (STEPS > 1) weigh<STEPS + 1>(x, others[1], v);
+  if constexpr (STEPS > 1) add_values<1>(x, own[1], v);
+  add_values<STEPS>(x, others[0], v);
+  if constexpr (STEPS > 1) add_values<STEPS + 1>(x, others[1], v);
 }
 
-// A row's total from those of its lanes and of both warps.
+// A row's total: the sum over its lanes and both warps.
 DEVICE void add_totals(Warp& x) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
@@ -267,9 +268,9 @@ DEVICE void store_row(u16* o, const Warp& x, int k, float scale) {
   }
 }
 
-// All of a warp but its queries. `position`: of the pair's first query.
+// Initialises a warp, except its queries. `position`: of the pair's first query.
 DEVICE void set_up(Warp& x, u32 base, int position, float key_scale) {
-  // A matrix's rows are eight lanes'; chunks are XOR-ed with the row.
+  // Eight lanes have the rows of a matrix; chunks are XOR-ed with the row.
   const u32 line = x.lane & 15, chunk = (x.lane >> 4 ^ x.lane & 7) << 4;
   const u32 key = (x.lane & 7) + (x.lane >> 4) * 8, part = ((x.lane >> 3 & 1) ^ x.lane & 7) << 4;
   const int g = x.lane >> 2, t = x.lane & 3;

@@ -1,0 +1,52 @@
+"""FP8 weights and activations with static scales (W8A8, TensorRT Model Optimizer's FP8).
+
+Codes multiply and accumulate in f32, the scales come once at the end. The weight's is per row, so
+that merged projections keep their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.operand import Operand, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.formats import expert_layout, numeric
+from spark_engine.plugins.formats import format_fragments as ff
+from spark_engine.plugins.formats.format import ExpertKernels, Format, Inputs
+from spark_engine.plugins.formats.numeric import E4M3_MAX, F32
+from spark_engine.tensors import Array, DType
+
+
+def _quantise(w: F32) -> tuple[Array, ...]:
+    codes, scale = numeric.fp8_weight(w)
+    return codes, np.full(len(w), scale)
+
+
+FORMAT = Format(
+    name="fp8",
+    op="fp8_linear",
+    operands=(
+        operands.x("f8[tokens,K]", name="xq"),
+        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+        Operand("x_scale", Role.SCALE, "f32[]"),
+        Operand("w_scale", Role.SCALE, "f32[N]", joins=1),
+    ),
+    bits=8,
+    quantise=_quantise,
+    decode=lambda v: v["w"].astype(np.float64),
+    decode_body=lambda f, v, shape: v["w"],
+    rows=("x_scale", "w_scale"),
+    inputs=Inputs(
+        op="fp8_quant",
+        makes=("xq",),
+        quantise=lambda x, scale: (numeric.fp8_quantise(x, scale),),
+        quantise_body=lambda f, x, scale, k, outs: (ff.fp8_quantise(f, x, scale, outs[0]),),
+        decode=lambda v: v["xq"].astype(np.float64),
+        decode_body=lambda f, v, k: v["xq"],
+        scale="x_scale",
+        largest=E4M3_MAX,
+    ),
+    experts=ExpertKernels(2, 1, DType.F8E4M3, expert_layout.pack_fp8),
+    linear_sizes={DType.F32: ((1, 64, 48), (3, 37, 35), (65, 96, 256)), DType.BF16: ((3, 32, 64),)},
+    expert_sizes={DType.F32: ((1, 4, 2, 64, 32), (7, 5, 3, 40, 24))},
+)

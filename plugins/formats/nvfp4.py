@@ -1,0 +1,87 @@
+"""NVFP4 weights: 4-bit codes, an e4m3 scale for 16 of them, and an f32 scale a row.
+
+    nvfp4       activations as they are (W4A16): y = w_scale2 · Σ_k x · (code·w_scale)
+    nvfp4_a4    activations in NVFP4 too (W4A4): y = alpha · Σ_k (xq·x_scale) · (code·w_scale)
+
+code·w_scale is exact in bf16 and f32. The file's global scale comes once at the end, per row, so
+that merged projections keep their own (TensorRT Model Optimizer's W4A16_NVFP4). alpha = input
+scale · w_scale2 is one f32 product, made when the graph is lowered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from spark_engine.operand import Operand, Role
+from spark_engine.plugins.common import operands
+from spark_engine.plugins.formats import expert_layout, numeric
+from spark_engine.plugins.formats import format_fragments as ff
+from spark_engine.plugins.formats.format import F64, ExpertKernels, Format, Inputs
+from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, F32
+from spark_engine.tensors import Array, DType
+
+_STORED = (
+    Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
+    Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
+    Operand("w_scale2", Role.SCALE, "f32[N]", joins=1),
+)
+
+
+def _quantise(w: F32) -> tuple[Array, ...]:
+    codes, scale, scale2 = numeric.nvfp4_weight(w)
+    return codes, scale, np.full(len(w), scale2)
+
+
+def _values(codes: Array, scale: Array) -> F64:
+    return numeric.nvfp4_decode(codes.astype(np.uint8), scale).astype(np.float64)
+
+
+W4A16 = Format(
+    name="nvfp4",
+    op="nvfp4_linear",
+    operands=(operands.x(note="W4A16"), *_STORED),
+    bits=4.5,
+    quantise=_quantise,
+    decode=lambda v: _values(v["w"], v["w_scale"]),
+    decode_body=lambda f, v, shape: ff.nvfp4_decode(f, v["w"], v["w_scale"], shape[1]),
+    rows=("w_scale2",),
+    experts=ExpertKernels(1, 0, DType.U8, expert_layout.pack_codes, expert_layout.pack_scales),
+    linear_sizes={
+        DType.F32: ((1, 64, 64), (3, 37, 48), (65, 96, 256), (1, 33, 16)),
+        DType.BF16: ((3, 32, 80),),
+    },
+    expert_sizes={
+        DType.F32: ((1, 8, 3, 64, 32), (65, 16, 4, 128, 48), (3, 4, 4, 32, 16)),
+        DType.BF16: ((3, 4, 2, 64, 32),),
+    },
+)
+W4A4 = replace(
+    W4A16,
+    name="nvfp4_a4",
+    op="nvfp4_linear_a4",
+    operands=(
+        operands.x("u8[tokens,K/2]", name="xq"),
+        Operand("x_scale", Role.SCALE, "f8[tokens,K/16]"),
+        *_STORED[:2],
+        Operand("alpha", Role.SCALE, "f32[N]", joins=1),
+    ),
+    rows=("alpha",),
+    inputs=Inputs(
+        op="nvfp4_quant",
+        makes=("xq", "x_scale"),
+        quantise=numeric.nvfp4_quantise,
+        quantise_body=ff.nvfp4_quantise,
+        decode=lambda v: _values(v["xq"], v["x_scale"]),
+        decode_body=lambda f, v, k: ff.nvfp4_decode(f, v["xq"], v["x_scale"], k),
+        scale="alpha",
+        largest=E2M1_MAX * E4M3_MAX,
+    ),
+    experts=ExpertKernels(1, 3, DType.U8, expert_layout.pack_codes, expert_layout.pack_scales),
+    linear_sizes={
+        DType.F32: ((1, 64, 64), (3, 37, 48), (65, 96, 256), (9, 144, 624), (130, 272, 768)),
+        DType.BF16: ((3, 32, 80), (33, 16, 1088)),
+    },
+    expert_sizes={DType.F32: ((1, 4, 2, 64, 32), (7, 4, 2, 48, 16), (512, 4, 2, 64, 32))},
+)
