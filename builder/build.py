@@ -29,10 +29,10 @@ from spark_engine.builder.emit import (
 from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
-from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import (
     BACKENDS,
     CAPABILITIES,

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.result_files import RESULTS, ROOT
 from spark_engine.bench import replay
-from spark_engine.runtime.replicas.prefix import Place, places
+from spark_engine.runtime.replicas.prompt_digests import Place, places
 from spark_engine.runtime.replicas.routing import Policy, Router, Ticket
 
 TRACE, STEPS = ROOT / "bench" / "agent.json", RESULTS / "decode" / "decode_h200.json"

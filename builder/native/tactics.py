@@ -1,8 +1,9 @@
 """Chooses the tactic of each node: the fastest one that supports it.
 
 Knows the contract of tactics and no single op. Nodes of one op with equal attributes and shapes
-share one decision. With a GPU, a `Timer` replaces the tactics' predictions. An invariant build
-first chooses one reduction key for all buckets of prefill, and one for all others.
+share one decision. Times are predicted by `plugins/launch.py`, from `plugins/tuning/recorded.py` or
+a kernel's formula; with a GPU, a `Timer` measures them. An invariant build first chooses one
+reduction key for all buckets of prefill, and one for all others.
 """
 
 from __future__ import annotations

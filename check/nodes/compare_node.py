@@ -26,7 +26,7 @@ from spark_engine.check.verdicts.defined_values import EMITTED
 from spark_engine.check.verdicts.metrics import distance, scale_error
 from spark_engine.check.verdicts.thresholds import NodeLimits
 from spark_engine.interface import STATE_OUT
-from spark_engine.plugins.formats.numeric import FP8_BLOCK, NVFP4_BLOCK, nvfp4_decode
+from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK, NVFP4_BLOCK, nvfp4_decode
 from spark_engine.tensors import Array
 
 MOST_OTHER_EXPERTS = 0.01  # share of the tokens with a near tie of two experts

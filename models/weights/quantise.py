@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from spark_engine.errors import CheckpointError, GraphError
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.weights.recipes import Recipe, leaf, transform
-from spark_engine.plugins.formats import numeric
-from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
+from spark_engine.plugins.formats import numpy_codecs
+from spark_engine.plugins.formats.numpy_codecs import E2M1_MAX, E4M3_MAX, FP8_BLOCK, NVFP4_BLOCK
 from spark_engine.tensors import Array, DType, TensorSpec
 
 AT_ONCE = 1 << 20  # elements in f32
@@ -90,14 +90,14 @@ def _rows(matrix: Array) -> Iterator[tuple[int, F32]]:
 def _block_codes(matrix: Array, out: Array, amax: Amax) -> None:
     for first, part in _rows(matrix):
         amax(part)
-        wide = numeric.fp8_block_expand(numeric.fp8_block_scale(part), part.shape)
-        out[first : first + len(part)] = numeric.e4m3(np.divide(part, wide, out=part))
+        wide = numpy_codecs.fp8_block_expand(numpy_codecs.fp8_block_scale(part), part.shape)
+        out[first : first + len(part)] = numpy_codecs.e4m3(np.divide(part, wide, out=part))
 
 
 def _block_scales(matrix: Array, out: Array, amax: Amax) -> None:
     for first, part in _rows(matrix):
         amax(part)
-        scales = numeric.fp8_block_scale(part)
+        scales = numpy_codecs.fp8_block_scale(part)
         out[first // FP8_BLOCK : first // FP8_BLOCK + len(scales)] = scales
 
 
@@ -105,16 +105,16 @@ def _fp4_codes(matrix: Array, out: Array, amax: Amax) -> None:
     whole = _global(matrix, amax)
     for first, part in _rows(matrix):
         groups = part.reshape(len(part), -1, NVFP4_BLOCK)
-        unit = numeric.nvfp4_scale(groups, whole).astype(np.float32)[..., None] * whole
+        unit = numpy_codecs.nvfp4_scale(groups, whole).astype(np.float32)[..., None] * whole
         codes = np.divide(groups, unit, out=groups).astype(E2M1).view(np.uint8).reshape(part.shape)
-        out[first : first + len(part)] = numeric.pack(codes)
+        out[first : first + len(part)] = numpy_codecs.pack(codes)
 
 
 def _fp4_scales(matrix: Array, out: Array, amax: Amax) -> None:
     whole = _global(matrix, amax)
     for first, part in _rows(matrix):
         groups = part.reshape(len(part), -1, NVFP4_BLOCK)
-        out[first : first + len(part)] = numeric.nvfp4_scale(groups, whole)
+        out[first : first + len(part)] = numpy_codecs.nvfp4_scale(groups, whole)
 
 
 def _fp4_globals(matrix: Array, out: Array, amax: Amax) -> None:

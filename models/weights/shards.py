@@ -19,7 +19,7 @@ from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, Split
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights.recipes import Recipe, constant, part
-from spark_engine.plugins.formats.numeric import FP8_BLOCK, NVFP4_BLOCK
+from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK, NVFP4_BLOCK
 from spark_engine.tensors import Array, DType
 
 MOST_RANKS = 8

@@ -19,7 +19,7 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Row, ValueKind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.shards import Shards
-from spark_engine.plugins.formats.numeric import FP8_BLOCK
+from spark_engine.plugins.formats.numpy_codecs import FP8_BLOCK
 from spark_engine.tensors import TensorSpec
 
 _COPIES = (ValueKind.STACKED_EXPERTS, ValueKind.TIED_HEAD, ValueKind.CACHE_SCALE)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spark_engine.operand import Operand, Role, When
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats.numeric import F32, U8
+from spark_engine.plugins.formats.numpy_codecs import F32, U8
 from spark_engine.tensors import Array, DType
 
 F64 = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The number formats of `numeric.py` as fragments of ONNX bodies, bit for bit the same.
+"""The number formats of `numpy_codecs.py` as fragments of ONNX bodies, bit for bit the same.
 
 Knows no op. onnxruntime's CPU provider casts between f32 and e4m3 and reshapes e4m3, nothing
 else, so everything is computed in f32 and cast last. What depends on weights alone is folded
@@ -14,7 +14,7 @@ import numpy as np
 
 from spark_engine.plugins.common.fragments import columns
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats.numeric import (
+from spark_engine.plugins.formats.numpy_codecs import (
     E2M1_MAX,
     E2M1_VALUES,
     E4M3_MAX,
@@ -33,7 +33,7 @@ def e4m3(f: Text, x: str, out: str = "") -> str:
 
 
 def e2m1_codes(f: Text, x: str) -> str:
-    """4-bit codes of f32 `x` as u8, one per byte (`numeric.e2m1_encode`)."""
+    """4-bit codes of f32 `x` as u8, one per byte (`numpy_codecs.e2m1_encode`)."""
     a = f("Min", f("Abs", x), E2M1_MAX)
     middle = f("Add", f("Round", a), 2.0)
     top = f("Add", f("Round", f("Mul", a, 0.5)), 4.0)

@@ -10,15 +10,15 @@ import numpy as np
 
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
-from spark_engine.plugins.formats import expert_layout, numeric
+from spark_engine.plugins.formats import expert_layout, numpy_codecs
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.formats.format import ExpertKernels, Format, Inputs
-from spark_engine.plugins.formats.numeric import E4M3_MAX, F32
+from spark_engine.plugins.formats.numpy_codecs import E4M3_MAX, F32
 from spark_engine.tensors import Array, DType
 
 
 def _quantise(w: F32) -> tuple[Array, ...]:
-    codes, scale = numeric.fp8_weight(w)
+    codes, scale = numpy_codecs.fp8_weight(w)
     return codes, np.full(len(w), scale)
 
 
@@ -39,7 +39,7 @@ FORMAT = Format(
     inputs=Inputs(
         op="fp8_quant",
         makes=("xq",),
-        quantise=lambda x, scale: (numeric.fp8_quantise(x, scale),),
+        quantise=lambda x, scale: (numpy_codecs.fp8_quantise(x, scale),),
         quantise_body=lambda f, x, scale, k, outs: (ff.fp8_quantise(f, x, scale, outs[0]),),
         decode=lambda v: v["xq"].astype(np.float64),
         decode_body=lambda f, v, k: v["xq"],

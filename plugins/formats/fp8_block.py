@@ -10,19 +10,19 @@ import numpy as np
 
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
-from spark_engine.plugins.formats import expert_layout, numeric
+from spark_engine.plugins.formats import expert_layout, numpy_codecs
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.formats.format import F64, ExpertKernels, Format, Inputs, Values
 from spark_engine.tensors import DType
 
 
 def _decode(v: Values) -> F64:
-    scale = numeric.fp8_block_expand(v["w_scale"].astype(np.float32), v["w"].shape)
+    scale = numpy_codecs.fp8_block_expand(v["w_scale"].astype(np.float32), v["w"].shape)
     return v["w"].astype(np.float64) * scale
 
 
 def _decode_input(v: Values) -> F64:
-    columns = v["x_scale"].astype(np.float64).repeat(numeric.FP8_BLOCK, axis=1)
+    columns = v["x_scale"].astype(np.float64).repeat(numpy_codecs.FP8_BLOCK, axis=1)
     return v["xq"].astype(np.float64) * columns[:, : v["xq"].shape[1]]
 
 
@@ -36,13 +36,13 @@ FORMAT = Format(
         Operand("w_scale", Role.SCALE, "f32[⌈N/128⌉,⌈K/128⌉]", joins=128),
     ),
     bits=8,
-    quantise=numeric.fp8_block_weight,
+    quantise=numpy_codecs.fp8_block_weight,
     decode=_decode,
     decode_body=lambda f, v, shape: ff.fp8_block_weight(f, v["w"], v["w_scale"], shape),
     inputs=Inputs(
         op="fp8_block_quant",
         makes=("xq", "x_scale"),
-        quantise=lambda x, scale: numeric.fp8_block_quantise(x),
+        quantise=lambda x, scale: numpy_codecs.fp8_block_quantise(x),
         quantise_body=lambda f, x, scale, k, outs: ff.fp8_block_quantise(f, x, k, outs),
         decode=_decode_input,
         decode_body=lambda f, v, k: ff.fp8_block_decode(f, v["xq"], v["x_scale"], k),

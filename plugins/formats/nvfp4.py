@@ -16,10 +16,10 @@ import numpy as np
 
 from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
-from spark_engine.plugins.formats import expert_layout, numeric
+from spark_engine.plugins.formats import expert_layout, numpy_codecs
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.formats.format import F64, ExpertKernels, Format, Inputs
-from spark_engine.plugins.formats.numeric import E2M1_MAX, E4M3_MAX, F32
+from spark_engine.plugins.formats.numpy_codecs import E2M1_MAX, E4M3_MAX, F32
 from spark_engine.tensors import Array, DType
 
 _STORED = (
@@ -30,12 +30,12 @@ _STORED = (
 
 
 def _quantise(w: F32) -> tuple[Array, ...]:
-    codes, scale, scale2 = numeric.nvfp4_weight(w)
+    codes, scale, scale2 = numpy_codecs.nvfp4_weight(w)
     return codes, scale, np.full(len(w), scale2)
 
 
 def _values(codes: Array, scale: Array) -> F64:
-    return numeric.nvfp4_decode(codes.astype(np.uint8), scale).astype(np.float64)
+    return numpy_codecs.nvfp4_decode(codes.astype(np.uint8), scale).astype(np.float64)
 
 
 W4A16 = Format(
@@ -71,7 +71,7 @@ W4A4 = replace(
     inputs=Inputs(
         op="nvfp4_quant",
         makes=("xq", "x_scale"),
-        quantise=numeric.nvfp4_quantise,
+        quantise=numpy_codecs.nvfp4_quantise,
         quantise_body=ff.nvfp4_quantise,
         decode=lambda v: _values(v["xq"], v["x_scale"]),
         decode_body=lambda f, v, k: ff.nvfp4_decode(f, v["xq"], v["x_scale"], k),

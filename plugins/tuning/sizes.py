@@ -82,3 +82,13 @@ class HeadBlocks:
     stages: int = 0
     why: str = ""
     fallback: bool = False
+
+
+# Decode steps of the delta rule, for every architecture.
+HEADS = (
+    HeadBlocks("registers", 8, 2),
+    HeadBlocks("small registers", 4, 4, fallback=True),
+    HeadBlocks("many registers", 16, 1),
+    HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
+    HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
+)

@@ -7,7 +7,7 @@ few long rows fill the GPU with 64 chunks, more rows with fewer, longer chunks.
 
 from __future__ import annotations
 
-from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, HeadBlocks, Shared
+from spark_engine.plugins.tuning.sizes import ALONE, FAN, Chunks, Shared
 
 _LOG = "best of a round of four at {}: benchmarks/log/attention/attention_round_mma.md"
 _TEAM = Chunks(256, 3, ALONE, True, why="the order of sums of teams at long contexts")
@@ -25,12 +25,4 @@ ROUNDS = (
     Shared(_SIX, 2, why=_LOG.format("32 rows of the 35B")),
     Shared(_THREE, 2, why="rounds of two in the order of one token's best at 128 rows"),
     Shared(_THREE, 4, why=_LOG.format("32 to 128 rows of the 27B")),
-)
-# Decode steps of the delta rule, for every architecture.
-HEADS = (
-    HeadBlocks("registers", 8, 2),
-    HeadBlocks("small registers", 4, 4, fallback=True),
-    HeadBlocks("many registers", 16, 1),
-    HeadBlocks("grouped", 4, 4, grouped=True, stages=2),
-    HeadBlocks("wide grouped", 8, 3, grouped=True, stages=1),
 )

@@ -15,7 +15,7 @@ import msgspec
 
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
-from spark_engine.runtime.replicas.prefix import Place, places
+from spark_engine.runtime.replicas.prompt_digests import Place, places
 from spark_engine.runtime.replicas.routing import RouteChoice, Ticket
 from spark_engine.runtime.replicas.upstream import Events, Headers, Lost, Upstream, UpstreamAnswer
 from spark_engine.runtime.server.api.answers import anthropic_error, error, event

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from spark_engine.runtime.replicas.prefix import Place
+from spark_engine.runtime.replicas.prompt_digests import Place
 
 REQUEST = 512  # bytes of a prompt that take as long to prefill as one waiting request
 MOST_PLACES = 1 << 17  # known positions: about 50 MiB

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.build import build, rewrite_graph, verify_all
+from spark_engine.builder.graph.graph_checks import launches_per_layer
 from spark_engine.builder.graph.lower import facts_of, lower
-from spark_engine.builder.graph.verify import launches_per_layer
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import BuildReport
 from spark_engine.engine_file import open_folder, read_manifest

@@ -9,7 +9,7 @@ import pytest
 
 from spark_engine import interface
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.verify import Subject, verify
+from spark_engine.builder.graph.graph_checks import Subject, verify
 from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
 from spark_engine.models.draft_options import DraftOptions

@@ -14,7 +14,7 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.formats.format import INPUT_SCALES, SUFFIXES
 from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.ops.moe import grouped_moe
@@ -268,7 +268,7 @@ def test_weights_fit_the_merge() -> None:
     """fp8_block weights may be merged where all but the last end on a block edge."""
     rng = rng_of("edge")
     a, b = (random_arrays.normal(rng, n, 130).astype(np.float32) for n in (128, 37))
-    (ca, sa), (cb, sb) = numeric.fp8_block_weight(a), numeric.fp8_block_weight(b)
-    codes, scales = numeric.fp8_block_weight(np.concatenate([a, b]))
+    (ca, sa), (cb, sb) = numpy_codecs.fp8_block_weight(a), numpy_codecs.fp8_block_weight(b)
+    codes, scales = numpy_codecs.fp8_block_weight(np.concatenate([a, b]))
     assert codes.tobytes() == ca.tobytes() + cb.tobytes()
     np.testing.assert_array_equal(scales, np.concatenate([sa, sb]))

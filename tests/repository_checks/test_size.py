@@ -17,7 +17,7 @@ from tests.repository import PACKAGES, ROOT, files
 # its prediction 5,000; second forms of prefill's scan, attention and router (by wgmma, and for GPUs
 # without it) 1,500; what a shared memory keeps for its host, live rows of spark-check 700;
 # hardening against clients and attackers 7,500 (decision 21).
-FILE, FUNCTION, TOTAL = 400, 80, 80_761
+FILE, FUNCTION, TOTAL = 400, 80, 80_763
 TRAINING = "training/"  # of the embedded model: outside the package, and not counted
 KINDS = (".py", ".cu", ".cuh")
 SOURCES = files(*(f"{package}/*{kind}" for package in (*PACKAGES, "training") for kind in KINDS))

@@ -1,5 +1,5 @@
 // NVFP4 weights dequantised in registers, for the experts: eight codes of a row become four bf16
-// pairs, times their block scale.
+// pairs, times their block scale. (linear_nvfp4_mma.cu decodes the linear layers' layout.)
 //
 // The eight codes of a word are packed (expert_layout.py) so that one rotation and one mask give a
 // bf16 pair for three of the four pairs, and two of each for the fourth. A masked code is code ·

@@ -15,8 +15,7 @@ from spark_engine.kernel import Early, Plan, Scratch
 from spark_engine.plugins.formats.quantised import QUANTS
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 from spark_engine.plugins.state.replay_ring import FOLD_ROWS
-from spark_engine.plugins.tuning import sm_90a
-from spark_engine.plugins.tuning.sizes import HeadBlocks
+from spark_engine.plugins.tuning.sizes import HEADS, HeadBlocks
 from spark_engine.tensors import DType
 
 ARGS = (
@@ -230,7 +229,7 @@ def _candidate(shape: HeadBlocks, why: str = "") -> Candidate:
     )
 
 
-CANDIDATES = tuple(map(_candidate, sm_90a.HEADS))
-UNFUSED = tuple(_candidate(h, "nodes that no fusion takes") for h in sm_90a.HEADS if h.fallback)
+CANDIDATES = tuple(map(_candidate, HEADS))
+UNFUSED = tuple(_candidate(h, "nodes that no fusion takes") for h in HEADS if h.fallback)
 # gated_delta_step's operands and results, as the kernel calls gdn_decode's.
 STEP = {"c": "qkvz", "state_out": "gdn_state_out", "ring_out": "gdn_ring_out", "o": "y"}

@@ -20,7 +20,7 @@ from spark_engine.plugins.common.sequence_tiles import (
     over,
     read_rows,
 )
-from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
 from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
@@ -140,5 +140,5 @@ OP = serve(
         body=body,
         cases=CASES,
     ),
-    rounds_kernels.ACCEPT_DRAFTS,
+    draft_rounds_kernels.ACCEPT_DRAFTS,
 )

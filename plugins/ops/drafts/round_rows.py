@@ -20,7 +20,7 @@ from spark_engine.plugins.common.sequence_tiles import (
     read_rows,
     valid_tokens,
 )
-from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
 from spark_engine.plugins.ops.drafts.round_operands import UNITS, WILD, Round
@@ -110,5 +110,5 @@ OP = serve(
         body=body,
         cases=tuple(_case(r) for r in rounds.ALL),
     ),
-    rounds_kernels.ROUND_ROWS,
+    draft_rounds_kernels.ROUND_ROWS,
 )

@@ -13,7 +13,7 @@ from spark_engine.operand import Operand, Result, Role, TimedLaunch
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
-from spark_engine.plugins.kernels.drafts import rounds_kernels
+from spark_engine.plugins.kernels.drafts import draft_rounds_kernels
 from spark_engine.plugins.launch import serve
 from spark_engine.plugins.ops.drafts import round_operands as rounds
 from spark_engine.plugins.ops.drafts.round_operands import WILD, Round
@@ -81,5 +81,5 @@ OP = serve(
         body=body,
         cases=tuple(_case(r) for r in (PREFILL, *rounds.ROUNDS)),
     ),
-    rounds_kernels.SHIFT_IDS,
+    draft_rounds_kernels.SHIFT_IDS,
 )

@@ -18,7 +18,7 @@ from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import LEGAL, activation
 from spark_engine.plugins.formats import format_fragments as ff
 from spark_engine.plugins.formats.format import F64, Format, Names, Values
-from spark_engine.plugins.formats.numeric import F32
+from spark_engine.plugins.formats.numpy_codecs import F32
 from spark_engine.plugins.formats.registry import FORMATS
 from spark_engine.plugins.kernels.gemm.linear_kernels import SERVED
 from spark_engine.plugins.launch import serve

@@ -13,7 +13,7 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.formats.format_fragments import fp8_block_quantise
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
@@ -22,7 +22,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x,) -> (codes, scale)."""
-    return numeric.fp8_block_quantise(arrays[0].astype(np.float32))
+    return numpy_codecs.fp8_block_quantise(arrays[0].astype(np.float32))
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:

@@ -13,7 +13,7 @@ from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.formats.format_fragments import nvfp4_quantise
 from spark_engine.plugins.kernels.rowwise import act_quant_kernels
 from spark_engine.plugins.launch import serve
@@ -23,7 +23,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(x, input_scale) -> (packed, scale)."""
     x, input_scale = (a.astype(np.float32) for a in arrays)
-    return numeric.nvfp4_quantise(x, input_scale)
+    return numpy_codecs.nvfp4_quantise(x, input_scale)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import verify
+from spark_engine.builder.graph import graph_checks
 from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.graph_checks import Subject
 from spark_engine.builder.graph.nodes import spec_of
 from spark_engine.builder.graph.packing import Packing, pack
-from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.kernel import Attrs, Cuda, Pack
@@ -104,7 +104,7 @@ def test_an_operand_that_is_no_weight_is_our_bug() -> None:
 def complaints(made: FamilyGraph) -> list[str]:
     """Of a packed graph: what its weights' layouts and its nodes' shapes are found to be."""
     subject = Subject.of(made, Limits(1, 64, 1, 5), OPS)
-    return [*verify.layouts(subject), *verify.inference(subject)]
+    return [*graph_checks.layouts(subject), *graph_checks.inference(subject)]
 
 
 def test_a_packed_graph_is_verified_by_what_was_packed() -> None:

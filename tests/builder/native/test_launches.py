@@ -46,7 +46,7 @@ def test_every_launch_leads_to_kernel_reference_and_figures(tmp_path: Path, form
             if not launch.reference.startswith("https://onnx.ai/"):
                 path, line = launch.reference.split(":")
                 first = (ROOT / path).read_text().splitlines()[int(line) - 1]
-                assert first.startswith("def reference("), launch
+                assert first.lstrip().startswith("def reference("), launch
             assert launch.logs and all((ROOT / log).is_file() for log in launch.logs), launch
             decided = {
                 (r["op"], r["chosen"]) for r in manifest.tactics if r["bucket"] == bucket.file

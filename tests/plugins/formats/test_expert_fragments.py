@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spark_engine.plugins.formats import expert_layout as et
-from spark_engine.plugins.formats import expert_packs, numeric
+from spark_engine.plugins.formats import expert_packs, numpy_codecs
 
 ROWS, WIDTH = 128, 128  # two panels of 64 rows, two k-slabs of 64 k
 
@@ -34,7 +34,7 @@ def test_a_lane_finds_its_bf16_fragment() -> None:
 def test_a_lane_finds_and_decodes_its_fp4_codes() -> None:
     """Word 2p + r: row g + 8r, k 16t + 8p … + 7; pair j by its rotation becomes bf16 · 2^-126."""
     codes = np.random.default_rng(1).integers(0, 256, (ROWS, WIDTH // 2), dtype=np.uint8)
-    values = numeric.e2m1_decode(numeric.unpack(codes)).astype(np.float64)
+    values = numpy_codecs.e2m1_decode(numpy_codecs.unpack(codes)).astype(np.float64)
     words = et.pack_codes(codes).view(np.uint32).reshape(2, 2, 4, 8, 4, 2, 2)
     for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
         masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)

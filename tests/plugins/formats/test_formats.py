@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 
 
 def nearest_even_code(x: float) -> int:
     """By definition: the nearest magnitude; of two equally near, the even code."""
-    gaps = [abs(abs(x) - float(m)) for m in numeric.E2M1_MAGNITUDES]
+    gaps = [abs(abs(x) - float(m)) for m in numpy_codecs.E2M1_MAGNITUDES]
     near = [i for i, gap in enumerate(gaps) if gap == min(gaps)]
     return min(near, key=lambda i: i % 2) + (8 if x < 0 else 0)
 
@@ -19,24 +19,24 @@ def nearest_even_code(x: float) -> int:
 def test_e2m1_rounds_to_nearest_even_code_and_saturates() -> None:
     x = np.concatenate([np.arange(-8, 8, 1 / 64), [1e9, -1e9, 1e-30, -1e-30]]).astype(np.float32)
     want = [nearest_even_code(float(v)) for v in x]
-    assert numeric.e2m1_encode(x).tolist() == want
+    assert numpy_codecs.e2m1_encode(x).tolist() == want
 
 
 def test_e2m1_equals_ml_dtypes() -> None:
     x = np.random.default_rng(0).standard_normal(20_000).astype(np.float32) * 3
     other = x.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    np.testing.assert_array_equal(numeric.e2m1_decode(numeric.e2m1_encode(x)), other)
+    np.testing.assert_array_equal(numpy_codecs.e2m1_decode(numpy_codecs.e2m1_encode(x)), other)
 
 
 def test_pack_puts_the_even_element_low() -> None:
     codes = np.array([[1, 2, 15, 0]], np.uint8)
-    assert numeric.pack(codes).tolist() == [[0x21, 0x0F]]
-    np.testing.assert_array_equal(numeric.unpack(numeric.pack(codes)), codes)
+    assert numpy_codecs.pack(codes).tolist() == [[0x21, 0x0F]]
+    np.testing.assert_array_equal(numpy_codecs.unpack(numpy_codecs.pack(codes)), codes)
 
 
 def test_e4m3_saturates_and_keeps_nan() -> None:
     x = np.array([1e9, -1e9, 448, 449, 2**-9, 2**-10, 3 * 2**-11, np.nan], np.float32)
-    got = numeric.e4m3(x).astype(np.float32)
+    got = numpy_codecs.e4m3(x).astype(np.float32)
     np.testing.assert_array_equal(got[:-1], [448, -448, 448, 448, 2**-9, 0, 2**-9])
     assert np.isnan(got[-1])
 
@@ -45,26 +45,26 @@ def test_nvfp4_weight_decodes_within_half_a_step() -> None:
     rng = np.random.default_rng(1)
     w = rng.standard_normal((8, 64)).astype(np.float32) * np.exp(rng.standard_normal((8, 1)))
     w[3] = 0
-    packed, scale, scale2 = numeric.nvfp4_weight(w.astype(np.float32))
+    packed, scale, scale2 = numpy_codecs.nvfp4_weight(w.astype(np.float32))
     assert scale2 == pytest.approx(np.abs(w).max() / 2688, rel=1e-6)
     np.testing.assert_array_equal(scale[3].astype(np.float32), 1)
     amax = np.abs(w).reshape(8, -1, 16).max(-1).repeat(16, -1)
     # half the widest step (1 of 6), and the block scale's own rounding (1/16)
     assert (
-        np.abs(numeric.nvfp4_decode(packed, scale) * scale2 - w) <= amax * (1 / 6 + 1 / 16)
+        np.abs(numpy_codecs.nvfp4_decode(packed, scale) * scale2 - w) <= amax * (1 / 6 + 1 / 16)
     ).all()
 
 
 def test_nvfp4_scale_that_rounds_to_zero_gives_zeros() -> None:
     x = np.full((1, 16), -1e-6, np.float32)
-    packed, scale = numeric.nvfp4_quantise(x, np.float32(1))
+    packed, scale = numpy_codecs.nvfp4_quantise(x, np.float32(1))
     assert scale.astype(np.float32).tolist() == [[0]] and not packed.any()
 
 
 def test_fp8_block_scales() -> None:
     x = np.zeros((2, 200), np.float32)
     x[0, 5], x[0, 150], x[1, 199] = 896, -448, 1e-44
-    codes, scale = numeric.fp8_block_quantise(x)
+    codes, scale = numpy_codecs.fp8_block_quantise(x)
     np.testing.assert_array_equal(scale, [[2, 1], [1, 1]])
     assert float(codes[0, 5]) == 448 and float(codes[0, 150]) == -448 and not codes[1].any()
 
@@ -72,13 +72,13 @@ def test_fp8_block_scales() -> None:
 def test_fp8_block_weight_has_one_scale_per_block() -> None:
     w = np.random.default_rng(2).standard_normal((130, 200)).astype(np.float32)
     w[128:, 128:] = 0
-    codes, scale = numeric.fp8_block_weight(w)
+    codes, scale = numpy_codecs.fp8_block_weight(w)
     assert scale.shape == (2, 2) and scale[1, 1] == 1
     assert scale[0, 1] == np.abs(w[:128, 128:]).max() / np.float32(448)
-    back = codes.astype(np.float32) * numeric.fp8_block_expand(scale, w.shape)
+    back = codes.astype(np.float32) * numpy_codecs.fp8_block_expand(scale, w.shape)
     np.testing.assert_allclose(back, w, rtol=2**-4, atol=448 * 2**-10 * scale.max())
 
 
 def test_fp8_weight_of_zeros_has_scale_one() -> None:
-    codes, scale = numeric.fp8_weight(np.zeros((2, 3), np.float32))
+    codes, scale = numpy_codecs.fp8_weight(np.zeros((2, 3), np.float32))
     assert scale == 1 and not codes.any()

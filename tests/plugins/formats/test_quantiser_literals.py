@@ -11,7 +11,7 @@ import pytest
 
 from spark_engine.plugins import registry
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.formats import format_fragments, fp8_codes, numeric
+from spark_engine.plugins.formats import format_fragments, fp8_codes, numpy_codecs
 from spark_engine.tensors import Array
 from tests.oracles.attention_truth import e4m3_value
 from tests.plugins import one_node
@@ -108,23 +108,23 @@ def test_nvfp4_of_a_small_block_next_to_a_large_one(ask: Ask) -> None:
 
 def test_e2m1_decodes_to_its_values() -> None:
     want = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
-    found = numeric.e2m1_decode(np.arange(16, dtype=np.uint8))
+    found = numpy_codecs.e2m1_decode(np.arange(16, dtype=np.uint8))
     assert found.tolist() == want and np.signbit(found).tolist() == [False] * 8 + [True] * 8
     other = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     np.testing.assert_array_equal(found, other)
     assert format_fragments.NIBBLES[0x2F].tolist() == [-6, 1]
     assert format_fragments.NIBBLES[0xF2].tolist() == [1, -6]
-    assert numeric.unpack(np.asarray([[0x2F]], np.uint8)).tolist() == [[15, 2]]
+    assert numpy_codecs.unpack(np.asarray([[0x2F]], np.uint8)).tolist() == [[15, 2]]
 
 
 def test_nvfp4_weights_scale_by_rule() -> None:
     """Global amax / 2688; a block's amax / (6 · global), at least 2⁻⁹, 1 for a block of zeros."""
     w = np.zeros((1, 48), np.float32)
     w[0, 0], w[0, 16] = 2688, -6e-6
-    packed, scale, scale2 = numeric.nvfp4_weight(w)
+    packed, scale, scale2 = numpy_codecs.nvfp4_weight(w)
     assert scale2 == 1 and bits(scale) == [0x7E, 0x01, 0x38]
     assert codes_of(packed)[::16] == [7, 8, 0]
-    decoded = numeric.nvfp4_decode(packed, scale)
+    decoded = numpy_codecs.nvfp4_decode(packed, scale)
     assert decoded[0, 0] == 2688 and decoded[0, 16] == 0
 
 

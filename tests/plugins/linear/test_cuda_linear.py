@@ -18,7 +18,7 @@ from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.formats import expert_layout as et
 from spark_engine.plugins.formats import linear_layout as wt
-from spark_engine.plugins.formats import numeric, weight_packing
+from spark_engine.plugins.formats import numpy_codecs, weight_packing
 from spark_engine.plugins.kernels.gemm import (
     linear_bf16_kernels,
     linear_fp8_block_kernels,
@@ -99,7 +99,7 @@ def test_a_lane_finds_its_fragment() -> None:
 def test_codes_decode_by_rotations_and_masks() -> None:
     """As the kernel does it: each pair of a word becomes bf16 · 2^-126."""
     codes = np.random.default_rng(0).integers(0, 256, (16, 32), dtype=np.uint8)
-    want = numeric.e2m1_decode(numeric.unpack(codes)).reshape(2, 8, 2, 2, 2, 4, 2)
+    want = numpy_codecs.e2m1_decode(numpy_codecs.unpack(codes)).reshape(2, 8, 2, 2, 2, 4, 2)
     words = wt.pack_fp4(codes).view(np.uint32).reshape(8, 4, 2, 2)  # g, t, p, r
     for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
         masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
@@ -257,12 +257,12 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     rng = np.random.default_rng(m + n + k)
     x = rng.standard_normal((m, k), dtype=np.float32)
     if op == "fp8_linear":
-        w = numeric.e4m3(rng.standard_normal((n, k), dtype=np.float32) * 100)
+        w = numpy_codecs.e4m3(rng.standard_normal((n, k), dtype=np.float32) * 100)
         w_scale = rng.uniform(0.0005, 0.001, n).astype(np.float32)
-        return numeric.e4m3(x * 100), w, np.asarray(0.007, np.float32), w_scale
+        return numpy_codecs.e4m3(x * 100), w, np.asarray(0.007, np.float32), w_scale
     if op == "fp8_block_linear":
         w = rng.standard_normal((n, k), dtype=np.float32)
-        return *numeric.fp8_block_quantise(x), *numeric.fp8_block_weight(w)
+        return *numpy_codecs.fp8_block_quantise(x), *numpy_codecs.fp8_block_weight(w)
     if op == "linear":
         return x.astype(BF16), rng.standard_normal((n, k), dtype=np.float32).astype(BF16)
     codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)

@@ -13,7 +13,7 @@ import pytest
 
 from spark_engine.kernel import GB10, H200, Plan, Target, rehearsal
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins.formats import numeric
+from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.kernels.gemm import (
     linear_bf16_kernels,
     linear_fp8_kernels,
@@ -174,7 +174,11 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     rng = np.random.default_rng(m + n + k)
     x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
     alpha = rng.uniform(0.5, 2, n).astype(np.float32)
-    return (*numeric.nvfp4_quantise(x, np.float32(0.002)), *numeric.nvfp4_weight(w)[:2], alpha)
+    return (
+        *numpy_codecs.nvfp4_quantise(x, np.float32(0.002)),
+        *numpy_codecs.nvfp4_weight(w)[:2],
+        alpha,
+    )
 
 
 def run(bench: object, op: Op, arrays: tuple[Array, ...]) -> dict[str, Array]:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -30,6 +29,7 @@ from spark_engine.plugins.ops.ranks import all_reduce, gather_logits, reduce_nor
 from spark_engine.plugins.ops.sampling import sample  # noqa: E402
 from spark_engine.plugins.ops.sampling.sample_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
+from tests.builder.empty_cubins import EmptyCubin  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.plugins.ranks.rank_cards import RankCards, specs_of  # noqa: E402
 
@@ -101,7 +101,7 @@ def cards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ra
     for module in (cuda_driver, rank_gpus):
         monkeypatch.setattr(module, "driver", driver)
     monkeypatch.setattr("tests.plugins.ranks.rank_cards.driver", driver)
-    monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: SimpleNamespace(code=b""))
+    monkeypatch.setattr(rank_gpus.nvrtc, "compile", lambda *_: EmptyCubin(b"", {}))
     few = replace(H200, card=replace(H200.card, sms=16))
     return RankCards([0] * request.param, few, Path(), 1 << 10)
 

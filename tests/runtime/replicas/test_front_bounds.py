@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.runtime.replicas import forward, prefix
+from spark_engine.runtime.replicas import forward, prompt_digests
 from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, Replica
 from spark_engine.runtime.replicas.forward import ClientRequest, Forwarder, Unsure, passed
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
@@ -48,16 +48,16 @@ def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
 
 
 def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
-    prompt = "x" * prefix.MOST
-    assert not prefix.places(json.dumps({"prompt": prompt}).encode())
-    assert prefix.places(json.dumps({"prompt": prompt[:-99]}).encode())
+    prompt = "x" * prompt_digests.MOST
+    assert not prompt_digests.places(json.dumps({"prompt": prompt}).encode())
+    assert prompt_digests.places(json.dumps({"prompt": prompt[:-99]}).encode())
 
 
 @pytest.mark.parametrize(
     ("part", "size", "path"),
     [
-        (b"{},", prefix.MOST, CHAT),
-        (b"{},", prefix.MOST, RESPONSES),
+        (b"{},", prompt_digests.MOST, CHAT),
+        (b"{},", prompt_digests.MOST, RESPONSES),
         (b'"previous_response_id" ', 32 << 20, RESPONSES),
         (b'"', 32 << 20, RESPONSES),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime.replicas.prefix import (
+from spark_engine.runtime.replicas.prompt_digests import (
     FIRST,
     GRID,
     LAST,

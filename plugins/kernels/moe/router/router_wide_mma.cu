@@ -7,8 +7,8 @@
 // shared memory, of all tokens or of half of them after the other, and a warp chooses for a token
 // at a time (router_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048, H200: 62 us (floor 11; log/moe/router.md).
-// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), SHARED_LIMIT (bytes of shared memory that a
-// block may have).
+// Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32, 64 or 96), SHARED_LIMIT (bytes of shared memory
+// of a block).
 #include "moe/router/router_choose.cuh"
 
 constexpr int WIDTH = ((EXPERTS + GATE + 7) / 8 + 3) / 4;  // n8 tiles of a warp

@@ -9,7 +9,7 @@ from spark_engine.kernel import Plan
 from spark_engine.plugins.kernels.common import row_quant as rq
 from spark_engine.plugins.launch import Candidate, Kernel, Node
 
-SOURCE = "drafts/rounds_scalar.cu"
+SOURCE = "drafts/draft_rounds_scalar.cu"
 THREADS = 128
 ROWS = Kernel(
     "round_rows",

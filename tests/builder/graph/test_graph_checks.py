@@ -8,10 +8,10 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import verify
+from spark_engine.builder.graph import graph_checks as checks
 from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.graph_checks import Subject
 from spark_engine.builder.graph.memory import homes
-from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.models.weights.recipes import source, weight
@@ -22,9 +22,15 @@ from tests.builder.toy import OPS, toy_graph
 LIMITS = Limits(2, 64, 2, 5)
 STATES = {"total": (TensorSpec("total", DType.F32, ("rows", 3)), "slot")}
 CHECKS = (
-    *(verify.known_ops, verify.operands, verify.wiring, verify.order, verify.inference),
-    *(verify.states, verify.hazards, verify.no_state_copies),
-    *(verify.no_quantisers, verify.launches),
+    *(
+        checks.known_ops,
+        checks.operands,
+        checks.wiring,
+        checks.order,
+        checks.inference,
+    ),
+    *(checks.states, checks.hazards, checks.no_state_copies),
+    *(checks.no_quantisers, checks.launches),
 )
 
 
@@ -243,7 +249,7 @@ def test_operands_are_those_of_the_attributes(count: int, tile: int, legal: bool
     double = replace(OPS["double"], operands=(x, table, bias), attrs={"tile": 0})
     graph.nodes[0].inputs = [graph.inputs[1]] * count
     graph.nodes[0].attrs = {"tile": tile}
-    found = list(verify.operands(replace(subject(graph), ops={**OPS, "double": double})))
+    found = list(checks.operands(replace(subject(graph), ops={**OPS, "double": double})))
     assert not found if legal else f"has {count} inputs" in found[0]
 
 
@@ -254,13 +260,13 @@ def test_a_last_result_may_repeat(count: int, legal: bool) -> None:
     results = (*OPS["double"].results, Result("parts*"))
     ops = {**OPS, "double": replace(OPS["double"], results=results)}
     graph.nodes[0].outputs = [graph.outputs[0]] * count
-    found = list(verify.operands(replace(subject(graph), ops=ops)))
+    found = list(checks.operands(replace(subject(graph), ops=ops)))
     assert not found if legal else "has 0 outputs" in found[0]
 
 
 def test_a_missing_attribute_is_named() -> None:
     ops = {**OPS, "double": replace(OPS["double"], attrs={"eps": None, "tile": 1})}
-    found = list(verify.operands(replace(subject(toy_graph()), ops=ops)))
+    found = list(checks.operands(replace(subject(toy_graph()), ops=ops)))
     assert found == ["double h: attributes unknown [], missing ['eps']"]
 
 
@@ -268,7 +274,7 @@ def test_as_many_launches_as_the_limit_are_legal() -> None:
     graph = toy_graph()
     crowded(graph)
     graph.nodes.pop()
-    assert not list(verify.launches(subject(graph)))
+    assert not list(checks.launches(subject(graph)))
 
 
 def test_a_state_may_be_updated_in_a_chain() -> None:
@@ -290,7 +296,7 @@ def test_few_states_may_rest(name: str) -> None:
     graph.nodes[2].op, graph.nodes[2].inputs = "double", graph.nodes[2].inputs[:1]
     graph.outputs[0].name = "y"
     held = replace(subject(graph), states={name: STATES["total"]})
-    found = list(verify.states(held))
+    found = list(checks.states(held))
     assert found == ([] if name == "positions" else ["state total has no output total.out"])
 
 
@@ -298,7 +304,7 @@ def test_a_state_that_is_updated_does_not_rest() -> None:
     graph = toy_graph()
     graph.inputs[2].name, graph.outputs[0].name = "drafts", "y"
     held = replace(subject(graph), states={"drafts": STATES["total"]})
-    assert list(verify.states(held)) == ["state drafts has no output drafts.out"]
+    assert list(checks.states(held)) == ["state drafts has no output drafts.out"]
 
 
 @pytest.mark.parametrize("family", ["decode", "verify_k1", "verify_k7"])
@@ -307,42 +313,42 @@ def test_what_holds_for_decode_holds_where_drafts_are_verified(family: str) -> N
     alone(graph)
     crowded(graph)
     held = replace(subject(graph), family=family)
-    assert len(list(verify.no_quantisers(held))) == len(list(verify.launches(held))) == 1
+    assert len(list(checks.no_quantisers(held))) == len(list(checks.launches(held))) == 1
 
 
 def test_outputs_have_their_dtype_and_shape() -> None:
     graph = toy_graph()
     for name, dtype in (("next_tokens", DType.I64), ("ok", DType.I32)):
         graph.outputs.append(variable(TensorSpec(name, dtype, ("rows",))))
-    found = [c.split()[1] for c in verify.outputs(subject(graph))]
+    found = [c.split()[1] for c in checks.outputs(subject(graph))]
     assert found == ["next_tokens", "logprobs", "top_ids", "top_logprobs", "logits"]
 
 
 def test_prefill_may_quantise_alone() -> None:
     graph = toy_graph()
     alone(graph)
-    assert not list(verify.no_quantisers(replace(subject(graph), family="prefill")))
+    assert not list(checks.no_quantisers(replace(subject(graph), family="prefill")))
 
 
 def test_inputs_and_outputs_are_those_of_the_interface() -> None:
     graph = toy_graph()
-    assert not list(verify.inputs(subject(graph)))
+    assert not list(checks.inputs(subject(graph)))
     stranger = replace(subject(graph), weights={})
-    assert any("neither step, table, state nor weight" in c for c in verify.inputs(stranger))
+    assert any("neither step, table, state nor weight" in c for c in checks.inputs(stranger))
     graph.inputs.append(variable(TensorSpec("slots", DType.F32, ("rows",))))
-    assert any("input slots is slots f32" in c for c in verify.inputs(subject(graph)))
-    missing = list(verify.outputs(subject(graph)))
+    assert any("input slots is slots f32" in c for c in checks.inputs(subject(graph)))
+    missing = list(checks.outputs(subject(graph)))
     assert len(missing) == 6 and "next_tokens" in missing[0]
 
 
 def test_verify_names_family_stage_and_check() -> None:
     with pytest.raises(GraphError, match="decode graph, stage rewritten, outputs: .* more"):
-        verify.verify(subject(toy_graph()), "rewritten")
+        checks.verify(subject(toy_graph()), "rewritten")
 
 
 def prefilling(graph: gs.Graph, given: tuple[str, ...], unit: str = "sequence") -> Subject:
     """Of prefill; `last` updates a state of `unit`, and reads `given` of the launch's steps."""
-    named = {name: variable(TensorSpec(name, DType.I32, ("rows",))) for name in verify.ELSEWHERE}
+    named = {name: variable(TensorSpec(name, DType.I32, ("rows",))) for name in checks.ELSEWHERE}
     graph.inputs += [*named.values()]
     graph.nodes[2].inputs += [named[name] for name in given]
     state = {"total": (STATES["total"][0], unit)}
@@ -365,14 +371,14 @@ def prefilling(graph: gs.Graph, given: tuple[str, ...], unit: str = "sequence") 
 def test_which_nodes_read_sources_and_saves(
     family: str, unit: str, given: tuple[str, ...], legal: bool
 ) -> None:
-    found = [*verify.elsewhere(replace(prefilling(toy_graph(), given, unit), family=family))]
+    found = [*checks.elsewhere(replace(prefilling(toy_graph(), given, unit), family=family))]
     assert not found if legal else f"accumulate last reads {len(given)} of sources and" in found[0]
 
 
 def test_a_prefill_graph_without_such_steps_is_found() -> None:
     given = replace(subject(toy_graph()), family="prefill")
     given = replace(given, states={"total": (STATES["total"][0], "sequence")})
-    assert [*verify.elsewhere(given)] == ["accumulate last reads 0 of sources and saves"]
+    assert [*checks.elsewhere(given)] == ["accumulate last reads 0 of sources and saves"]
 
 
 @pytest.mark.parametrize(("unit", "rows"), [("slot", 3), ("page", 8), ("sequence", 8)])
@@ -381,7 +387,7 @@ def test_a_state_has_a_row_for_each_unit(unit: str, rows: int) -> None:
     for given in (rows, rows + 1):
         states = {"total": (TensorSpec("total", DType.F32, (given, 3)), unit)}
         found = [
-            *verify.rows_of_states(replace(subject(toy_graph()), limits=limits, states=states))
+            *checks.rows_of_states(replace(subject(toy_graph()), limits=limits, states=states))
         ]
         assert found == (
             [] if given == rows else [f"state total has {given} rows, by {unit} it has {rows}"]
