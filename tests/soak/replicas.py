@@ -47,7 +47,7 @@ class Soak:
         self.folder, self.replicas = folder, replicas
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.told: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.excused_until = 0.0
         self.front_away = False
@@ -90,10 +90,11 @@ class Soak:
                 messages = []
             messages.append({"role": "user", "content": f"{number}: what is 3 plus {number}?"})
             body = {"model": "tiny", "messages": messages, "max_tokens": 24}
-            begun = time.monotonic()
+            started = time.monotonic()
             said = await self._ask(http, {**body, "stream": bool(number % 2)})
-            excused = begun < self.excused_until
-            self.told[said if said == "whole" else f"{said}, {'' if excused else 'un'}excused"] += 1
+            excused = started < self.excused_until
+            outcome = said if said == "whole" else f"{said}, {'' if excused else 'un'}excused"
+            self.outcomes[outcome] += 1
             if said != "whole" and not excused:
                 self.wrong.append(f"client {number}: {said}")
             messages.append({"role": "assistant", "content": "6"})
@@ -134,17 +135,17 @@ class Soak:
             self.wrong.append(f"a second run ended with {code}: {text[-300:]}")
         (directory,) = children(b"ray::Directory", self.process.pid)
         os.kill(directory, signal.SIGKILL)
-        begun = time.monotonic()
+        started = time.monotonic()
         while True:
             code, text = await self.command("status")
             found = json.loads(text[text.index("{") :]) if code == 0 else {}
             whole = len(found.get("replicas", ())) == self.replicas
-            if whole or time.monotonic() - begun > EXCUSED_S:
+            if whole or time.monotonic() - started > EXCUSED_S:
                 break
         if not whole or found["engine"] != str(engine):
             self.wrong.append(f"the new directory knows {found or text[-300:]}")
         await asyncio.sleep(QUIET_S)
-        print("another directory:", dict(self.told), flush=True)
+        print("another directory:", dict(self.outcomes), flush=True)
 
     async def scaled(self) -> None:
         """One less, and as many again: those that stay are the ones that were there."""
@@ -156,7 +157,7 @@ class Soak:
             await self.until(count, START_S, set())
             if len(before & {row["name"] for row in self.rows()}) != self.replicas - 1:
                 self.wrong.append(f"spark-replicas scale {count} replaced replicas")
-        print("another number:", dict(self.told), flush=True)
+        print("another number:", dict(self.outcomes), flush=True)
 
     async def updates(self, engine: Path) -> None:
         """One that fails, and one that does not."""
@@ -169,15 +170,15 @@ class Soak:
         await self.until(self.replicas, START_S, set())
         if self.replicas > 1 and not before & {row["name"] for row in self.rows()}:
             self.wrong.append("an update that failed replaced all replicas")
-        print("not replaced:", dict(self.told), flush=True)
-        before, begun = {row["name"] for row in self.rows()}, time.monotonic()
+        print("not replaced:", dict(self.outcomes), flush=True)
+        before, started = {row["name"] for row in self.rows()}, time.monotonic()
         copy = str(shutil.copytree(engine, self.folder / "tiny"))
         code, text = await self.command("update", copy)
         if code:
             self.wrong.append(f"spark-replicas update failed: {text[-300:]}")
         await self.until(self.replicas, START_S, before)
-        self.took["update_s"] = time.monotonic() - begun
-        print("replaced:", dict(self.told), flush=True)
+        self.took["update_s"] = time.monotonic() - started
+        print("replaced:", dict(self.outcomes), flush=True)
         await asyncio.sleep(QUIET_S)
 
     async def faults(self, engine: Path) -> None:
@@ -187,17 +188,17 @@ class Soak:
         self.excused_until = time.monotonic() + EXCUSED_S
         os.kill(listener(first["url"]), signal.SIGKILL)
         print("killed", first["name"], flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         await self.until(self.replicas, START_S, {first["name"]})
-        self.took["killed_s"] = time.monotonic() - begun
-        print("another is there:", dict(self.told), flush=True)
+        self.took["killed_s"] = time.monotonic() - started
+        print("another is there:", dict(self.outcomes), flush=True)
         await asyncio.sleep(QUIET_S)
         if self.replicas > 1:
             self.excused_until = time.monotonic() + EXCUSED_S
             os.kill(stopped := listener(second["url"]), signal.SIGSTOP)
             print("stopped", second["name"], flush=True)
             await self.until(self.replicas, START_S, {second["name"]})
-            print("another is there:", dict(self.told), flush=True)
+            print("another is there:", dict(self.outcomes), flush=True)
             if Path(f"/proc/{stopped}").exists():
                 os.kill(stopped, signal.SIGCONT)
             await asyncio.sleep(max(QUIET_S, self.excused_until - time.monotonic()))
@@ -214,12 +215,12 @@ class Soak:
                 await asyncio.gather(*clients)
 
     def run(self, engine: Path) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         urls: list[str] = []
         process = self.process = self.begin(engine)
         try:
             asyncio.run(self.until(self.replicas, START_S, set()))
-            self.took["start_s"] = time.monotonic() - begun
+            self.took["start_s"] = time.monotonic() - started
             print(f"{self.replicas} replicas after {self.took['start_s']:.0f} s", flush=True)
             urls += [row["url"] for row in self.rows()]
             asyncio.run(self.load(engine))
@@ -234,7 +235,7 @@ class Soak:
             shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas.log")
         if code:
             self.wrong.append(f"spark-replicas ended with {code}")
-        self.took["all_s"] = time.monotonic() - begun
+        self.took["all_s"] = time.monotonic() - started
         self.wrong += [f"{url} still listens" for url in urls if listener(url)]
 
 
@@ -278,13 +279,13 @@ def command_line(doc: str | None, replicas: int, live: Callable[[Path, Path, int
     engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
     with tempfile.TemporaryDirectory() as made:
         soak = live(Path(made), engine, args.replicas)
-    print(dict(soak.told), *soak.wrong, sep="\n", flush=True)
+    print(dict(soak.outcomes), *soak.wrong, sep="\n", flush=True)
     took = {name: round(seconds, 1) for name, seconds in soak.took.items()}
     row = {"replicas": args.replicas, "cores": os.cpu_count(), "clients": CLIENTS}
-    row |= {"requests": dict(soak.told), "wrong": soak.wrong, **took}
+    row |= {"requests": dict(soak.outcomes), "wrong": soak.wrong, **took}
     if args.out:
         args.out.write_text(json.dumps(row, indent=1) + "\n")
-    return 1 if soak.wrong or not soak.told["whole"] else 0
+    return 1 if soak.wrong or not soak.outcomes["whole"] else 0
 
 
 def _live(folder: Path, engine: Path, replicas: int) -> Soak:

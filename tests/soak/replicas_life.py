@@ -109,7 +109,7 @@ class Life(Soak):
         return {row["name"] for row in self.rows()}
 
     def step(self, word: str) -> None:
-        print(f"{time.monotonic() - self.begun:4.0f} s {word}:", dict(self.told), flush=True)
+        print(f"{time.monotonic() - self.started:4.0f} s {word}:", dict(self.outcomes), flush=True)
 
     async def numbers(self) -> None:
         before = self.names()
@@ -232,7 +232,7 @@ class Life(Soak):
         self.step("a run without a cluster killed")
 
     def live(self, engine: Path) -> None:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         options = ("--replicas", str(self.replicas), "--cpus", "0.2", "--served-model-name", "tiny")
         self.start("run", str(engine), *options)
         try:
@@ -248,7 +248,7 @@ class Life(Soak):
                 self.process.terminate()
                 self.process.wait(ENDS_S)
             shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas_life.log")
-            self.took["all_s"] = time.monotonic() - self.begun
+            self.took["all_s"] = time.monotonic() - self.started
 
 
 def _alive(processes: dict[int, str]) -> list[str]:

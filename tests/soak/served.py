@@ -65,8 +65,8 @@ def faults(name: str, result: Row, trace: Row) -> list[str]:
     if name in ("agents", "conversations"):
         for before, after in zip(runs[0]["by_turn"], runs[0]["by_turn"][1:], strict=False):
             if after["cached_tokens"] < before["prompt_tokens"] - BEHIND:
-                told = f"{after['cached_tokens']:.0f} of {before['prompt_tokens']:.0f}"
-                wrong.append(f"turn {after['turn'] + 1} had {told} tokens before it cached")
+                cached = f"{after['cached_tokens']:.0f} of {before['prompt_tokens']:.0f}"
+                wrong.append(f"turn {after['turn'] + 1} had {cached} tokens before it cached")
     return wrong
 
 

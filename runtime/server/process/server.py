@@ -90,14 +90,14 @@ def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
 
 
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
-    """The same with another engine process: `command` gets the socket's address appended."""
+    """Serves a folder by the engine process of `command`; the socket's address is added to it."""
     return_large_buffers()
     descriptors = raise_descriptor_limit()
     tls = ServerTls.of(options.tls_cert, options.tls_key)
     listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
-    begun = engine_folder.find_manifest(folder)
+    first_manifest = engine_folder.find_manifest(folder)
     pool = WorkerPool(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
@@ -115,7 +115,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         await pool.begin()  # it loads in parallel with the engine
         tokenizer, formats = read_tokenizer(folder), read_formats(folder, options.chat)
         info = lifecycle.shorten(await client.start(), options.max_model_len)
-        if begun is not None and info.build not in ("", begun.fingerprint.all):
+        if first_manifest is not None and info.build not in ("", first_manifest.fingerprint.all):
             raise EngineError(f"{folder} was built again while it was being loaded: start again")
         names = options.names or (info.name,)
         most = info.limits.max_seqs + options.max_queue

@@ -158,10 +158,10 @@ def test_the_cache_takes_its_share_of_free_memory(
     """A share of the memory that is free at the start; if the host shares it, other programs change
     it.
     """
-    rooms: list[GpuMemory] = []
+    memories: list[GpuMemory] = []
 
     def rows_in(manifest: Manifest, room: GpuMemory, asked: int | None) -> int:
-        rooms.append(room)
+        memories.append(room)
         return device_rows(manifest, room, asked)
 
     monkeypatch.setattr(loading, "device_rows", rows_in)
@@ -172,7 +172,7 @@ def test_the_cache_takes_its_share_of_free_memory(
     memory, store = loaded.folder.manifest.memory, loaded.device_states
     more, kept = taken() - before, store.snapshot_rows * store.snapshot_bytes
     loaded.close()
-    room = rooms[-1]
+    room = memories[-1]
     assert (room.total, room.shared) == (gpu.total_bytes, gpu.integrated)
     assert gpu.integrated or abs(room.free - free) <= 128 * MIB, (room, free)
     part = (room.usable - memory.total) // (SHARED if gpu.integrated else SHARE)

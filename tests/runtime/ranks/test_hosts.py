@@ -182,10 +182,10 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
     [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)],
 )
 def test_a_passing_error_is_reported_and_tried_again(error: Exception, code: int) -> None:
-    told: list[bytes] = []
-    receiver = cast(Any, SimpleNamespace(answer=told.append))
+    answers: list[bytes] = []
+    receiver = cast(Any, SimpleNamespace(answer=answers.append))
     assert rank_process._fallen(receiver, error) == code
-    (answer,) = map(ANSWER.decode, told)
+    (answer,) = map(ANSWER.decode, answers)
     assert isinstance(answer, RankFailed)
     assert answer.passing == isinstance(error, CapacityError)
 
@@ -260,10 +260,10 @@ def test_a_host_hears_that_its_rank_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         assert ended.result()
         os.close(beats)
         beats, beat = os.pipe()
-        told = pool.submit(rank_process._beat, beat)
+        beating = pool.submit(rank_process._beat, beat)
         assert b"".join(os.read(beats, 1) for _ in range(3)) == b"..."
         os.close(beats)  # the waiting process has ended
-        assert told.result(5) is None
+        assert beating.result(5) is None
     os.close(beat)
 
 

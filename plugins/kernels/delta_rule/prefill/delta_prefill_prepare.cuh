@@ -12,8 +12,8 @@
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
-constexpr int TOLD = DRAFTS ? 2 : 1;  // numbers that a ring tells of its state
-constexpr int FACTORS = 5;            // rows of 64 floats of a (tile, value head), as below
+constexpr int POSITIONS = DRAFTS ? 2 : 1;  // positions that a ring stores of its state
+constexpr int FACTORS = 5;                 // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
 enum { QUERY, KEY, BETA, TAIL, LAST };
@@ -140,7 +140,7 @@ DEVICE bool begins(const int* slots, int i) {
   return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
 }
 // Where the ring of a row of the states has number i of what it tells.
-DEVICE i64 told_at(int of, int i, int head) {
+DEVICE i64 position_at(int of, int i, int head) {
   return (i64)of * SLOT_RING + (DRAFTS ? KEPT * RECORD + i * HV + head : RECORD - 1);
 }
 
@@ -157,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(256, 3)
   launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
 #if RING  // the scan will overwrite this
-  if (head == 0 && threadIdx.x < TOLD && begins(slots, row) && slots[row] >= 0 && starts[row])
-    bases[row * TOLD + threadIdx.x] = ring[told_at(sources[row], threadIdx.x, 0)];
+  if (head == 0 && threadIdx.x < POSITIONS && begins(slots, row) && slots[row] >= 0 && starts[row])
+    bases[row * POSITIONS + threadIdx.x] = ring[position_at(sources[row], threadIdx.x, 0)];
 #endif
   if (valid == 0) return;
   const u16* tokens = c + (i64)row * TILE * WIDTH;

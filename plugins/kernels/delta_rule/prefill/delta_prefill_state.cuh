@@ -68,10 +68,10 @@ DEVICE void catch_up(float (&acc)[KD / 2], const Rows& held, const Operands& m, 
                      int column) {
 #if RING
   const int head = blockIdx.y, start = m.starts[row];
-  const float *ring = m.ring_in + (i64)source * SLOT_RING, *told = m.bases + row * TOLD;
+  const float *ring = m.ring_in + (i64)source * SLOT_RING, *positions = m.bases + row * POSITIONS;
 #if DRAFTS
   auto record = [&](int age) { return ring + (u32)(start + 16 * KEPT - age) % KEPT * RECORD; };
-  const int done = min(max((int)told[0], start - DRAFTS), start), base = (int)told[1];
+  const int done = min(max((int)positions[0], start - DRAFTS), start), base = (int)positions[1];
   int phase = (u32)(done + column / FOLD_ROWS) % RECORDS;
   int stored = max(base, done - phase);
 #pragma unroll 1
@@ -80,7 +80,7 @@ DEVICE void catch_up(float (&acc)[KD / 2], const Rows& held, const Operands& m, 
   const int last = start - stored;
 #else
   auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
-  const int lag = start - (int)told[0];
+  const int lag = start - (int)positions[0];
   const int phase = (u32)(start + column / FOLD_ROWS) % RECORDS, last = min(lag, phase);
 #endif
   float since = 0.f;
@@ -116,7 +116,7 @@ DEVICE void load_rows(float (&x)[KD / 2], const Rows& held, const Operands& m, i
 DEVICE void settle_ring(const Operands& m, int of, int row) {
 #if RING
   const int head = blockIdx.y;
-  if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
-    m.ring_out[told_at(of, threadIdx.x, head)] = (float)(m.starts[row] + m.counts[row]);
+  if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < POSITIONS)
+    m.ring_out[position_at(of, threadIdx.x, head)] = (float)(m.starts[row] + m.counts[row]);
 #endif
 }

@@ -29,10 +29,10 @@ typedef float State[KD / 16][2][4];  // by 128 keys
 DEVICE void load_block(u32 (&b)[4], const char* part, int row, int column, int lane) {
   load_block(b, part + (row * (row + 1) / 2 + column) * BLOCK, lane);
 }
-// d = S K^T, o = S Q^T; S in two parts. `beside` is called when the first products have started.
-template <class Beside>
+// d = S K^T, o = S Q^T; S in two parts. `overlapped` is called after the first products start.
+template <class Overlapped>
 DEVICE void multiply_state(Tokens& d, Tokens& o, const State& s, const char* keys,
-                           const char* queries, int lane, Beside beside) {
+                           const char* queries, int lane, Overlapped overlapped) {
   u32 b[2][BLOCKS][4], high[4], low[4];
   auto load = [&](int step) {  // by turns of keys and queries, a step ahead
 #pragma unroll
@@ -49,7 +49,7 @@ DEVICE void multiply_state(Tokens& d, Tokens& o, const State& s, const char* key
     for (int n = 0; n < BLOCKS; n++) mma_pair(to[n], high, b[step % 2][n]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) mma_pair(to[n], low, b[step % 2][n]);
-    if (step == 1) beside();
+    if (step == 1) overlapped();
   }
 }
 // R^T's tokens 16 i … of d = S K^T, in two parts.
@@ -91,9 +91,9 @@ DEVICE void solve(Tokens& v, const Tokens& d, const Scan& s, const float* f, int
   }
 }
 // x += (tail V')^T K; o += V'^T P^T; V' and tail V' in two parts.
-template <class Beside>
+template <class Overlapped>
 DEVICE void advance(State& x, Tokens& o, const Tokens& v, const Scan& s, const char* keys,
-                    const float* f, int lane, Beside beside) {
+                    const float* f, int lane, Overlapped overlapped) {
 #pragma unroll
   for (int j = 0; j < BLOCKS; j++) {
     u32 b[KD / 16][4], high[4], low[4];
@@ -109,7 +109,7 @@ DEVICE void advance(State& x, Tokens& o, const Tokens& v, const Scan& s, const c
     for (int n = 0; n < KD / 16; n++) mma_pair(x[n], low, b[n]);
 #pragma unroll
     for (int n = 0; n < KD / 16; n++) mma_pair(x[n], high, b[n]);
-    if (j == 0) beside();
+    if (j == 0) overlapped();
     u32 p[2][BLOCKS][4];
     split_pair(high, low, v[j][0], v[j][1]);
 #pragma unroll

@@ -15,7 +15,7 @@ constexpr int THREADS = 256, RESIDENT = 1;
 #include "delta_rule/prefill/delta_prefill_fetch_sm90.cuh"
 #include "delta_rule/prefill/delta_prefill_state.cuh"
 
-constexpr int BESIDE = 4;  // k-steps of 16 of S Q^T's second half that run while R is made
+constexpr int OVERLAPPED = 4;  // k-steps of 16 of S Q^T's second half that run while R is made
 using Mma = Wgmma16<false>;
 
 // What a lane holds between two tiles.
@@ -138,7 +138,7 @@ DEVICE void scan_tile(State& x, Tiles& m, int n, u16* before, Save save) {
   wgmma_fence();
   ask_tokens<true>(o, x.low, queries);
   wgmma_commit();
-  ask_tokens<false, 0, BESIDE>(o, x.high, queries);
+  ask_tokens<false, 0, OVERLAPPED>(o, x.high, queries);
   wgmma_commit();
   wgmma_wait<2>();
   keep_order(d);
@@ -154,7 +154,7 @@ DEVICE void scan_tile(State& x, Tiles& m, int n, u16* before, Save save) {
   wgmma_fence();
   ask_triangle<true, true>(v, high, low, wgmma_tile(at + T_AT));
   wgmma_commit();
-  ask_tokens<false, BESIDE>(o, x.high, queries);
+  ask_tokens<false, OVERLAPPED>(o, x.high, queries);
   wgmma_commit();
   wgmma_wait<1>();
   keep_order(v);

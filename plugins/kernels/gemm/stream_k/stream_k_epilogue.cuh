@@ -66,10 +66,10 @@ DEVICE void announce_partial(const Problem& p, const Parts& parts, u32 readers) 
 // Waits until this warp has learned of so many parts. All blocks run at once, at most one a
 // multiprocessor, so that none waits for one that cannot begin.
 DEVICE void await_partials(const Problem& p, u32 which, u32 parts) {
-  u32* told = counter(p, blockIdx.x, which);
-  wait_until_equal(told, parts);
+  u32* arrived = counter(p, blockIdx.x, which);
+  wait_until_equal(arrived, parts);
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) *told = 0;
+  if ((threadIdx.x & 31) == 0) *arrived = 0;
 }
 
 // Adds the second part of a tile of two to the first.

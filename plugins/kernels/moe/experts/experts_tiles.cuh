@@ -9,7 +9,7 @@
 // weights), ROW_SLOTS, runs<UP>() stages a dot product, LIST_AT (pairs of the tile's tokens, there
 // with the last run), Source<UP> (open, close, copy, copy_list), REST (left of the weights' scale),
 // FEWEST_EIGHTS (of tokens that multiply has code for), Held (what a thread holds from a stage to
-// the next), arrive, multiply<UP, EIGHTS>, depart, `rooms`, TURNS and write_inner.
+// the next), arrive, multiply<UP, EIGHTS>, depart, `staging`, TURNS and write_inner.
 // DEPTH, as many stages as fit.
 // Macros: experts_common.cuh's, BLOCK_M, SORT_BLOCKS, QUANT, SHARED_LIMIT (bytes of a block).
 #pragma once
@@ -106,7 +106,7 @@ constexpr int RING =
     F::ROW_SLOTS * F::ROW_STAGE + DEPTH * F::OWN_STAGE + (F::ROW_SLOTS > DEPTH ? 16 : 0);
 
 // Where a warp turns results, 512 bytes at a time: half of the places from either address.
-struct Rooms {
+struct Staging {
   u32 from[2];
   template <int COUNT>
   DEVICE u32 at(int i) const {
@@ -118,7 +118,7 @@ struct Rooms {
 // times before the lanes wait for each other.
 template <int TURNS>
 DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Factors& f,
-                        const Sums& sums, const Rooms& rooms, u32 list) {
+                        const Sums& sums, const Staging& staging, u32 list) {
   const int lane = lane_id(), row = Item<false>::row(item);
 #ifdef PARTS_BF16
   const u32 mine = (lane & 7) * 64 + ((lane >> 3) ^ (lane >> 1 & 3)) * 16;
@@ -136,14 +136,14 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
         const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
         turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
       }
-      store_matrix_transposed(rooms.at<TURNS>(i) + mine, turned);
+      store_matrix_transposed(staging.at<TURNS>(i) + mine, turned);
     }
     __syncwarp();
     uint4 values[TURNS];
     u32 pair[TURNS];  // behind the tile's end anything, and not stored
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-      values[i] = load_shared16(rooms.at<TURNS>(i) + whole);
+      values[i] = load_shared16(staging.at<TURNS>(i) + whole);
       pair[i] = load_shared4(list + ((j + i) * 8 + (lane >> 2)) * 4);
     }
 #pragma unroll
@@ -298,9 +298,9 @@ DEVICE void multiply_tiles(const Operands& o) {
     products.template multiply<F::FEWEST_EIGHTS, COLUMNS>(tile.z, sums);
     __syncwarp();
     if (!Item<UP>::there(item)) continue;
-    const Rooms rooms = F::rooms(products.last.own, products.stage.own);
-    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, rooms);
+    const Staging staging = F::staging(products.last.own, products.stage.own);
+    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, staging);
     else
-      write_outer<F::TURNS>(o, tile, item, factors, sums, rooms, products.last.rows + F::LIST_AT);
+      write_outer<F::TURNS>(o, tile, item, factors, sums, staging, products.last.rows + F::LIST_AT);
   }
 }

@@ -225,7 +225,7 @@ struct Codes {
     }
   }
 
-  DEVICE static Rooms rooms(u32 last, u32) {
+  DEVICE static Staging staging(u32 last, u32) {
     const u32 own = last + Item<true>::warp() * OWN_BYTES;
     return {{own, own + OWN_BYTES / 2}};
   }
@@ -233,7 +233,7 @@ struct Codes {
   // A block of `h` of each token. Lanes of one t have two tokens' 16 values; the words are gathered
   // by halves, so that lane g ends with the word of token g / 4, half g / 2 % 2.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
-                                 const Sums& sums, const Rooms&) {
+                                 const Sums& sums, const Staging&) {
     constexpr int SLABS = Side<false>::SLABS;
     const int g = lane_id() >> 2, t = lane_id() & 3, block = Item<true>::row(item) / 16;
     const float gain = 1.0f / f.next;

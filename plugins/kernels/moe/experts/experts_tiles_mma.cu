@@ -24,7 +24,7 @@ struct Slab {
   static constexpr int SCALES_AT = WARPS * OWN_BYTES;
   static constexpr int OWN_STAGE = SCALES_AT + WARPS * 2 * M16_SCALES;
   static constexpr int ROW_SLOTS = DEPTH + SLACK;
-  static constexpr int TURNS = 4, INNER_TURNS = 2;    // of `rooms`, before the lanes wait
+  static constexpr int TURNS = 4, INNER_TURNS = 2;    // of `staging`, before the lanes wait
   static constexpr int ROUNDS = BLOCK_M / 32;         // rows that a thread copies
   static constexpr int RAW = WEIGHTS == 0 ? 2 : 1;    // words of an m16 tile held at once, by four
   static constexpr int GROUP = WEIGHTS == 0 ? 2 : 4;  // eights of tokens in registers at once
@@ -186,7 +186,7 @@ struct Slab {
   }
 
   // A warp's weights of the stage that was multiplied; of the next one too where they are held.
-  DEVICE static Rooms rooms(u32 last, u32 next) {
+  DEVICE static Staging staging(u32 last, u32 next) {
     const u32 own = Item<true>::warp() * OWN_BYTES;
     return {{last + own, WEIGHTS == 1 ? next + own : last + own + 1024}};
   }
@@ -194,7 +194,7 @@ struct Slab {
   // `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, INNER_TURNS times
   // before the lanes wait for each other.
   DEVICE static void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
-                                 const Sums& sums, const Rooms& rooms) {
+                                 const Sums& sums, const Staging& staging) {
     const int lane = lane_id(), row = Item<true>::row(item);
     const int token = (lane >> 4) * 8 + (lane & 7);  // a lane gives the address of this
     const u32 mine = token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
@@ -224,12 +224,12 @@ struct Slab {
         u32 turned[4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
-        store_matrix_transposed(rooms.at<INNER_TURNS>(turn) + mine, turned);
+        store_matrix_transposed(staging.at<INNER_TURNS>(turn) + mine, turned);
       }
       __syncwarp();
 #pragma unroll
       for (int turn = 0; turn < INNER_TURNS; ++turn) {
-        const uint4 values = load_shared16(rooms.at<INNER_TURNS>(turn) + whole);
+        const uint4 values = load_shared16(staging.at<INNER_TURNS>(turn) + whole);
         const int column = (p + turn) * 16 + (lane >> 1);
         if (column < tile.z && row < INNER)
           *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;
