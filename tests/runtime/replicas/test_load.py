@@ -97,11 +97,21 @@ async def whole(soak: Soak, count: int) -> None:
 
 
 async def kill_a_busy_one(soak: Soak, processes: dict[str, int]) -> None:
-    """Kills a replica that is answering; requests that started before may have been there."""
-    while not (busy := [row for row in rows(soak.url) if row["requests"] > 1]):
+    """Kills a replica that is answering; requests that started before may have been there.
+
+    A stopped process sends nothing: what the front lists of it once its last bytes have arrived
+    cannot end before the kill.
+    """
+    while True:
+        for url in [str(row["url"]) for row in rows(soak.url) if row["requests"] > 1]:
+            os.kill(processes[url], signal.SIGSTOP)
+            await asyncio.sleep(0.2)
+            if any(str(row["url"]) == url and row["requests"] > 0 for row in rows(soak.url)):
+                os.kill(processes[url], signal.SIGKILL)
+                soak.excused_until = time.monotonic()
+                return
+            os.kill(processes[url], signal.SIGCONT)
         await asyncio.sleep(0.02)
-    os.kill(processes[str(busy[0]["url"])], signal.SIGKILL)
-    soak.excused_until = time.monotonic()
 
 
 async def trial(soak: Soak, processes: dict[str, int]) -> None:
