@@ -90,9 +90,9 @@ async def clients(soak: Soak) -> AsyncIterator[None]:
 
 async def whole(soak: Soak, count: int) -> None:
     """Waits until so many more requests have ended complete."""
-    count += soak.told["whole"]
+    count += soak.outcomes["whole"]
     async with asyncio.timeout(LOAD_S):
-        while soak.told["whole"] < count:
+        while soak.outcomes["whole"] < count:
             await asyncio.sleep(0.05)
 
 
@@ -129,8 +129,8 @@ def test_of_a_killed_replica_only_what_it_was_answering_is_lost(
         soak.url = url
         asyncio.run(trial(soak, {url: listener(url) for url in urls}))
         assert not soak.wrong
-        lost = soak.told.pop("error in the stream, excused", 0)
-        assert list(soak.told) == ["whole"] and lost <= CLIENTS
+        lost = soak.outcomes.pop("error in the stream, excused", 0)
+        assert list(soak.outcomes) == ["whole"] and lost <= CLIENTS
         text = patient.get(f"{url}/metrics").text
         retried = 'spark_front_retries_total{why="lost"} '
         (again,) = (row for row in text.splitlines() if row.startswith(retried))
