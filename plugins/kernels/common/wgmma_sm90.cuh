@@ -13,6 +13,14 @@ DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Results of wgmma are read after this, which follows their wait: the compiler sees no order.
+template <int N>
+DEVICE void wgmma_read(float (&d)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+}
+
 // A value that all lanes share, in a uniform register: a descriptor of it costs no instruction a
 // step. From a plain register each wgmma needs two moves, and ptxas recomputes the descriptor.
 DEVICE u32 uniform(u32 value) {
@@ -33,7 +41,7 @@ DEVICE u64 wgmma_tile(Address tile) {
 #define WGMMA_ASYNC(N, kind, sums, rest, ...) \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N kind " {" sums "}, " rest ";" : __VA_ARGS__)
 
-// Wgmma<FP8, N>::run(d, a, b): d += a · b, b a descriptor.
+// Wgmma<FP8, N>::run(d, a, b): d += a · b, b a descriptor; begin(d, a, b): d = a · b, d unset.
 template <bool FP8, int N>
 struct Wgmma;
 
@@ -44,18 +52,21 @@ struct Wgmma;
 #define F64(i) F32(i), F32(i + 4)
 #define F128(i) F64(i), F64(i + 8)
 // `sums`: the places of D's registers in the instruction's text; `rest`: of A and the descriptor.
-// The ones after it: D is added to, A and B keep their signs; the 0: bf16's B is not transposed.
-#define ONE(fp8, N, kind, sums, rest, ...)                                                       \
-  template <>                                                                                    \
-  struct Wgmma<fp8, N> {                                                                         \
-    static DEVICE void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {                     \
-      WGMMA_ASYNC(N, kind, sums, rest, __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), \
-                  "l"(b));                                                                       \
-    }                                                                                            \
+// After it: whether D is added to; ones, A and B keep their signs; 0, bf16's B is not transposed.
+#define ADD(name, add, N, kind, sums, rest, signs, ...)                                            \
+  static DEVICE void name(float (&d)[N / 8][4], const u32(&a)[4], u64 b) {                         \
+    WGMMA_ASYNC(N, kind, sums, rest ", " add signs, __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), \
+                "r"(a[3]), "l"(b));                                                                \
+  }
+#define ONE(fp8, N, ...)            \
+  template <>                       \
+  struct Wgmma<fp8, N> {            \
+    ADD(run, "1", N, __VA_ARGS__)   \
+    ADD(begin, "0", N, __VA_ARGS__) \
   };
-#define BOTH(N, sums, rest, ...)                                             \
-  ONE(false, N, "k16.f32.bf16.bf16", sums, rest ", 1, 1, 1, 0", __VA_ARGS__) \
-  ONE(true, N, "k32.f32.e4m3.e4m3", sums, rest ", 1, 1, 1", __VA_ARGS__)
+#define BOTH(N, sums, rest, ...)                                           \
+  ONE(false, N, "k16.f32.bf16.bf16", sums, rest, ", 1, 1, 0", __VA_ARGS__) \
+  ONE(true, N, "k32.f32.e4m3.e4m3", sums, rest, ", 1, 1", __VA_ARGS__)
 
 #define R8 "%0,%1,%2,%3"
 #define R16 R8 ",%4,%5,%6,%7"
@@ -102,6 +113,7 @@ BOTH(256, R256, "{%128,%129,%130,%131}, %132", F128(0), F128(16))
 #undef F32
 #undef F64
 #undef F128
+#undef ADD
 #undef ONE
 #undef BOTH
 #undef R8

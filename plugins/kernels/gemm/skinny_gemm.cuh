@@ -20,7 +20,13 @@ constexpr int PANEL_TILES = 16;                                   // m16 tiles
 constexpr int NJ = BLOCK_M / 8;
 constexpr int WARPS = WK * WN;
 constexpr int KSLAB_X = BLOCK_M * 128;  // bytes of a k-slab's activations
-constexpr int INPUTS = 2 * KSLAB_X;     // of a warp
+// With SLAB_SCALES also an f32 for each of 16 rows, then for each of 16 m16 tiles.
+#ifdef SLAB_SCALES
+constexpr int INPUT = KSLAB_X + 128;
+#else
+constexpr int INPUT = KSLAB_X;
+#endif
+constexpr int INPUTS = 2 * INPUT;  // of a warp
 constexpr int STAGE = CHUNK * (KSLAB_W + SCALE_BYTES);
 constexpr int RING = STAGES * STAGE;                      // of a warp
 constexpr int SHARED = WARPS * (RING + INPUTS);           // bytes of dynamic shared memory
@@ -34,6 +40,8 @@ struct Problem {
   const u8* w;
   const u8* scales;
   int m, n, k;
+  const float* x_scales;  // [m, k-slabs] and [⌈n / 128⌉, k-slabs] with SLAB_SCALES
+  const float* w_scales;
 };
 
 // What a warp has to read, stage by stage: its k-slabs in order, of each its m16 tiles in chunks.
@@ -86,6 +94,25 @@ struct Inputs {
   const u8* from;  // this lane's piece of its row, and of every fourth below, of the next k-slab
   int row, left;   // this lane's row; bytes of it from `from` on
   u32 to, matrix;  // where it goes, and what this lane tells load_matrix
+#ifdef SLAB_SCALES
+  static_assert(BLOCK_M <= 16 && WARP_TILES <= 16, "a lane copies one scale");
+  const float* scale;  // of this lane's activation row, or of its m16 tile
+  u32 scale_to;
+
+  // `m16`: of this warp, the first; `end`: of the block's.
+  DEVICE void scales(const Problem& p, u32 buffers, int slab, int slabs, int m16, int end) {
+    const int lane = lane_id(), tile = m16 + lane - 16;
+    const bool there = lane < 16 ? lane < min(p.m, BLOCK_M) : lane - 16 < WARP_TILES && tile < end;
+    const float* row = lane < 16 ? p.x_scales + (u64)lane * slabs : p.w_scales + tile / 8 * slabs;
+    scale = there ? row + slab : nullptr;
+    scale_to = buffers + KSLAB_X + lane * 4;
+  }
+  DEVICE void fetch_scale(u32 buffer) {
+    if (scale == nullptr) return;
+    copy_async_few<4>(scale_to + buffer, scale);
+    scale += WK;
+  }
+#endif
 
   DEVICE Inputs(const Problem& p, u32 buffers, int slab) : row(lane_id() >> 3) {
     const int piece = lane_id() & 7, at = slab * 128 + piece * 16;
@@ -102,6 +129,9 @@ struct Inputs {
       if (row + r < p.m) copy_async(place + buffer, from + r * (p.k * X_BYTES), left > 0 ? 16 : 0);
     }
     from += WK * 128, left -= WK * 128;
+#ifdef SLAB_SCALES
+    fetch_scale(buffer);
+#endif
   }
   // Matrix step i's are b[j][2i] and b[j][2i + 1] for the j-th 8 rows.
   DEVICE void load(u32 buffer, u32 (&b)[NJ][8]) const {
@@ -218,6 +248,9 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
     for (int i = lane; i < INPUTS / 16; i += 32) ((uint4*)buffers)[i] = make_uint4(0, 0, 0, 0);
   __syncwarp();
   Inputs inputs(p, shared_address(buffers), first);
+#ifdef SLAB_SCALES
+  inputs.scales(p, shared_address(buffers), first, slabs, begin + warp % WN * WARP_TILES, end);
+#endif
 #if SPLITS > 1
   cluster_arrive();
 #endif
@@ -230,13 +263,19 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
   float sums[WARP_TILES][NJ][4] = {};
 #pragma unroll 1
   for (; turns > 0; --turns) {
-    if (turns > 1) inputs.fetch(p, buffer ^ KSLAB_X);
+    if (turns > 1) inputs.fetch(p, buffer ^ INPUT);
     commit_copies();
     wait_copies<1>();
     __syncwarp();
     u32 b[NJ][8];
     inputs.load(buffer, b);
-    buffer ^= KSLAB_X;
+#ifdef SLAB_SCALES
+    const float* scales = (const float*)(buffers + buffer + KSLAB_X);
+    float2 x_scale[NJ];
+#pragma unroll
+    for (int j = 0; j < NJ; ++j) x_scale[j] = ((const float2*)scales)[j * 4 + (lane & 3)];
+#endif
+    buffer ^= INPUT;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const u32 stage = ring + slot * STAGE, ready = full + slot * 8;
@@ -247,9 +286,22 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
         decode(load(stage + i * KSLAB_W, stage + CHUNK * KSLAB_W + i * SCALE_BYTES), a);
 #pragma unroll
         for (int j = 0; j < NJ; ++j)
+#ifdef SLAB_SCALES
+        {
+          float (&sum)[4] = sums[c * CHUNK + i][j], part[4] = {};
+#pragma unroll
+          for (int step = 0; step < 4; ++step)
+            multiply(part, a[step], b[j][2 * step], b[j][2 * step + 1]);
+          const float w = scales[16 + c * CHUNK + i], even = w * x_scale[j].x,
+                      odd = w * x_scale[j].y;
+          sum[0] = fmaf(part[0], even, sum[0]), sum[1] = fmaf(part[1], odd, sum[1]);
+          sum[2] = fmaf(part[2], even, sum[2]), sum[3] = fmaf(part[3], odd, sum[3]);
+        }
+#else
 #pragma unroll
           for (int step = 0; step < 4; ++step)
             multiply(sums[c * CHUNK + i][j], a[step], b[j][2 * step], b[j][2 * step + 1]);
+#endif
       }
       __syncwarp();
       if (source.there()) source.fetch(p, (c + STAGES) % CHUNKS, stage, ready, policy);

@@ -94,7 +94,7 @@ def fill(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Targ
 
     None suits where `stages` comes back as 0.
     """
-    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem)
+    room = _room(config, problem, form, target)
     m16_tiles = room // config.warps // form.m16_slab_bytes
     for chunks in range(1, config.held + 1):
         chunk = -(-config.held // chunks)
@@ -111,7 +111,7 @@ def deepened(
 ) -> SkinnyConfig:
     """With rings as deep as shared memory and the block's share of k allow, for a launch that
     begins long before its activations are there. They change no order."""
-    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem)
+    room = _room(config, problem, form, target)
     stage = config.chunk * form.m16_slab_bytes
     slabs = -(-problem.k // form.slab)
     turns = -(-slabs // (config.splits * config.wk))
@@ -119,9 +119,15 @@ def deepened(
     return replace(config, stages=max(config.stages, most))
 
 
-def _inputs(problem: Problem) -> int:
-    """Shared memory of a warp's activations: two k-slabs."""
-    return 2 * block_m(problem) * KSLAB
+def _room(config: SkinnyConfig, problem: Problem, form: StreamKForm, target: Target) -> int:
+    """Shared memory that is left to the rings."""
+    inputs = config.warps * _inputs(problem, form)
+    return target.shared_bytes - config.static_bytes(problem) - inputs
+
+
+def _inputs(problem: Problem, form: StreamKForm) -> int:
+    """Shared memory of a warp's activations: two k-slabs, their scales behind them."""
+    return 2 * (block_m(problem) * KSLAB + 128 * form.slab_scales)
 
 
 def refuse(problem: Problem, form: StreamKForm, target: Target) -> str | None:
@@ -154,7 +160,7 @@ def plan(node: Node, config: SkinnyConfig, problem: Problem, form: StreamKForm) 
 
     def shared(stages: int) -> int:
         ring = stages * config.chunk * form.m16_slab_bytes
-        return config.warps * (ring + _inputs(problem))
+        return config.warps * (ring + _inputs(problem, form))
 
     deep = deepened(config, problem, form, node.target).stages
     more = ((("STAGES", str(deep)),), shared(deep)) if deep > config.stages else None

@@ -1,6 +1,7 @@
 """The streaming linear kernels: packs, tiles, compilation at the served shapes, and the GPU.
 
-Knows `linear`, `fp8_linear` and `nvfp4_linear`; the cases of the ops run in `test_cuda_ops`.
+Knows `linear`, `fp8_linear`, `fp8_block_linear` and `nvfp4_linear`; the ops' cases run in
+`test_cuda_ops`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spark_engine.plugins.formats import linear_layout as wt
 from spark_engine.plugins.formats import numpy_codecs, weight_packing
 from spark_engine.plugins.kernels.gemm import (
     linear_bf16_kernels,
+    linear_fp8_block_kernels,
     linear_fp8_kernels,
     linear_nvfp4_kernels,
     skinny_gemm,
@@ -34,15 +36,20 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 FORMS = {
     "linear": linear_bf16_kernels.FORM,
     "fp8_linear": linear_fp8_kernels.FORM,
+    "fp8_block_linear": linear_fp8_block_kernels.FORM,
     "nvfp4_linear": linear_nvfp4_kernels.FORM,
 }
 OPS = {name: REGISTRY[name] for name in FORMS}
-# The layers of the 27B and of the 35B: op, N, K.
+# The layers of the 27B and of the 35B, of NVIDIA's and of Qwen's checkpoints: op, N, K.
 LAYERS = (
     ("fp8_linear", 16384, 5120),
     ("fp8_linear", 5120, 6144),
     ("fp8_linear", 14336, 5120),
     ("linear", 96, 5120),
+    ("fp8_block_linear", 16384, 5120),
+    ("fp8_block_linear", 34816, 5120),
+    ("fp8_block_linear", 5120, 17408),
+    ("fp8_block_linear", 2048, 4096),
     ("nvfp4_linear", 34816, 5120),
     ("nvfp4_linear", 5120, 17408),
     ("nvfp4_linear", 248320, 5120),
@@ -175,7 +182,7 @@ def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], targ
         orders.add((share.splits, share.wk))
         taken += 1
     assert len(orders) <= 1
-    assert taken == 4 or not target.large_shared or n > 100_000
+    assert taken == 4 or not target.large_shared or n * form.weight_bits > 200_000
     assert skinny_gemm.refuse(sg.Problem(17, n, k), form, target) is not None
 
 
@@ -253,6 +260,9 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
         w = numpy_codecs.e4m3(rng.standard_normal((n, k), dtype=np.float32) * 100)
         w_scale = rng.uniform(0.0005, 0.001, n).astype(np.float32)
         return numpy_codecs.e4m3(x * 100), w, np.asarray(0.007, np.float32), w_scale
+    if op == "fp8_block_linear":
+        w = rng.standard_normal((n, k), dtype=np.float32)
+        return *numpy_codecs.fp8_block_quantise(x), *numpy_codecs.fp8_block_weight(w)
     if op == "linear":
         return x.astype(BF16), rng.standard_normal((n, k), dtype=np.float32).astype(BF16)
     codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
@@ -260,9 +270,25 @@ def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
     return x.astype(BF16), codes, scales, rng.uniform(0.5, 2, n).astype(np.float32)
 
 
-def rows_of(op: str, arrays: tuple[Array, ...], rows: np.ndarray) -> tuple[Array, ...]:
-    """The operands of the same op over some of the weight's rows."""
-    return tuple(a[rows] if i and a.ndim else a for i, a in enumerate(arrays))
+def truth(op: str, arrays: tuple[Array, ...], rows: np.ndarray) -> Array:
+    """The reference over some of the weight's rows; blocks of 128 rows share their scales."""
+    if op == "fp8_block_linear":
+        xq, x_scale, w, w_scale = arrays
+        blocks = np.unique(rows // 128)
+        whole = (blocks[:, None] * 128 + np.arange(128)).ravel()
+        whole = whole[whole < len(w)]
+        given = (xq, x_scale, w[whole], w_scale[blocks])
+        (want,) = OPS[op].reference({"dtype": "f32"}, given)
+        return want[:, np.searchsorted(whole, rows)]
+    given = tuple(a[rows] if i and a.ndim else a for i, a in enumerate(arrays))
+    (want,) = OPS[op].reference({"dtype": "f32"}, given)
+    return want
+
+
+def tokens(op: str, arrays: tuple[Array, ...], m: int) -> tuple[Array, ...]:
+    """The operands of the first `m` tokens."""
+    own = 2 if op == "fp8_block_linear" else 1
+    return *(a[:m] for a in arrays[:own]), *arrays[own:]
 
 
 def run(bench: object, op: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
@@ -284,6 +310,10 @@ SHAPES = (
     ("fp8_linear", 7, 173, 80),
     ("fp8_linear", 33, 1040, 1024),
     ("fp8_linear", 129, 272, 256),
+    ("fp8_block_linear", 7, 173, 80),
+    ("fp8_block_linear", 33, 1040, 1040),
+    ("fp8_block_linear", 129, 272, 256),
+    ("fp8_block_linear", 16, 2120, 1040),
     ("nvfp4_linear", 1, 64, 128),
     ("nvfp4_linear", 1, 8, 128),
     ("nvfp4_linear", 40, 301, 128),
@@ -299,6 +329,8 @@ SHAPES = (
     ("linear", 1100, 4112, 336),  # large tiles, from here on
     ("fp8_linear", 2200, 2120, 400),
     ("fp8_linear", 2200, 2117, 256),
+    ("fp8_block_linear", 2200, 2120, 400),
+    ("fp8_block_linear", 2200, 2117, 256),
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
     ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
@@ -313,7 +345,7 @@ def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -
     op, m, n, k = shape
     arrays = operands(op, m, n, k)
     rows = np.unique(np.r_[np.arange(0, n, max(1, n // 97)), n - 1])
-    (want,) = OPS[op].reference({"dtype": "f32"}, rows_of(op, arrays, rows))
+    want = truth(op, arrays, rows)
     for tactic, bits in run(bench, op, arrays).items():
         got = bits.astype(np.float64)
         assert np.isfinite(got).all(), tactic
@@ -328,9 +360,9 @@ def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str, n: int) -> 
     arrays = operands(op, 128, n, 2048)
     full: dict[str, Array] = {}
     for m in (8, 16, 128):  # of each tactic the most rows that it takes
-        full |= run(bench, op, (arrays[0][:m], *arrays[1:]))
+        full |= run(bench, op, tokens(op, arrays, m))
     for m in (1, 8, 9, 16, 32, 64):
-        for tactic, part in run(bench, op, (arrays[0][:m], *arrays[1:])).items():
+        for tactic, part in run(bench, op, tokens(op, arrays, m)).items():
             rows = min(m, len(full[tactic]))
             assert part[:rows].tobytes() == full[tactic][:rows].tobytes(), (tactic, m)
 

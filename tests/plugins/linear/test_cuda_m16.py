@@ -1,4 +1,4 @@
-"""The linears with scales along k: packs, no spills at the served shapes, and the GPU.
+"""W4A4 linears by m16 tiles: packs, no spills at the served shapes, and the GPU.
 
 Their small cases run in `test_cuda_ops`.
 """
@@ -12,33 +12,20 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins.formats import numpy_codecs
 from spark_engine.plugins.kernels.gemm.m16_gemm import plan, refuse
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array
 from tests.plugins.linear import test_cuda_rows
 from tests.plugins.packed_node import linear_node
 
-OPS = {name: REGISTRY[name] for name in ("fp8_block_linear", "nvfp4_linear_a4")}
+OP = REGISTRY["nvfp4_linear_a4"]
 BUCKETS = (1, 8, 16, 32, 64, 128)
 
 
-def packed(op: str, name: str, array: Array) -> Array:
-    result = OPS[op].cuda.packs[name].apply({}, array)
+def packed(name: str, array: Array) -> Array:
+    result = OP.cuda.packs[name].apply({}, array)
     assert result.dtype == array.dtype
     return result.view(np.uint8)
-
-
-def test_a_lane_finds_its_fp8_fragment() -> None:
-    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a k-slab."""
-    raw = np.random.default_rng(0).integers(0, 127, (32, 208), dtype=np.uint8)
-    wide = np.pad(raw, ((0, 0), (0, 48)))
-    found = packed("fp8_block_linear", "w", raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)
-    for m16, slab, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
-        at = 128 * slab + 32 * t + 8 * step + 4 * h
-        np.testing.assert_array_equal(
-            found[m16, slab, step, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
-        )
 
 
 def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
@@ -46,7 +33,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 256, (32, 104), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 24)))
-    found = packed("nvfp4_linear_a4", "w", raw).reshape(2, 4, 8, 4, 2, 2, 4)
+    found = packed("w", raw).reshape(2, 4, 8, 4, 2, 2, 4)
     for m16, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
         at = 32 * step + 16 * h + 4 * t
         np.testing.assert_array_equal(
@@ -54,7 +41,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
         )
     raw = rng.integers(0, 127, (32, 13), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 3)))
-    found = packed("nvfp4_linear_a4", "w_scale", raw).reshape(2, 8, 2, 2, 2, 4)
+    found = packed("w_scale", raw).reshape(2, 8, 2, 2, 2, 4)
     for m16, g, p, r, high in np.ndindex(*found.shape[:-1]):
         row, step = 16 * m16 + g + 8 * r, 2 * high + p
         np.testing.assert_array_equal(found[m16, g, p, r, high], wide[row, 4 * step : 4 * step + 4])
@@ -63,7 +50,7 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
 def test_few_rows_find_an_m16_tile_in_its_panel() -> None:
     """As A4::weights counts: panels of 16 m16 tiles, in a panel k-slab by k-slab."""
     raw = np.random.default_rng(0).integers(0, 127, (304, 48), dtype=np.uint8)
-    flat, tiles, slabs = packed("nvfp4_linear_a4", "w_scale", raw).reshape(-1, 8, 2, 2, 2, 4), 19, 3
+    flat, tiles, slabs = packed("w_scale", raw).reshape(-1, 8, 2, 2, 2, 4), 19, 3
     for m16, slab in np.ndindex(tiles, slabs):
         panel = m16 // 16 * 16
         at = panel * slabs + slab * min(16, tiles - panel) + m16 - panel
@@ -75,22 +62,19 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
     assert "130x48" in (refuse(130, 48) or "")
     assert refuse(144, 1232) is None
     raw = np.zeros((130, 48), np.uint8)
-    assert packed("fp8_block_linear", "w", raw).shape == (130, 48)
+    assert packed("w", raw).shape == (130, 48)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize("op", OPS)
-def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
+def test_no_tile_spills(target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder.native import nvrtc
-    from spark_engine.plugins.kernels.gemm import linear_fp8_block_kernels, linear_nvfp4_a4_kernels
+    from spark_engine.plugins.kernels.gemm.linear_nvfp4_a4_kernels import FEW as form
 
-    forms = {"fp8_block_linear": linear_fp8_block_kernels.FORM}
-    form = forms.get(op, linear_nvfp4_a4_kernels.FEW)
     for m in form.tiles:
-        (launch,) = plan(linear_node(OPS[op], m, 5120, 6144, target), form).launches
-        job = nvrtc.Job(OPS[op].cuda.tactics[0].source, launch.defines, (form.symbol,))
+        (launch,) = plan(linear_node(OP, m, 5120, 6144, target), form).launches
+        job = nvrtc.Job(OP.cuda.tactics[0].source, launch.defines, (form.symbol,))
         usage = nvrtc.compile(job, target, cache).usage[form.symbol]
         assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)
 
@@ -98,40 +82,30 @@ def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
 # ---- on a GPU ----------------------------------------------------------------------------------
 
 
-def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
-    if op == "nvfp4_linear_a4":
-        return test_cuda_rows.operands(op, m, n, k)
-    rng = np.random.default_rng(m + n + k)
-    x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
-    return *numpy_codecs.fp8_block_quantise(x), *numpy_codecs.fp8_block_weight(w)
-
-
-def run(bench: object, op: str, arrays: tuple[Array, ...]) -> Array:
+def run(bench: object, arrays: tuple[Array, ...]) -> Array:
     from tests.plugins import cuda_node
 
     assert isinstance(bench, cuda_node.Bench)
     case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
-    work = next(iter(cuda_node.planned(OPS[op], case, bench.target)))
+    work = next(iter(cuda_node.planned(OP, case, bench.target)))
     assert work.tactic.name == "m16 tiles"
     return cuda_node.run(bench, work, arrays)[0]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("size", [(7, 1040, 5120), (130, 272, 2064)], ids=str)
-def test_equals_the_reference(bench: object, op: str, size: tuple[int, int, int]) -> None:
-    arrays = operands(op, *size)
-    got = run(bench, op, arrays).astype(np.float64)
-    (want,) = OPS[op].reference({"dtype": "f32"}, arrays)
+def test_equals_the_reference(bench: object, size: tuple[int, int, int]) -> None:
+    arrays = test_cuda_rows.operands(OP.name, *size)
+    got = run(bench, arrays).astype(np.float64)
+    (want,) = OP.reference({"dtype": "f32"}, arrays)
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= 3e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", OPS)
-def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str) -> None:
-    arrays = operands(op, 128, 544, 2048)
-    full = run(bench, op, arrays)
+def test_a_row_does_not_depend_on_its_bucket(bench: object) -> None:
+    arrays = test_cuda_rows.operands(OP.name, 128, 544, 2048)
+    full = run(bench, arrays)
     for m in BUCKETS[:-1]:
-        part = run(bench, op, (arrays[0][:m], arrays[1][:m], *arrays[2:]))
+        part = run(bench, (arrays[0][:m], arrays[1][:m], *arrays[2:]))
         assert part.tobytes() == full[:m].tobytes(), m

@@ -99,6 +99,9 @@ CASES = [
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
     case(30, (12, 9, 1024, 512), kind="fp8_block"),
+    case(600, LARGE, crowded, kind="fp8_block"),
+    case(1030, MANY, kind="fp8_block"),
+    case(520, (5, 3, 512, 256), same, kind="fp8_block"),
 ]
 
 

@@ -40,7 +40,60 @@ struct Mine {
 
 constexpr int PARTS = STAGE_SLABS * WARP_TILES;  // of a stage, for one warp
 
-#if WGMMA
+#ifdef SLAB_SCALES
+// The scales of a k-slab: an accumulator's columns 2t and 2t + 1 of each eight are two tokens.
+struct SlabScales {
+  u32 tokens;
+  float weights;
+
+  DEVICE SlabScales(u32 stage, int slab) {
+    const u32 scales = stage + (STAGE - STAGE_XS + slab * SLAB_XS);
+    weights = __uint_as_float(load_shared4(scales + BLOCK_M * 4));
+    tokens = scales + (threadIdx.x & 3) * 8 + warp_m() * 4;
+  }
+  // sum += part · scales, of the j-th 8 columns.
+  DEVICE void fold(float (&sum)[4], const float (&part)[4], int j) const {
+    const uint2 pair = load_shared8(tokens + j * 32);
+    const float even = __uint_as_float(pair.x) * weights, odd = __uint_as_float(pair.y) * weights;
+    sum[0] = fmaf(part[0], even, sum[0]), sum[1] = fmaf(part[1], odd, sum[1]);
+    sum[2] = fmaf(part[2], even, sum[2]), sum[3] = fmaf(part[3], odd, sum[3]);
+  }
+};
+#endif
+
+#if WGMMA && defined(SLAB_SCALES)
+// One stage by wgmma: a k-slab's products add up in registers of their own, which also bounds what
+// e4m3 wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a
+// time: the registers hold no more. Meanwhile the other warpgroup multiplies.
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+  static_assert(WARP_TILES == 1, "the registers hold one m16 tile's parts");
+  constexpr int WIDTH = BLOCK_M > 128 ? 128 : BLOCK_M;
+  const u32 stage = r.stage(i);
+  const u64 tiles = wgmma_tile(uniform(stage));
+#pragma unroll
+  for (int u = 0; u < STAGE_SLABS; ++u) {
+    u32 a[4][4];
+    decode(mine.part(stage, u), a);
+    const SlabScales scales(stage, u);
+#pragma unroll
+    for (int from = 0; from < BLOCK_M; from += WIDTH) {
+      float part[WIDTH / 8][4];
+      const u64 tile = tiles + (u * BLOCK_M + from) * (128 / 16);
+      wgmma_fence();
+      Wgmma<FP8_MMA, WIDTH>::begin(part, a[0], tile);
+#pragma unroll
+      for (int step = 1; step < 4; ++step)
+        Wgmma<FP8_MMA, WIDTH>::run(part, a[step], tile + 2 * step);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_read(part);
+#pragma unroll
+      for (int j = 0; j < WIDTH / 8; ++j) scales.fold(sums[0][from / 8 + j], part[j], from / 8 + j);
+    }
+  }
+  barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
+}
+#elif WGMMA
 // One stage by wgmma. wgmma with A in registers stalls its warp until it drains, so nothing is
 // gained by dequantising ahead of it: the other consumer warpgroups dequantise meanwhile
 // (ping-pong).

@@ -39,7 +39,7 @@ class StreamKForm:
     weight_bits: int
     scale_bytes: int  # of an m16 tile's k-slab
     x_bytes: int
-    x_scale_bytes: int = 0  # of an activation row's k-slab; such formats have no wgmma
+    x_scale_bytes: int = 0  # of an activation row's k-slab; 4: an f32, and weights have one too
     k: str = "K"  # of the problem, in the op's dimensions
 
     @property
@@ -52,6 +52,16 @@ class StreamKForm:
     def slab(self) -> int:
         """Elements of k in a k-slab."""
         return KSLAB // self.x_bytes
+
+    @property
+    def slab_scales(self) -> bool:
+        """Whether k-slabs are scaled by f32 (SLAB_SCALES)."""
+        return self.x_scale_bytes == 4
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether there is a form by wgmma: scales within a k-slab have none."""
+        return self.x_scale_bytes <= 4
 
     @property
     def m16_slab_bytes(self) -> int:
@@ -116,8 +126,11 @@ class StreamKConfig:
 
     def stage_bytes(self, form: StreamKForm) -> int:
         """Shared memory of one stage; wgmma's swizzle counts from a multiple of 1,024 bytes."""
-        x = self.block_m * (KSLAB + form.x_scale_bytes)
-        own = self.stage_slabs * (x + self.block_n // M16 * form.m16_slab_bytes)
+        x_scales = self.block_m * form.x_scale_bytes
+        if form.slab_scales:  # and one of the weights; stages are at multiples of 128 bytes
+            x_scales = padded(x_scales + 4, KSLAB)
+        x, w = self.block_m * KSLAB, self.block_n // M16 * form.m16_slab_bytes
+        own = self.stage_slabs * (x + x_scales + w)
         return padded(own, SWIZZLED) if self.wgmma else own
 
 
@@ -138,7 +151,7 @@ def packs(n: int, k: int) -> bool:
 
 def choose(problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig:
     """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m."""
-    wgmma = target.wgmma and not form.x_scale_bytes
+    wgmma = target.wgmma and form.wgmma
     # On Hopper four warpgroups take turns: one multiplies, the others decode. Elsewhere 8 warps
     # hold the sums: of 128 tokens each has two m16 tiles and half of the tokens, so that one
     # decodes while the other on its scheduler multiplies, and a fragment read serves two products.
@@ -159,7 +172,7 @@ def choose_large(problem: Problem, form: StreamKForm, target: Target) -> StreamK
     of 128 x 128. Without wgmma the registers hold no more than `choose`'s tile; there it is the
     order of the tiles that counts, since L2 does not hold a prefill's activations.
     """
-    large_m = LARGE_M if target.wgmma and not form.x_scale_bytes else BLOCK_MS[-1]
+    large_m = LARGE_M if target.wgmma and form.wgmma else BLOCK_MS[-1]
     tiles = -(-problem.n // LARGE_N) * -(-problem.m // large_m)
     if problem.m <= BLOCK_MS[-1] or tiles <= target.sms:
         return None

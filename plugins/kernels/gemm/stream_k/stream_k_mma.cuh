@@ -10,7 +10,43 @@
 // one step and takes them.
 #pragma once
 
-#if defined(SCALED) || defined(FRAGMENTS) && WARPS_M > 1
+#ifdef SLAB_SCALES
+// One stage by mma.sync: a k-slab's products in registers of their own, then its scales.
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+  constexpr int PAIR = NJ > 1 ? 2 : 1;
+  const u32 stage = r.stage(i);
+  const int lane = threadIdx.x & 31, q = lane >> 3;
+#pragma unroll
+  for (int u = 0; u < STAGE_SLABS; ++u) {
+    const SlabScales scales(stage, u);
+    const u32 first = u * BLOCK_M + warp_m() + (lane & 7) + (NJ > 1 ? (q >> 1) * 8 : 0);
+    u32 a[WARP_TILES][4][4];
+#pragma unroll
+    for (int mt = 0; mt < WARP_TILES; ++mt) decode(mine.part(stage, u * WARP_TILES + mt), a[mt]);
+    const u32 piece = (stage + first * 128) ^ ((q & 1) ^ (lane & 7)) << 4;  // of step 0
+#pragma unroll
+    for (int j = 0; j < NJ; j += PAIR) {
+      float part[WARP_TILES][PAIR][4] = {};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        u32 b[4];  // two groups of columns
+        load_matrix(b, piece + j * 1024 ^ step * 32);
+#pragma unroll
+        for (int c = 0; c < PAIR; ++c)
+#pragma unroll
+          for (int mt = 0; mt < WARP_TILES; ++mt)
+            multiply(part[mt][c], a[mt][step], b[2 * c], b[2 * c + 1]);
+      }
+#pragma unroll
+      for (int c = 0; c < PAIR; ++c)
+#pragma unroll
+        for (int mt = 0; mt < WARP_TILES; ++mt) scales.fold(sums[mt][j + c], part[mt][c], j + c);
+    }
+  }
+  __syncwarp();
+  barrier_arrive_warp(r.empty + i * 8, lane);
+}
+#elif defined(SCALED) || defined(FRAGMENTS) && WARPS_M > 1
 // One stage by mma.sync of weights that are stored as fragments. A step of all columns at a time:
 // every product has a separate sum, and few fragments are held. A product that is many
 // instructions (emulated FP4; e4m3 on sm_90a, widened to f16) waits for the one before, and steps

@@ -19,7 +19,13 @@ constexpr int THREADS = WARPS * 32;
 constexpr int STAGE_X = STAGE_SLABS * BLOCK_M * 128;
 constexpr int STAGE_W = BLOCK_TILES * STAGE_SLABS * KSLAB_W;
 constexpr int STAGE_S = BLOCK_TILES * STAGE_SLABS * SCALE_BYTES;
-constexpr int STAGE_XS = STAGE_SLABS * BLOCK_M * X_SCALE_BYTES;
+// With SLAB_SCALES a k-slab has an f32 of each activation row, then one of the tile's weights.
+#ifdef SLAB_SCALES
+constexpr int SLAB_XS = BLOCK_M < 32 ? 128 : BLOCK_M * 4 + 128;
+#else
+constexpr int SLAB_XS = BLOCK_M * X_SCALE_BYTES;
+#endif
+constexpr int STAGE_XS = STAGE_SLABS * SLAB_XS;
 constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
 // wgmma's swizzle counts from a multiple of 1,024 bytes.
 constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
@@ -49,7 +55,8 @@ struct Problem {
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
   u32 tiles;
-  const u8* x_scales;  // [m, k-slabs, X_SCALE_BYTES], if the format has them
+  const u8* x_scales;     // [m, k-slabs, X_SCALE_BYTES], if the format has them
+  const float* w_scales;  // [⌈n / 128⌉, k-slabs] with SLAB_SCALES
 
   // Works out the fields after `k`.
   DEVICE void divide() {
@@ -168,10 +175,23 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   launch_dependents();
 }
 
-// The scales of one stage's activations, k-slab by k-slab 16 bytes a row.
+// The scales of one stage's activations, k-slab by k-slab, a copy a row.
 DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
-  static_assert(X_SCALE_BYTES == 0 || X_SCALE_BYTES == 16, "one copy a row");
+  static_assert(X_SCALE_BYTES == 0 || X_SCALE_BYTES == 4 || X_SCALE_BYTES == 16, "a copy a row");
   const int rows = min(BLOCK_M, p.m - c.at.m), slabs = p.stages * STAGE_SLABS;
+#ifdef SLAB_SCALES
+  const int first = c.stage * STAGE_SLABS, thread = threadIdx.x - FIRST_COPIER;
+  const float* from = (const float*)p.x_scales + (u64)c.at.m * slabs + first;
+#pragma unroll
+  for (int row = thread; row < BLOCK_M; row += COPIERS)
+    if (row < rows)
+#pragma unroll
+      for (int u = 0; u < STAGE_SLABS; ++u)
+        copy_async_few<4>(to + u * SLAB_XS + row * 4, from + (u64)row * slabs + u);
+  if (thread < STAGE_SLABS)
+    copy_async_few<4>(to + thread * SLAB_XS + BLOCK_M * 4,
+                      p.w_scales + (u64)(c.at.n / 128) * slabs + first + thread);
+#else
 #pragma unroll
   for (int row = threadIdx.x - FIRST_COPIER; row < BLOCK_M; row += COPIERS)
     if (row < rows)
@@ -179,6 +199,7 @@ DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
       for (int u = 0; u < STAGE_SLABS; ++u)
         copy_async(to + (u * BLOCK_M + row) * 16,
                    p.x_scales + ((u64)(c.at.m + row) * slabs + c.stage * STAGE_SLABS + u) * 16, 16);
+#endif
 }
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.

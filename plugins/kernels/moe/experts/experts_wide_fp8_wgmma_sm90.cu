@@ -1,0 +1,344 @@
+// Grouped GEMM of experts, many tokens, FP8 in blocks of 128 x 128: y = Σ_e weight_e · w2_e(h),
+// h = silu(gate_e(x)) · up_e(x). sm_90a.
+//
+// Five launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
+// expert; quantise_x makes e4m3 rows with a scale for each 128 columns; wide_up and wide_down
+// multiply by e4m3 wgmma; moe_combine adds a token's experts. wide_up quantises h itself: its block
+// of work is the 128 columns that share a scale.
+// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle) times four panels of 64 weight
+// rows (wgmma's M, a lane's 16 bytes are fragments). The products of 128 k add up in registers of
+// their own, then the scales of weights and token bring them into the sum (DeepSeek-V3, 3.3).
+// Persistent blocks: four consumer warpgroups, a panel each, and a producer warpgroup that fills a
+// ring: weights by TMA bulk copies, rows and their scales by cp.async.
+// Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
+// 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128.
+// Macros: experts_common.cuh's (UP_WK and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SHARED_LIMIT
+// (bytes of shared memory of a block).
+#include "moe/experts/experts_sort.cuh"
+#include "moe/experts/experts_quantise.cuh"
+#include "common/wgmma_sm90.cuh"
+
+// A stage is 128 k: the tokens' rows, their scales, two k-slabs of weights of four panels.
+constexpr int ROWS_BYTES = BLOCK_M * 128, SCALES_BYTES = 1024, PANEL_BYTES = 2 * 4 * M16_BYTES;
+constexpr int WEIGHTS_AT = ROWS_BYTES + SCALES_BYTES, STAGE = WEIGHTS_AT + 4 * PANEL_BYTES;
+constexpr int STATIC = 5120;  // bytes of shared memory that are declared here
+constexpr int DEPTH = (SHARED_LIMIT - STATIC) / STAGE;
+constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
+constexpr int ROUNDS = BLOCK_M / 16;  // rows that a thread copies
+constexpr int LAG = 2;                // stages of rows in flight behind the one announced
+static_assert(BLOCK_M * 4 <= SCALES_BYTES && LAG < DEPTH, "a stage, and a ring");
+static_assert(HIDDEN % 256 == 0 && INNER % 128 == 0, "whole blocks of four panels");
+
+template <bool UP>
+struct Wide {
+  static constexpr int K = Side<UP>::K, STAGES = K / 128;
+  static constexpr int BLOCKS = Side<UP>::PANELS / 4;  // of four panels
+};
+
+struct Ring {
+  u8* memory;
+  u64 *full, *empty;
+};
+struct PipelineState {
+  int slot = 0, phase = 0;
+  DEVICE void next() {
+    if (++slot == DEPTH) slot = 0, phase ^= 1;
+  }
+};
+
+// Quantised rows [rows, K] with scales [rows, K / 128], by token for x, by place in `order` for h.
+struct Rows {
+  const u8* codes;
+  const float* scales;
+};
+struct Operands {
+  Rows rows;
+  const int* order;
+  const int4* tiles;
+  const u8* w;
+  const float* w_scale;  // [EXPERTS, weight rows / 128, K / 128]
+};
+
+// --- Producers --------------------------------------------------------------------------------
+
+template <int LEFT>
+DEVICE void announce(const Ring& r, int slot) {
+  wait_copies<LEFT>();
+  fence_async();  // wgmma reads through the async proxy
+  barrier_arrive(r.full + slot);
+}
+
+template <bool UP>
+DEVICE void produce_all(const Ring& r, const Operands& o) {
+  using W = Wide<UP>;
+  const int thread = threadIdx.x - CONSUMERS, chunk = thread & 7, row0 = thread >> 3;
+  const int items = o.tiles[0].x * W::BLOCKS;
+  const u64 policy = evict_first_policy();
+  PipelineState here, behind;  // the stage that is filled, the one that is announced next
+  int done = 0;
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    const int4 tile = __ldcg(o.tiles + 1 + item / W::BLOCKS);
+    const u64 panel = (u64)tile.x * Side<UP>::PANELS + item % W::BLOCKS * 4 + (thread >> 5);
+    const u8* const weights = o.w + panel * Side<UP>::SLABS * 4 * M16_BYTES;
+    u32 from[ROUNDS];
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i) {
+      const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
+      from[i] = UP ? __ldcg(o.order + row) / K1 : row;
+    }
+#pragma unroll 1
+    for (int stage = 0; stage < W::STAGES; ++stage, ++done, here.next()) {
+      if (done >= DEPTH) barrier_wait(r.empty + here.slot, here.phase ^ 1);
+      u8* const to = r.memory + here.slot * STAGE;
+      if ((thread & 31) == 0) {
+        barrier_expect(r.full + here.slot, PANEL_BYTES);
+        bulk_load(to + WEIGHTS_AT + (thread >> 5) * PANEL_BYTES, weights + stage * PANEL_BYTES,
+                  PANEL_BYTES, r.full + here.slot, policy);
+      }
+#pragma unroll
+      for (int i = 0; i < ROUNDS; ++i) {
+        const int row = row0 + 16 * i;
+        if (row >= tile.z) continue;
+        copy_async(to + row * 128 + ((chunk ^ (row & 7)) << 4),
+                   o.rows.codes + (u64)from[i] * W::K + stage * 128 + chunk * 16);
+        if (chunk == 0)
+          copy_async_few<4>(to + ROWS_BYTES + row * 4,
+                            o.rows.scales + (u64)from[i] * W::STAGES + stage);
+      }
+      commit_copies();
+      if (done < LAG) continue;
+      announce<LAG>(r, behind.slot);
+      behind.next();
+    }
+  }
+  for (int left = min(done, LAG); left > 0; --left, behind.next()) announce<0>(r, behind.slot);
+}
+
+// --- Consumers ----------------------------------------------------------------------------
+
+// What warpgroups share: the largest |h| of each token of a block of work, three blocks in turn,
+// and the pairs of a warpgroup's tokens.
+struct Shared {
+  u32 most[3][BLOCK_M];
+  int pairs[4][2][BLOCK_M];
+};
+
+struct TileWork {
+  int4 tile;
+  int panel, turn;
+  DEVICE int thread() const { return threadIdx.x & 127; }
+  DEVICE int m16() const { return (threadIdx.x >> 5) & 3; }
+  DEVICE int own() const { return threadIdx.x >> 7; }
+};
+
+// h of eight tokens by eight columns of a warp, quantised: lanes hold row g, columns 2t, 2t + 1 of
+// `sums`; a movmatrix gives a lane column g, rows 2t, 2t + 1, and half the lanes store four codes.
+DEVICE void store_codes(u8* h, const TileWork& work, int column, float first, float second,
+                        const float (&scale)[2]) {
+  const int g = lane_id() >> 2, t = lane_id() & 3, c = column + g;
+  const u32 codes = to_e4m3(divide(first, scale[0], 1.0f / scale[0])) |
+                    to_e4m3(divide(second, scale[1], 1.0f / scale[1])) << 16;
+  const u32 turned = transpose_matrix<true>(codes);
+  const u32 two = (turned & 0xFF) | (turned >> 8 & 0xFF00);
+  const u32 other = __shfl_down_sync(~0u, two, 1);
+  const int place = work.panel / 2 * 64 + (work.m16() & 1) * 32 + t / 2 * 16 +
+                    ((work.panel & 1) * 2 + work.m16() / 2) * 4;
+  if (t % 2 == 0 && c < work.tile.z)
+    *(u32*)(h + (u64)(work.tile.y + c) * INNER + place) = two | other << 16;
+}
+
+template <int N>
+DEVICE void write_inner(const TileWork& work, const float (&sums)[N / 8][4], Shared& shared, u8* h,
+                        float* h_scale) {
+  const int t = lane_id() & 3;
+  u32* const most = shared.most[work.turn % 3];
+  float v[N / 8][2];
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    v[j][0] = silu_mul(sums[j][0], sums[j][2]), v[j][1] = silu_mul(sums[j][1], sums[j][3]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = fmaxf(0.0f, fabsf(v[j][i]));
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      if (lane_id() < 4) atomicMax(most + j * 8 + 2 * t + i, __float_as_uint(top));
+    }
+  }
+  // Of two blocks before; all have read it, since they have met for the last one.
+  if (threadIdx.x < BLOCK_M) shared.most[(work.turn + 1) % 3][threadIdx.x] = 0;
+  meet(5, CONSUMERS);
+  if (threadIdx.x < work.tile.z) {
+    const float raw = __uint_as_float(most[threadIdx.x]) / 448.0f;
+    const u64 row = work.tile.y + threadIdx.x;
+    h_scale[row * Wide<false>::STAGES + work.panel / 4] = raw == 0.0f ? 1.0f : raw;
+  }
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float raw = __uint_as_float(most[j * 8 + 2 * t + i]) / 448.0f;
+      scale[i] = raw == 0.0f ? 1.0f : raw;
+    }
+    store_codes(h, work, j * 8, v[j][0], v[j][1], scale);
+  }
+}
+
+template <int N>
+DEVICE void write_outer(const TileWork& work, const float (&sums)[N / 8][4], const int* pairs,
+                        u32* parts) {
+  const int g = lane_id() >> 2, t = lane_id() & 3, row = work.panel * 64 + work.m16() * 16;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const u32 low = transpose_matrix<true>(pack_bf16(sums[j][0], sums[j][1]));
+    const u32 high = transpose_matrix<true>(pack_bf16(sums[j][2], sums[j][3]));
+    if (j * 8 + g >= work.tile.z) continue;
+    u32* const y = parts + ((u64)pairs[j * 8 + g] * HIDDEN + row) / 2 + t;
+    y[0] = low, y[4] = high;
+  }
+}
+
+// One panel of a block of work by one warpgroup, N columns.
+template <bool UP, int N>
+DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work,
+                         const float* w_scale, Shared& shared, void* to, float* h_scale) {
+  constexpr int STAGES = Wide<UP>::STAGES;
+  // A panel's rows are gate and up by eights: a lane's rows g and g + 8 are in blocks I / 128 apart.
+  const int blocks = (UP ? 2 * INNER : HIDDEN) / 128, block = work.panel / (UP ? 4 : 2);
+  const float* low = w_scale + ((u64)work.tile.x * blocks + block) * STAGES;
+  const float* high = low + (UP ? INNER / 128 * STAGES : 0);
+  float sums[N / 8][4] = {};
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES; ++stage, here.next()) {
+    const float w_low = __ldg(low + stage), w_high = UP ? __ldg(high + stage) : w_low;
+    const u8* const rows = r.memory + here.slot * STAGE;
+    const u8* const w = rows + WEIGHTS_AT + work.own() * PANEL_BYTES + work.m16() * M16_BYTES;
+    barrier_wait(r.full + here.slot, here.phase);
+    u32 a[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint4 v =
+          *(const uint4*)(w + step / 2 * 4 * M16_BYTES + step % 2 * 512 + lane_id() * 16);
+      a[step][0] = v.x, a[step][1] = v.z, a[step][2] = v.y, a[step][3] = v.w;
+    }
+    float part[N / 8][4];
+    const u64 tile = wgmma_tile(uniform(shared_address(rows)));
+    wgmma_fence();
+    Wgmma<true, N>::begin(part, a[0], tile);
+#pragma unroll
+    for (int step = 1; step < 4; ++step) Wgmma<true, N>::run(part, a[step], tile + 2 * step);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_read(part);
+    const u8* const scales = rows + ROWS_BYTES + (lane_id() & 3) * 8;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      const float2 x = *(const float2*)(scales + j * 32);
+      sums[j][0] = fmaf(part[j][0], w_low * x.x, sums[j][0]);
+      sums[j][1] = fmaf(part[j][1], w_low * x.y, sums[j][1]);
+      sums[j][2] = fmaf(part[j][2], w_high * x.x, sums[j][2]);
+      sums[j][3] = fmaf(part[j][3], w_high * x.y, sums[j][3]);
+    }
+    __syncwarp();
+    barrier_arrive_warp(r.empty + here.slot, lane_id());
+  }
+  if constexpr (UP) {
+    write_inner<N>(work, sums, shared, (u8*)to, h_scale);
+  } else {
+    wait_copies<0>();
+    meet(1 + work.own(), 128);  // the warpgroup's pairs are there
+    write_outer<N>(work, sums, shared.pairs[work.own()][work.turn & 1], (u32*)to);
+  }
+}
+
+// In as many columns as the tile needs, to the next eight.
+template <bool UP, int N>
+DEVICE void consume_width(const Ring& r, PipelineState& here, const TileWork& work,
+                          const float* w_scale, Shared& shared, void* to, float* h_scale) {
+  if constexpr (N > 8)
+    if (work.tile.z <= N - 8)
+      return consume_width<UP, N - 8>(r, here, work, w_scale, shared, to, h_scale);
+  consume_tile<UP, N>(r, here, work, w_scale, shared, to, h_scale);
+}
+
+template <bool UP>
+DEVICE void consume_all(const Ring& r, const Operands& o, Shared& shared, void* to,
+                        float* h_scale) {
+  const int items = o.tiles[0].x * Wide<UP>::BLOCKS;
+  PipelineState here;
+  TileWork work;
+  work.turn = 0;
+  int4 next = __ldcg(o.tiles + 1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS);
+  for (int item = blockIdx.x; item < items; item += gridDim.x, ++work.turn) {
+    work.tile = next, work.panel = item % Wide<UP>::BLOCKS * 4 + work.own();
+    next = __ldcg(o.tiles + 1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS);
+    if (!UP && work.thread() < work.tile.z)
+      copy_async_few<4>(shared.pairs[work.own()][work.turn & 1] + work.thread(),
+                        o.order + work.tile.y + work.thread());
+    if (!UP) commit_copies();
+    consume_width<UP, BLOCK_M>(r, here, work, o.w_scale, shared, to, h_scale);
+  }
+}
+
+template <bool UP>
+DEVICE void wide(const Operands& o, void* to, float* h_scale) {
+  extern __shared__ __align__(1024) u8 memory[];
+  __shared__ __align__(8) u64 barriers[2 * DEPTH];
+  __shared__ Shared shared;
+  const Ring r = {memory, barriers, barriers + DEPTH};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < DEPTH; ++i) {
+      barrier_init(r.full + i, 4 + PRODUCERS);
+      barrier_init(r.empty + i, CONSUMERS / 32 * WARP_ARRIVALS);
+    }
+    barrier_init_fence();
+  }
+  if (threadIdx.x < BLOCK_M) shared.most[0][threadIdx.x] = 0;
+  __syncthreads();
+  wait_for_previous();
+  launch_dependents();
+  if (threadIdx.x >= CONSUMERS) {
+    fewer_registers<32>();
+    produce_all<UP>(r, o);
+  } else {
+    more_registers<112>();  // with the other's 32 what 640 threads of 96 have
+    consume_all<UP>(r, o, shared, to, h_scale);
+  }
+}
+
+// A block a token.
+extern "C" __global__ void __launch_bounds__(256)
+    quantise_rows(const u16* x, u8* codes, float* scales) {
+  wait_for_previous();
+  launch_dependents();
+  const u64 row = blockIdx.x;
+  for (int base = 0; base < HIDDEN; base += 256 * 8) {
+    const int k = base + threadIdx.x * 8;
+    float v[8] = {};
+    if (k < HIDDEN) unpack8(__ldcg((const uint4*)(x + row * HIDDEN + k)), v);
+    const float raw = most_of<16>(v) / 448.0f, scale = raw == 0.0f ? 1.0f : raw;
+    if (k >= HIDDEN) continue;
+    u32 words[2] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      words[i / 4] |= (u32)to_e4m3(divide(v[i], scale, 1.0f / scale)) << i % 4 * 8;
+    u8* const to = codes + row * HIDDEN + k / 64 * 64 + k / 8 % 2 * 32 + k / 16 % 4 * 4;
+    *(u32*)to = words[0], *(u32*)(to + 16) = words[1];
+    if (k % 128 == 0) scales[row * (HIDDEN / 128) + k / 128] = scale;
+  }
+}
+
+DYNAMIC_SHARED(wide_up, (DEPTH * STAGE));
+DYNAMIC_SHARED(wide_down, (DEPTH * STAGE));
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
+    wide_up(const u8* codes, const float* scales, const int* order, const int4* tiles,
+            const u8* w13, const float* w13_scale, u8* h, float* h_scale) {
+  wide<true>({{codes, scales}, order, tiles, w13, w13_scale}, h, h_scale);
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
+    wide_down(const u8* h, const float* h_scale, const int* order, const int4* tiles, const u8* w2,
+              const float* w2_scale, void* parts) {
+  wide<false>({{h, h_scale}, order, tiles, w2, w2_scale}, parts, nullptr);
+}
