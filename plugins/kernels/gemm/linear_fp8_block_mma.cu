@@ -2,8 +2,8 @@
 // y[m, n] = Σ_kb x_scale[m, kb] · w_scale[n / 128, kb] · Σ_{k in kb} xq[m, k] · w[n, k]. This file
 // is the format alone; the kernels are stream-K or, with SKINNY, the skinny GEMM.
 //
-// A k-slab is a block of 128 k (SLAB_SCALES): its products add up in registers of their own, then
-// the two scales bring them into the sum, as DeepSeek-V3 3.3 does it. An m16 tile has one scale.
+// A k-slab is a block of 128 k (SLAB_SCALES): its products add up in separate registers, then the
+// two scales bring them into the sum, as DeepSeek-V3 3.3 does it. An m16 tile has one scale.
 // Figures: log/gemm/linear_fp8_block_mma.md.
 #define SLAB_SCALES 1
 constexpr int ELEMENT_BITS = 8;

@@ -143,6 +143,43 @@ struct Inputs {
   }
 };
 
+// Scales of a k-slab's products: of a lane's two tokens of each eight, and of the m16 tiles.
+struct SlabScales {
+#ifdef SLAB_SCALES
+  float2 tokens[NJ];
+  const float* tiles;
+
+  DEVICE explicit SlabScales(const u8* from) : tiles((const float*)from + 16) {
+#pragma unroll
+    for (int j = 0; j < NJ; ++j) tokens[j] = ((const float2*)from)[j * 4 + (lane_id() & 3)];
+  }
+#else
+  DEVICE explicit SlabScales(const u8*) {}
+#endif
+};
+// Adds a k-slab's products of an m16 tile.
+DEVICE void add_products(const u32 (&a)[4][4], const u32 (&b)[NJ][8], const SlabScales& scales,
+                         int tile, float (&sums)[NJ][4]) {
+#pragma unroll
+  for (int j = 0; j < NJ; ++j) {
+#ifdef SLAB_SCALES
+    float part[4] = {};
+#else
+    float (&part)[4] = sums[j];
+#endif
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      multiply(part, a[step], b[j][2 * step], b[j][2 * step + 1]);
+#ifdef SLAB_SCALES
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sums[j][i] =
+          fmaf(part[i], scales.tiles[tile] * (i & 1 ? scales.tokens[j].y : scales.tokens[j].x),
+               sums[j][i]);
+#endif
+  }
+}
+
 DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
 }
@@ -269,12 +306,7 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
     __syncwarp();
     u32 b[NJ][8];
     inputs.load(buffer, b);
-#ifdef SLAB_SCALES
-    const float* scales = (const float*)(buffers + buffer + KSLAB_X);
-    float2 x_scale[NJ];
-#pragma unroll
-    for (int j = 0; j < NJ; ++j) x_scale[j] = ((const float2*)scales)[j * 4 + (lane & 3)];
-#endif
+    const SlabScales scales(buffers + buffer + KSLAB_X);
     buffer ^= INPUT;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -284,24 +316,7 @@ DEVICE void skinny_gemm(const Problem& p, void* y, int each, const Finish& finis
       for (int i = 0; i < CHUNK && c * CHUNK + i < WARP_TILES; ++i) {
         u32 a[4][4];
         decode(load(stage + i * KSLAB_W, stage + CHUNK * KSLAB_W + i * SCALE_BYTES), a);
-#pragma unroll
-        for (int j = 0; j < NJ; ++j)
-#ifdef SLAB_SCALES
-        {
-          float (&sum)[4] = sums[c * CHUNK + i][j], part[4] = {};
-#pragma unroll
-          for (int step = 0; step < 4; ++step)
-            multiply(part, a[step], b[j][2 * step], b[j][2 * step + 1]);
-          const float w = scales[16 + c * CHUNK + i], even = w * x_scale[j].x,
-                      odd = w * x_scale[j].y;
-          sum[0] = fmaf(part[0], even, sum[0]), sum[1] = fmaf(part[1], odd, sum[1]);
-          sum[2] = fmaf(part[2], even, sum[2]), sum[3] = fmaf(part[3], odd, sum[3]);
-        }
-#else
-#pragma unroll
-          for (int step = 0; step < 4; ++step)
-            multiply(sums[c * CHUNK + i][j], a[step], b[j][2 * step], b[j][2 * step + 1]);
-#endif
+        add_products(a, b, scales, c * CHUNK + i, sums[c * CHUNK + i]);
       }
       __syncwarp();
       if (source.there()) source.fetch(p, (c + STAGES) % CHUNKS, stage, ready, policy);

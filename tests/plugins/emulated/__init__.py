@@ -36,6 +36,8 @@ ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
 _DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
+# mbarriers that are known by their addresses: behind what a block may have.
+_BARRIERS = re.compile(r"__shared__ __align__\(8\) u64 (\w+)((?:\[[^;]+\])+);")
 U8 = NDArray[np.uint8]
 
 
@@ -54,7 +56,10 @@ def _texts() -> tuple[Texts, Texts]:
     for path in ("common/numeric.cuh", "attention/attention_kv_pages.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
     dynamic = r"u8* const \1 = dynamic;"
-    return host, {p: _DYNAMIC.sub(dynamic, t) for p, t in found.items() if p not in host}
+    barriers = r"auto& \1 = *(u64(*)\2)(dynamic + (240 << 10));"
+    return host, {
+        p: _BARRIERS.sub(barriers, _DYNAMIC.sub(dynamic, t)) for p, t in found.items() if p not in host
+    }
 
 
 @functools.cache
@@ -204,4 +209,5 @@ def call(
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
     (x, y, z), threads, size = launch.grid, launch.block[0], launch.cluster[0]
+    size = x if launch.resident else size  # blocks that wait for one another run side by side
     kernels.launch(symbol, x, threads, len(values), args, int(late), seed, y, z, size)

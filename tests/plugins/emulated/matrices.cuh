@@ -81,6 +81,16 @@ inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   mma_halves(d, a, b0, b1, from_f16);
 }
+inline void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
+  const auto of_a = [&](int row, int k) -> double {
+    return value_of_e4m3(all[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8);
+  };
+  const auto of_b = [&](int column, int k) -> double {
+    return value_of_e4m3(all[column * 4 + k % 16 / 4][4 + k / 16] >> k % 4 * 8);
+  };
+  add_products<32>(d, of_a, of_b);
+}
 inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b});
   const auto of_a = [&](int row, int k) {

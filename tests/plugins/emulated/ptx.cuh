@@ -25,6 +25,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEVICE inline
+#define __CUDA_ARCH__ 900
 #define __device__
 #define __global__
 #define __noinline__
@@ -34,6 +35,8 @@ typedef long long i64;
 #define DYNAMIC_SHARED(kernel, bytes) static_assert(sizeof(#kernel) <= 44 && (bytes) > 0)
 using std::max;
 using std::min;
+inline unsigned max(int a, unsigned b) { return max((unsigned)a, b); }
+inline unsigned min(int a, unsigned b) { return min((unsigned)a, b); }
 
 struct uint2 {
   u32 x, y;
@@ -116,6 +119,7 @@ inline void meet_at(Assembly& m) {
   while (m.turn == turn) let_others();
 }
 inline u32 lane_id() { return threadIdx.x & 31; }
+inline bool elect_one() { return lane_id() == 0; }
 inline void __syncthreads() {
   if (!here->all.arrived) here->met = self().met;
   check(!followed || here->met == self().met, "warps passed unequally many barriers");
@@ -123,6 +127,10 @@ inline void __syncthreads() {
 }
 inline void __syncwarp() { meet_at(here->warps[threadIdx.x / 32]); }
 inline void __nanosleep(u32) {}
+inline void __threadfence() {}
+inline void wait_until_equal(const u32* word, u32 value) {
+  while (*word != value) let_others();
+}
 inline void meet(u32 name, u32 threads) {
   check(name < 16, "a barrier that no block has");
   Assembly& who = here->named[name];
@@ -148,6 +156,10 @@ T __shfl_xor_sync(u32, T value, int mask) {
 template <class T>
 T __shfl_up_sync(u32, T value, int by) {
   return from_lane(value, (int)lane_id() < by ? lane_id() : lane_id() - by);
+}
+template <class T>
+T __shfl_down_sync(u32, T value, int by) {
+  return from_lane(value, min(31, (int)lane_id() + by));
 }
 template <class T>
 T __shfl_sync(u32, T value, int lane) {
@@ -233,6 +245,7 @@ T atomic_join(T* p, T value) {
   *p = value;
   return was;
 }
+inline u32 atomicMax(u32* p, u32 x) { return atomic_join(p, max(*p, x)); }
 inline int atomicMin(int* p, int x) { return atomic_join(p, min(*p, x)); }
 inline u32 atomicOr(u32* p, u32 bits) { return atomic_join(p, *p | bits); }
 inline u64 atomicAdd(u64* p, u64 by) { return atomic_join(p, *p + by); }
@@ -246,6 +259,10 @@ T __ldcg(const T* p) {
 template <class T>
 T __ldg(const T* p) {
   return *p;
+}
+template <class T>
+void __stcg(T* to, T value) {
+  *to = value;
 }
 inline u32 __funnelshift_l(u32 low, u32 high, int by) {
   return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;

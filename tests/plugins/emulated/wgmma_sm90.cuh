@@ -82,12 +82,34 @@ struct Wgmma16 {
   }
 };
 
-// common/wgmma_sm90.cuh's: A in registers, K-major B. Of e4m3 there is none yet.
+// common/wgmma_sm90.cuh's: A in registers, K-major B.
+template <int N>
+void wgmma_read(float (&)[N][4]) {}
 template <bool FP8, int N>
 struct Wgmma {
-  static_assert(!FP8, "no kernel that is tested here multiplies e4m3 by wgmma");
-  static void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {
+  typedef float Sums[N / 8][4];
+  template <bool FRESH>
+  static void add(Sums& d, const u32 (&a)[4], u64 b) {
+    if constexpr (FP8) return add_e4m3<FRESH>(d, a, b);
     using Of = Wgmma16<false>;
-    Of::add<false>(d, Of::operand(a), [=](int k, int n) { return wgmma_value(b, n, k); });
+    Of::add<FRESH>(d, Of::operand(a), [=](int k, int n) { return wgmma_value(b, n, k); });
   }
+  // Row g + 8 j, k of A: byte k % 4 of register j + k / 16 * 2 of lane k / 4 % 4 of the row.
+  template <bool FRESH>
+  static void add_e4m3(Sums& d, const u32 (&a)[4], u64 b) {
+    const auto all = gathered({a[0], a[1], a[2], a[3]});
+    for (int n = 0; n < N / 8; ++n)
+      for (int i = 0; i < 4; ++i) {
+        double sum = FRESH ? 0 : d[n][i];
+        for (int k = 0; k < 32; ++k) {
+          const u32 word = all[lane_id() / 4 * 4 + k / 4 % 4][i / 2 + k / 16 * 2];
+          const u32 pair = wgmma_value(b, 8 * n + lane_id() % 4 * 2 + i % 2, k / 2);
+          sum += (double)value_of_e4m3(word >> k % 4 * 8) * value_of_e4m3(pair >> k % 2 * 8);
+        }
+        d[n][i] = (float)sum;
+      }
+    __syncwarp();
+  }
+  static void run(Sums& d, const u32 (&a)[4], u64 b) { add<false>(d, a, b); }
+  static void begin(Sums& d, const u32 (&a)[4], u64 b) { add<true>(d, a, b); }
 };

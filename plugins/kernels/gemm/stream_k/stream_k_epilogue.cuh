@@ -179,7 +179,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
 // The tiles of which this block had a part, at most two.
 template <class Finish>
 DEVICE void fix_up(Problem p, void* out, const Finish& finish) {
-  p.k = forget(p.k);  // or what is computed here is held all along
+  p.n = recomputed(p.n), p.k = forget(p.k);  // or what is computed here is held all along
   p.divide();
   const u32 block = forget(blockIdx.x);
   const u32 begin = p.begin(block), end = p.begin(block + 1);

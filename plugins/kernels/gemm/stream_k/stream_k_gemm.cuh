@@ -51,19 +51,21 @@ struct SlabScales {
     weights = __uint_as_float(load_shared4(scales + BLOCK_M * 4));
     tokens = scales + (threadIdx.x & 3) * 8 + warp_m() * 4;
   }
-  // sum += part · scales, of the j-th 8 columns.
-  DEVICE void fold(float (&sum)[4], const float (&part)[4], int j) const {
+  // What the j-th 8 columns' products are multiplied by: a lane's two columns.
+  DEVICE float2 factors(int j) const {
     const uint2 pair = load_shared8(tokens + j * 32);
-    const float even = __uint_as_float(pair.x) * weights, odd = __uint_as_float(pair.y) * weights;
-    sum[0] = fmaf(part[0], even, sum[0]), sum[1] = fmaf(part[1], odd, sum[1]);
-    sum[2] = fmaf(part[2], even, sum[2]), sum[3] = fmaf(part[3], odd, sum[3]);
+    return {__uint_as_float(pair.x) * weights, __uint_as_float(pair.y) * weights};
   }
 };
+DEVICE void fold(float (&sum)[4], const float (&part)[4], const float2& factor) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] = fmaf(part[i], i & 1 ? factor.y : factor.x, sum[i]);
+}
 #endif
 
 #if WGMMA && defined(SLAB_SCALES)
-// One stage by wgmma: a k-slab's products add up in registers of their own, which also bounds what
-// e4m3 wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a
+// One stage by wgmma: a k-slab's products add up in separate registers, which also bounds what e4m3
+// wgmma's short sums lose, then its scales bring them into the sums. Of 256 tokens half at a
 // time: the registers hold no more. Meanwhile the other warpgroup multiplies.
 DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   static_assert(WARP_TILES == 1, "the registers hold one m16 tile's parts");
@@ -88,9 +90,11 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
       wgmma_wait<0>();
       wgmma_read(part);
 #pragma unroll
-      for (int j = 0; j < WIDTH / 8; ++j) scales.fold(sums[0][from / 8 + j], part[j], from / 8 + j);
+      for (int j = 0; j < WIDTH / 8; ++j)
+        fold(sums[0][from / 8 + j], part[j], scales.factors(from / 8 + j));
     }
   }
+  __syncwarp();  // scales are read behind the last wait, which meets the warp
   barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
 }
 #elif WGMMA
@@ -135,6 +139,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     }
     Problem late = p;
     late.m = forget(p.m), late.k = forget(p.k);  // or what is computed here is held all along
+    late.n = recomputed(p.n);
     late.divide();
     const Corner at(late, tile);
     const Factors<Finish> factors(late, at.n, finish);

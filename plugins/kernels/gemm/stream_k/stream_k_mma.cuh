@@ -11,7 +11,7 @@
 #pragma once
 
 #ifdef SLAB_SCALES
-// One stage by mma.sync: a k-slab's products in registers of their own, then its scales.
+// One stage by mma.sync: a k-slab's products in separate registers, then its scales.
 DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   constexpr int PAIR = NJ > 1 ? 2 : 1;
   const u32 stage = r.stage(i);
@@ -38,9 +38,11 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
             multiply(part[mt][c], a[mt][step], b[2 * c], b[2 * c + 1]);
       }
 #pragma unroll
-      for (int c = 0; c < PAIR; ++c)
+      for (int c = 0; c < PAIR; ++c) {
+        const float2 factor = scales.factors(j + c);
 #pragma unroll
-        for (int mt = 0; mt < WARP_TILES; ++mt) scales.fold(sums[mt][j + c], part[mt][c], j + c);
+        for (int mt = 0; mt < WARP_TILES; ++mt) fold(sums[mt][j + c], part[mt][c], factor);
+      }
     }
   }
   __syncwarp();

@@ -36,9 +36,19 @@ constexpr int COPIERS = 64;
 constexpr int FIRST_COPIER = THREADS + 64;
 constexpr int BLOCK = FIRST_COPIER + COPIERS;
 // From producers to consumers, where the sums of a warp want it: what four warpgroups may have of a
-// block's, or two.
+// block's, or two; scales of activations take more of the producers.
 constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128 || BLOCK_M > 128;
-constexpr int FEWER = WARPS > 8 ? 24 : 40, MORE = WARPS > 8 ? 112 : 232;
+constexpr int FEWER = WARPS > 8 ? 24 : X_SCALE_BYTES ? 56 : 40;
+constexpr int MORE = WARPS > 8 ? 112 : X_SCALE_BYTES ? 224 : 232;
+
+// With SLAB_SCALES registers are short: what is computed of the value is not held all along.
+DEVICE u32 recomputed(u32 value) {
+#ifdef SLAB_SCALES
+  static_assert(BLOCK_N <= 128, "a tile's weights share a scale");
+  return forget(value);
+#endif
+  return value;
+}
 
 // Stages with activations in flight before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;

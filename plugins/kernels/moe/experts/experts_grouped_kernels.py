@@ -47,7 +47,7 @@ def config_of(p: Problem, target: Target) -> GroupedConfig:
     A weight is read once for every chunk and 8 · `columns` pairs of its expert, so that a large
     chunk saves more than a deep ring. `tokens` is 0 where not even one token fits.
     """
-    columns, deep = _columns(p), _depth(p, target)
+    columns, deep = _columns(p, target), _depth(p, target)
     most = 0
     for depth in (deep, min(deep, SHALLOW)):
         left = target.shared_bytes - STATIC - fixed_bytes(p, columns, depth)
@@ -63,8 +63,10 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
     return tuple((i, min(w.tokens, p.tokens - i)) for i in range(0, p.tokens, w.tokens))
 
 
-def _columns(p: Problem) -> int:
-    return 1 if p.tokens <= 128 or p.weights != 1 or p.quant else 2
+def _columns(p: Problem, target: Target) -> int:
+    if p.tokens <= 128:
+        return 1
+    return 2 if p.kind == "nvfp4" or p.kind == "fp8_block" and target.large_shared else 1
 
 
 def _depth(p: Problem, target: Target) -> int:
@@ -130,45 +132,40 @@ def _launches(
     """Those of one chunk; `start`: its first token, where there are several."""
     shared, last = _shared(p, w), "" if start is None else " start"
 
-    def product(symbol: str, x: str, weight: str, given: str, scales: str, out: str) -> Launch:
+    def product(symbol: str, x: str, weight: str, given: str, out: str) -> Launch:
         scale = operand(p, given, weight)
-        args = f"{x} ids {weights(p, weight)} {scale} {scales} {out} tokens{last}"
+        args = f"{x} ids {weights(p, weight)} {scale} {out} tokens{last}"
         return Kernel(symbol, args).launch(
             node, blocks, THREADS, sizes, shared, tokens=p.tokens, start=start or 0
         )
 
-    def quantise(symbol: str, count: int, x: str, given: str, out: str) -> Launch:
-        kernel = Kernel(symbol, f"{x} ids {operand(p, given, 'w2')} {out}{last}")
-        return kernel.launch(node, count, THREADS, sizes, start=start or 0)
+    def quantise(symbol: str, x: str, given: str, out: str) -> Launch:
+        kernel = Kernel(symbol, f"{x} ids {given} {out}{last}")
+        return kernel.launch(node, p.pairs, THREADS, sizes, start=start or 0)
 
-    if not p.quant:
-        return [
-            product("moe_up", "x", "w13", "", "h", "h"),
-            product("moe_down", "h", "w2", "", "h", "parts"),
-            combine(node, p, sizes, start),
-        ]
-    return [
-        quantise("quantise_x", _quantised_rows(p), "x", "x_scale", "xq xs"),
-        product("moe_up", "xq", "w13", "x_scale", "xs", "raw"),
-        quantise("quantise_h", p.pairs, "raw", "h_scale", "h hs"),
-        product("moe_down", "h", "w2", "h_scale", "hs", "parts"),
+    up, down = ("x", "h") if not _apart(p) else ("xq", "raw")
+    launches = [
+        product("moe_up", up, "w13", "x_scale", down),
+        product("moe_down", "h", "w2", "h_scale", "parts"),
         combine(node, p, sizes, start),
     ]
+    if _apart(p):
+        launches.insert(0, quantise("quantise_x", "x", "x_scale", "xq"))
+        launches.insert(2, quantise("quantise_h", "raw", "h_scale", "h"))
+    return launches
 
 
-def _quantised_rows(p: Problem) -> int:
-    """Rows of quantised x: one a token where every expert rounds alike."""
-    return p.tokens if p.kind == "fp8_block" else p.pairs
+def _apart(p: Problem) -> bool:
+    """Whether activations are quantised by launches; fp8_block's are where they are loaded."""
+    return p.quant in (1, 3)
 
 
 def _memory(p: Problem) -> dict[str, int]:
     """Scratch memory of one chunk."""
-    rows, across = _quantised_rows(p), (-(-p.hidden // 128), -(-p.inner // 128))
-    sizes = {"h": p.pairs * p.inner * 2, "parts": p.pairs * p.hidden * 4}
-    if p.quant:
-        sizes |= {"xq": rows * p.hidden * 2, "xs": rows * across[0] * 4}
-        sizes |= {"raw": p.pairs * p.inner * 4, "hs": p.pairs * across[1] * 4}
-    return sizes
+    h = {"h": p.pairs * p.inner * (4 if p.kind == "fp8_block" else 2)}
+    if _apart(p):
+        h |= {"xq": p.pairs * p.hidden * 2, "raw": p.pairs * p.inner * 4}
+    return h | {"parts": p.pairs * p.hidden * 4}
 
 
 def cost_grouped(node: Node) -> float:

@@ -18,6 +18,7 @@ constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
+constexpr bool CODES = QUANT == 2;                   // both sides are e4m3, with scales along k
 constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
@@ -95,29 +96,84 @@ struct Producer {
   }
 };
 
-// The activations of this block's tokens: lane (g, t) holds k 16t … 16t + 15 of column g.
+// The activations of this block's tokens of a k-slab: lane (g, t) holds k 16t … 16t + 15 of column
+// g, with CODES as f16, and then the scales of columns 2t and 2t + 1.
+struct Tokens {
+  uint4 values[NT][2];
+  float2 scales[NT];
+};
+
+// Eight k from `k` on of a column's pair, or zeros.
 template <bool UP>
-DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART_SLABS][NT][2]) {
+DEVICE void load_column(const void* in, int pair, int k, float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = 0.0f;
+  if (pair >= 0 && (Side<UP>::K % 128 == 0 || k < Side<UP>::K))
+    load8<UP>(in, (u64)(UP ? pair / K1 : pair) * Side<UP>::K + k, v);
+}
+
+// Quantises n8 tile n of `count` k-slabs from `slab` on, a whole block of 128 k or half of one.
+template <bool UP, int COUNT>
+DEVICE void quantise_block(const void* in, int pair, int slab, int n, Tokens* x) {
+  const int k = slab * 64 + (lane_id() & 3) * 16;
+  float v[COUNT * 2][8], most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < COUNT * 2; ++i) {
+    load_column<UP>(in, pair, k + i / 2 * 64 + i % 2 * 8, v[i]);
+    most = fmaxf(most, most_of<1>(v[i]));
+  }
+  if (COUNT == 1)  // the other half is another warp's
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float other[8];
+      load_column<UP>(in, pair, (k ^ 64) + i * 8, other);
+      most = fmaxf(most, most_of<1>(other));
+    }
+#pragma unroll
+  for (int d = 1; d < 4; d *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+  const float scale = block_scale(most), reciprocal = 1.0f / scale;
+  const float2 two = {__shfl_sync(~0u, scale, (lane_id() & 3) * 8),
+                      __shfl_sync(~0u, scale, (lane_id() & 3) * 8 + 4)};
+#pragma unroll
+  for (int i = 0; i < COUNT * 2; ++i) {
+    u32 words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      words[w] = e4m3x2_to_f16x2(to_e4m3x2(divide(v[i][2 * w], scale, reciprocal),
+                                           divide(v[i][2 * w + 1], scale, reciprocal)));
+    x[i / 2].values[n][i % 2] = make_uint4(words[0], words[1], words[2], words[3]);
+    x[i / 2].scales[n] = two;
+  }
+}
+
+template <bool UP>
+DEVICE void load_tokens(const Shared& s, const u8* in, Tokens (&x)[Side<UP>::PART_SLABS]) {
   using S = Side<UP>;
-  const int lane = threadIdx.x & 31, wk = (threadIdx.x >> 5) / S::WN;
+  constexpr int COUNT = CODES && S::PART_SLABS % 2 == 0 ? 2 : 1;
+  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) / S::WN * S::PART_SLABS;
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
     const int pair = s.list[n * 8 + (lane >> 2)];
     const u64 row = UP && !BY_PAIR ? pair / K1 : pair;
 #pragma unroll
-    for (int u = 0; u < S::PART_SLABS; ++u)
+    for (int u = 0; u < S::PART_SLABS; u += COUNT) {
+      if (CODES) {
+        quantise_block<UP, COUNT>(in, pair, first + u, n, x + u);
+        continue;
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int k = (wk * S::PART_SLABS + u) * 64 + (lane & 3) * 16 + h * 8;
+        const int k = (first + u) * 64 + (lane & 3) * 16 + h * 8;
         const bool inside = pair >= 0 && (S::K % 64 == 0 || k < S::K);
-        x[u][n][h] = make_uint4(0, 0, 0, 0);
-        if (inside) x[u][n][h] = __ldcg((const uint4*)(in + (row * S::K + k) * 2));
+        x[u].values[n][h] = make_uint4(0, 0, 0, 0);
+        if (inside) x[u].values[n][h] = __ldcg((const uint4*)(in + (row * S::K + k) * 2));
       }
+    }
   }
   // Waits here: else later loads would be waited for with these.
 #pragma unroll
   for (int i = 0; i < S::PART_SLABS * NT * 2; ++i) {
-    uint4& v = x[i / (2 * NT)][i / 2 % NT][i % 2];
+    uint4& v = x[i / (2 * NT)].values[i / 2 % NT][i % 2];
     v.x = forget(v.x), v.y = forget(v.y), v.z = forget(v.z), v.w = forget(v.w);
   }
 }
@@ -126,11 +182,26 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
   const float* given;  // of an expert's input, where it was quantised by one
-  const float* x;      // fp8_block: of the input's rows, f32 [rows, ⌈K/128⌉]
 
   DEVICE float of(int expert, u64 at) const {
-    if (WEIGHTS == 0 || QUANT == 2) return 1.0f;
+    if (WEIGHTS == 0 || CODES) return 1.0f;
     return BY_PAIR ? row[at] * given[expert] : row[at];
+  }
+  // Of a lane's rows g and g + 8 of a panel, by k-slab of its warp's part: with CODES.
+  template <bool UP>
+  DEVICE void load(int expert, int panel, float2 (&to)[Side<UP>::PART_SLABS]) const {
+    using S = Side<UP>;
+    constexpr int ACROSS = (S::K + 127) / 128, DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
+    const int first = (threadIdx.x >> 5) / S::WN * S::PART_SLABS;
+    const float* w = row + ((u64)expert * DOWN + panel / (UP ? 4 : 2)) * ACROSS;
+#pragma unroll
+    for (int u = 0; u < S::PART_SLABS; ++u) {
+      const int block = (first + u) / 2;
+      if (S::PART_SLABS % 2 == 0 && u % 2) to[u] = to[u - 1];
+      else
+        to[u].x = __ldg(w + block),
+        to[u].y = UP ? __ldg(w + INNER / 128 * ACROSS + block) : to[u].x;
+    }
   }
 };
 
@@ -212,45 +283,23 @@ struct Epilogue {
   }
 };
 
-#if QUANT == 2
-// sum += dot · (scale of the input's block) · (scale of the weights' block), for one k-slab of k.
-template <bool UP>
-DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int panel, int m16,
-                       int slab, int n, const float (&dot)[4], float (&sum)[4]) {
-  constexpr int ACROSS = (Side<UP>::K + 127) / 128,
-                DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
-  const int row = UP ? panel * 32 + m16 * 8 : panel * 64 + m16 * 16;
-  const float* w = scales.row + ((u64)expert * DOWN + row / 128) * ACROSS + slab / 2;
-  const float first = w[0], second = UP ? w[INNER / 128 * ACROSS] : first;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int pair = s.list[n * 8 + (lane_id() & 3) * 2 + i];
-    if (pair < 0) continue;
-    const float x = __ldcg(scales.x + (u64)(UP ? pair / K1 : pair) * ACROSS + slab / 2);
-    sum[i] += dot[i] * (x * first), sum[2 + i] += dot[2 + i] * (x * second);
-  }
-}
-#endif
-
 // One m16 tile of a k-slab times the block's tokens.
-template <bool UP>
-DEVICE void add_m16(const Shared& s, const Scales& scales, const u8* stage, int m16,
-                    const uint4 (&x)[NT][2], int expert, int panel, int slab,
+DEVICE void add_m16(const u8* stage, int m16, const Tokens& x, const float2& rows,
                     float (&sums)[NT][4]) {
   u32 a[4][4];
   fragments(load_raw(stage + m16 * M16_BYTES, stage + 4 * M16_BYTES + m16 / 2 * 2 * M16_SCALES),
             m16, a);
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
-#if QUANT == 2
     float dot[4] = {};
-    multiply(dot, a, 0, x[n][0]);
-    multiply(dot, a, 1, x[n][1]);
-    add_scaled<UP>(s, scales, expert, panel, m16, slab, n, dot, sums[n]);
-#else
-    multiply(sums[n], a, 0, x[n][0]);
-    multiply(sums[n], a, 1, x[n][1]);
-#endif
+    float (&to)[4] = CODES ? dot : sums[n];
+    multiply(to, a, 0, x.values[n][0]);
+    multiply(to, a, 1, x.values[n][1]);
+    if (CODES)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[n][i] +=
+            dot[i] * ((i & 1 ? x.scales[n].y : x.scales[n].x) * (i & 2 ? rows.y : rows.x));
   }
 }
 
@@ -280,7 +329,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   for (int i = 0; i < DEPTH; ++i) producer.fetch(s, w, block_scales, i % S::PART_SLABS);
   if (!UP) wait_for_previous(), launch_dependents();
 
-  uint4 x[S::PART_SLABS][NT][2];
+  Tokens x[S::PART_SLABS];
+  float2 rows[S::PART_SLABS] = {};
   Piece<UP> piece;
   int expert = 0, block = -1, turn = 0;
   u32 slot = 0;
@@ -298,6 +348,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     float sums[4][NT][4] = {};
     const int panel = piece.step * S::WN + wn;
     const bool busy = S::PANELS % S::WN == 0 || panel < S::PANELS;
+    if (CODES && busy) scales.load<UP>(expert, panel, rows);
 #pragma unroll
     for (int u = 0; u < S::PART_SLABS; ++u) {
       wait_copies<DEPTH - 1>();
@@ -305,15 +356,11 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       const u8* const stage = memory + warp * DEPTH * STAGE + slot;
       if (busy && piece.to - piece.from == 4) {
 #pragma unroll
-        for (int m16 = 0; m16 < 4; ++m16)
-          add_m16<UP>(s, scales, stage, m16, x[u], expert, panel, warp / S::WN * S::PART_SLABS + u,
-                      sums[m16]);
+        for (int m16 = 0; m16 < 4; ++m16) add_m16(stage, m16, x[u], rows[u], sums[m16]);
       } else if (busy) {
 #pragma unroll
         for (int m16 = 0; m16 < 4; ++m16)
-          if (m16 >= piece.from && m16 < piece.to)
-            add_m16<UP>(s, scales, stage, m16, x[u], expert, panel,
-                        warp / S::WN * S::PART_SLABS + u, sums[m16]);
+          if (m16 >= piece.from && m16 < piece.to) add_m16(stage, m16, x[u], rows[u], sums[m16]);
       }
       __syncwarp();
       producer.fetch(s, w, block_scales, (u + DEPTH) % S::PART_SLABS);
@@ -339,15 +386,14 @@ DYNAMIC_SHARED(moe_down, SHARED);
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
-           const float* given, const float* x_scales, void* h, int tokens CHUNK_ARG) {
+           const float* given, void* h, int tokens CHUNK_ARG) {
   ids += (u64)chunk_start * K1;
-  if (!QUANT) x += (u64)chunk_start * HIDDEN * 2;  // quantised, it is scratch memory
-  stream<true>(x, ids, tokens, w13, scale, {scale2, given, x_scales}, h);
+  if (!BY_PAIR) x += (u64)chunk_start * HIDDEN * 2;  // else it is scratch memory
+  stream<true>(x, ids, tokens, w13, scale, {scale2, given}, h);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_down(const u8* h, const int* ids, const u8* w2, const u8* scale, const float* scale2,
-             const float* given, const float* h_scales, void* parts, int tokens CHUNK_ARG) {
-  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales},
-                parts);
+             const float* given, void* parts, int tokens CHUNK_ARG) {
+  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given}, parts);
 }

@@ -1,7 +1,7 @@
 // Activations of the experts, quantised to a format's codes and dequantised again, one launch
 // before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3),
-// exactly. Rules: numpy_codecs.py. Per-tensor formats have a scale for each expert, so a row of x
-// is made for each of its experts.
+// exactly. Rules: numpy_codecs.py. These formats have a scale for each expert, so a row of x is made
+// for each of its experts; fp8_block quantises where activations are loaded or made.
 // Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
 #pragma once
 #include "moe/experts/experts_common.cuh"
@@ -17,6 +17,11 @@ DEVICE float most_of(const float (&v)[8]) {
   for (int d = LANES / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   return top;
 }
+// The scale of a block of e4m3 codes whose largest value is `most`.
+DEVICE float block_scale(float most) {
+  const float raw = most / 448.0f;
+  return raw == 0.0f ? 1.0f : raw;
+}
 DEVICE float e4m3_of(float x, float scale) {
   return from_e4m3(to_e4m3(divide(x, scale, 1.0f / scale)));
 }
@@ -26,16 +31,22 @@ DEVICE float from_e2m1(u32 code) {
   return code & 8 ? -size : size;
 }
 
+// Eight neighbouring values of a row: of x in bf16, of h in f32.
+template <bool UP>
+DEVICE void load8(const void* in, u64 at, float (&v)[8]) {
+  if (UP) return unpack8(__ldcg((const uint4*)((const u16*)in + at)), v);
+  const float4* p = (const float4*)((const float*)in + at);
+  const float4 a = __ldcg(p), b = __ldcg(p + 1);
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+#if QUANT == 1 || QUANT == 3
 // Eight neighbouring values of a row, all lanes of the warp together; lanes hold neighbours.
-DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
+DEVICE void round_codes(float (&v)[8], float given) {
 #if QUANT == 1
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = e4m3_of(v[i], given);
-#elif QUANT == 2
-  const float raw = most_of<16>(v) / 448.0f;
-  block_scale = raw == 0.0f ? 1.0f : raw;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = e4m3_of(v[i], block_scale);
 #else
   const float gain = 1.0f / given;
   const float scale = from_e4m3(to_e4m3(most_of<2>(v) / 6.0f * gain));
@@ -49,43 +60,27 @@ DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
 
 // A block a row; eight columns a thread and turn.
 template <bool UP>
-DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* out,
-                     float* scales) {
+DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* out) {
   constexpr int K = Side<UP>::K, TURN = 256 * 8;
   wait_for_previous();
   launch_dependents();
-  const u64 row = blockIdx.x, from = UP && BY_PAIR ? row / K1 : row;
-  const float scale = BY_PAIR ? given[ids[row]] : 1.0f;
+  const u64 row = blockIdx.x, from = UP ? row / K1 : row;
+  const float scale = given[ids[row]];
   for (int base = 0; base < K; base += TURN) {
     const int k = base + threadIdx.x * 8;
-    float v[8] = {}, block_scale = 1.0f;
-    if (k < K) {
-      if (UP) {
-        unpack8(__ldcg((const uint4*)((const u16*)in + from * K + k)), v);
-      } else {
-        const float4* p = (const float4*)((const float*)in + from * K + k);
-        const float4 a = __ldcg(p), b = __ldcg(p + 1);
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-      }
-    }
-    round_codes(v, scale, block_scale);
-    if (k >= K) continue;
-    out[(row * K + k) / 8] = pack8(v);
-    if (QUANT == 2 && k % 128 == 0) scales[row * ((K + 127) / 128) + k / 128] = block_scale;
+    float v[8] = {};
+    if (k < K) load8<UP>(in, from * K + k, v);
+    round_codes(v, scale);
+    if (k < K) out[(row * K + k) / 8] = pack8(v);
   }
 }
 
-#if QUANT
 extern "C" __global__ void __launch_bounds__(256)
-    quantise_x(const u16* x, const int* ids, const float* given, uint4* out,
-               float* scales CHUNK_ARG) {
-  x += (u64)chunk_start * HIDDEN, ids += (u64)chunk_start * K1;
-  quantise<true>(x, ids, given, out, scales);
+    quantise_x(const u16* x, const int* ids, const float* given, uint4* out CHUNK_ARG) {
+  quantise<true>(x + (u64)chunk_start * HIDDEN, ids + (u64)chunk_start * K1, given, out);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    quantise_h(const void* h, const int* ids, const float* given, uint4* out,
-               float* scales CHUNK_ARG) {
-  quantise<false>(h, ids + (u64)chunk_start * K1, given, out, scales);
+    quantise_h(const void* h, const int* ids, const float* given, uint4* out CHUNK_ARG) {
+  quantise<false>(h, ids + (u64)chunk_start * K1, given, out);
 }
 #endif

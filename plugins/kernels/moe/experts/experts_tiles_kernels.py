@@ -83,7 +83,7 @@ def plan_tiles(node: Node, tiling: wide.Tiling) -> Plan:
 
     launches, x = sort(node, p, sizes), "x"
     if p.quant:
-        quantise = Kernel("quantise_x", f"x ids {given[0]} codes nothing?")
+        quantise = Kernel("quantise_x", f"x ids {given[0]} codes")
         launches.append(quantise.launch(node, p.pairs, WARPS * 32, sizes))
         x = "codes"
     launches += [

@@ -1,45 +1,44 @@
-"""The tactic `wide_fp8` of `grouped_moe` (experts_wide_fp8_wgmma_sm90.cu): FP8 blocks, many tokens.
+"""The tactic `wide_128` of `grouped_moe` with FP8 in blocks (experts_wide_fp8_wgmma_sm90.cu).
 
 e4m3 wgmma over tiles of 64 tokens: registers hold a sum and a block's part of it. h is quantised
-where it is made, so an expert's input and h never leave e4m3.
+where it is made, so an expert's input and h are never wider than e4m3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
 from spark_engine.kernel import DECLARED, Launch, Plan
+from spark_engine.plugins.kernels.moe.experts import experts_wide_kernels as wide
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     Problem,
     combine,
     macros,
     refuse,
 )
-from spark_engine.plugins.kernels.moe.experts.experts_wide_kernels import (
-    FEWEST,
-    SORT_CLUSTER,
-    most_tiles,
-)
-from spark_engine.plugins.launch import Candidate, Kernel, Node
+from spark_engine.plugins.launch import Kernel, Node
 
 SORT = Kernel("moe_sort", "x ids codes ranks order tiles tokens")
 QUANTISE = Kernel("quantise_rows", "x codes scales")
 UP = Kernel("wide_up", "codes scales order tiles w13 w13_scale h h_scales")
 DOWN = Kernel("wide_down", "h h_scales order tiles w2 w2_scale parts")
+SOURCE = "moe/experts/experts_wide_fp8_wgmma_sm90.cu"
 BLOCK_M = 64
 
 
 def refuse_fp8(node: Node) -> str | None:
-    """Refuses other formats, few tokens, and sizes that are no whole blocks of work."""
+    """Refuses few tokens, and sizes that are no whole blocks of work."""
     if reason := refuse(node):
         return reason
     p = Problem.of(node)
     if not node.target.wgmma:
         return f"{node.target.name} has no wgmma"
-    if p.kind != "fp8_block":
-        return f"format {p.kind}; only fp8_block is served"
     if p.hidden % 256 or p.inner % 128:
         return f"H = {p.hidden}, I = {p.inner}; multiples of 256 and 128 are served"
-    if p.tokens < FEWEST:
-        return f"{p.tokens} tokens; {FEWEST} or more are served"
+    if p.tokens < wide.FEWEST:
+        return f"{p.tokens} tokens; {wide.FEWEST} or more are served"
     return None
 
 
@@ -48,7 +47,7 @@ def plan_fp8(node: Node) -> Plan:
     p, target = Problem.of(node), node.target
     tuning = {"BLOCK_M": BLOCK_M, "SHARED_LIMIT": target.shared_bytes, "QUANT": p.quant}
     sizes = macros(p, **tuning, PARTS_BF16=1, UP_WK=1, DOWN_WK=1)
-    most = most_tiles(p, BLOCK_M)
+    most = wide.most_tiles(p, BLOCK_M)
     node = node.with_scratch(
         codes=p.tokens * p.hidden,
         scales=p.tokens * p.hidden // 128 * 4,
@@ -63,13 +62,14 @@ def plan_fp8(node: Node) -> Plan:
     def product(kernel: Kernel, blocks: int) -> Launch:
         return kernel.launch(node, min(target.sms, most * blocks), 640, sizes, DECLARED)
 
-    return node.plan(
-        SORT.launch(node, SORT_CLUSTER, 1024, sizes, cluster=SORT_CLUSTER, tokens=p.tokens),
+    plan = node.plan(
+        SORT.launch(node, wide.SORT_CLUSTER, 1024, sizes, cluster=wide.SORT_CLUSTER, tokens=p.tokens),
         QUANTISE.launch(node, p.tokens, 256, sizes),
         product(UP, p.inner // 128),
         product(DOWN, p.hidden // 256),
         combine(node, p, sizes),
     )
+    return Plan(plan.launches_of(SOURCE), plan.scratch)
 
 
 def cost_fp8(node: Node) -> float:
@@ -80,11 +80,16 @@ def cost_fp8(node: Node) -> float:
     return max(read, multiply) + 4 * p.pairs * p.hidden / target.bandwidth + 30e-6
 
 
-WIDE_FP8 = Candidate(
-    "wide_fp8",
-    "moe/experts/experts_wide_fp8_wgmma_sm90.cu",
-    plan_fp8,
-    cost_fp8,
-    refuse_fp8,
-    why="checkpoints with FP8 in blocks of 128 x 128, which no recorded bucket has",
+T = TypeVar("T")
+
+
+def _by_format(fp8: Callable[[Node], T], others: Callable[[Node], T]) -> Callable[[Node], T]:
+    return lambda node: (fp8 if node.text("format") == "fp8_block" else others)(node)
+
+
+WIDE_128 = replace(
+    wide.WIDE_128,
+    plan=_by_format(plan_fp8, wide.WIDE_128.plan),
+    cost=_by_format(cost_fp8, wide.WIDE_128.cost),
+    refuse=_by_format(refuse_fp8, wide.WIDE_128.refuse),
 )

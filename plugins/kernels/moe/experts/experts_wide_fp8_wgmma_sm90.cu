@@ -1,19 +1,17 @@
-// Grouped GEMM of experts, many tokens, FP8 in blocks of 128 x 128: y = Σ_e weight_e · w2_e(h),
-// h = silu(gate_e(x)) · up_e(x). sm_90a.
+// Grouped GEMM of experts with FP8 in 128 x 128 blocks, many tokens: y = Σ_e weight_e · w2_e(silu(
+// gate_e(x)) · up_e(x)). sm_90a. Emulated, not yet run.
 //
-// Five launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
-// expert; quantise_x makes e4m3 rows with a scale for each 128 columns; wide_up and wide_down
-// multiply by e4m3 wgmma; moe_combine adds a token's experts. wide_up quantises h itself: its block
-// of work is the 128 columns that share a scale.
-// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle) times four panels of 64 weight
-// rows (wgmma's M, a lane's 16 bytes are fragments). The products of 128 k add up in registers of
-// their own, then the scales of weights and token bring them into the sum (DeepSeek-V3, 3.3).
-// Persistent blocks: four consumer warpgroups, a panel each, and a producer warpgroup that fills a
-// ring: weights by TMA bulk copies, rows and their scales by cp.async.
+// Launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
+// expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and wide_down
+// multiply; moe_combine adds a token's experts. wide_up quantises h: its block of work is the 128
+// columns that share a scale.
+// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M, a
+// lane's 16 bytes are fragments). The products of 128 k add up in separate registers, then the
+// scales bring them into the sum. Persistent blocks: four consumer warpgroups, a panel each, and
+// producers that fill a ring: weights by TMA bulk copies, rows and their scales by cp.async.
 // Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
-// 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128.
-// Macros: experts_common.cuh's (UP_WK and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SHARED_LIMIT
-// (bytes of shared memory of a block).
+// 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128. Macros: experts_common.cuh's (UP_WK
+// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SHARED_LIMIT (bytes of a block).
 #include "moe/experts/experts_sort.cuh"
 #include "moe/experts/experts_quantise.cuh"
 #include "common/wgmma_sm90.cuh"
@@ -168,18 +166,15 @@ DEVICE void write_inner(const TileWork& work, const float (&sums)[N / 8][4], Sha
   if (threadIdx.x < BLOCK_M) shared.most[(work.turn + 1) % 3][threadIdx.x] = 0;
   meet(5, CONSUMERS);
   if (threadIdx.x < work.tile.z) {
-    const float raw = __uint_as_float(most[threadIdx.x]) / 448.0f;
     const u64 row = work.tile.y + threadIdx.x;
-    h_scale[row * Wide<false>::STAGES + work.panel / 4] = raw == 0.0f ? 1.0f : raw;
+    h_scale[row * Wide<false>::STAGES + work.panel / 4] =
+        block_scale(__uint_as_float(most[threadIdx.x]));
   }
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     float scale[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float raw = __uint_as_float(most[j * 8 + 2 * t + i]) / 448.0f;
-      scale[i] = raw == 0.0f ? 1.0f : raw;
-    }
+    for (int i = 0; i < 2; ++i) scale[i] = block_scale(__uint_as_float(most[j * 8 + 2 * t + i]));
     store_codes(h, work, j * 8, v[j][0], v[j][1], scale);
   }
 }
@@ -315,8 +310,8 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int base = 0; base < HIDDEN; base += 256 * 8) {
     const int k = base + threadIdx.x * 8;
     float v[8] = {};
-    if (k < HIDDEN) unpack8(__ldcg((const uint4*)(x + row * HIDDEN + k)), v);
-    const float raw = most_of<16>(v) / 448.0f, scale = raw == 0.0f ? 1.0f : raw;
+    if (k < HIDDEN) load8<true>(x, row * HIDDEN + k, v);
+    const float scale = block_scale(most_of<16>(v));
     if (k >= HIDDEN) continue;
     u32 words[2] = {};
 #pragma unroll
