@@ -36,8 +36,8 @@ ALIGNMENT = 256
 # A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
 _DYNAMIC = re.compile(r"extern __shared__ \S+ (?:u8|char) (\w+)\[\];")
-# mbarriers that are known by their addresses: behind what a block may have.
-_BARRIERS = re.compile(r"__shared__ __align__\(8\) u64 (\w+)((?:\[[^;]+\])+);")
+# What copies and barriers know by its address: behind what a block may have.
+_STATIC = re.compile(r"__shared__ (?:__align__\(8\) )?(u64|Shared) (\w+)((?:\[[^;]+\])*);")
 U8 = NDArray[np.uint8]
 
 
@@ -56,9 +56,14 @@ def _texts() -> tuple[Texts, Texts]:
     for path in ("common/numeric.cuh", "attention/attention_kv_pages.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
     dynamic = r"u8* const \1 = dynamic;"
-    barriers = r"auto& \1 = *(u64(*)\2)(dynamic + (240 << 10));"
+    places = {"u64": 240, "Shared": 244}  # KiB
+
+    def static(match: re.Match[str]) -> str:
+        kind, name, dims = match.groups()
+        return f"auto& {name} = *({kind}(*){dims})(dynamic + ({places[kind]} << 10));"
+
     return host, {
-        p: _BARRIERS.sub(barriers, _DYNAMIC.sub(dynamic, t)) for p, t in found.items() if p not in host
+        p: _STATIC.sub(static, _DYNAMIC.sub(dynamic, t)) for p, t in found.items() if p not in host
     }
 
 

@@ -127,13 +127,17 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
-def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8_block"])
+def test_served_sizes_compile_without_spills(
+    kind: str, tokens: int, target: Target, cache: Path
+) -> None:
     sizes: Sizes = (3, 9, 2048, 512)
-    some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
+    some = case(tokens, sizes, lambda rng, n, s: np.zeros((n, s[1]), np.int32), kind)
     works = list(cuda_node.planned(OP, some, target))
-    few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
+    wide, tiled = kind == "nvfp4" and target.wgmma, kind == "nvfp4"
+    few, many = ["each"] * (tiled and tokens < 5), ["wide"] * wide
     more = ["wide_128"] * (target.wgmma and tokens >= 512)
-    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)]
+    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)] * tiled
     assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more, *tiles]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.kernel import GB10, Tactic
+from spark_engine.kernel import GB10, H200, Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.ops.moe import grouped_moe
 from spark_engine.tensors import Array, DType
@@ -39,9 +39,16 @@ def drawn(kind: str, tokens: int, sizes: tuple[int, ...] = SIZES) -> tuple[Array
     return (x.astype(DType.BF16.numpy), ids, weights, *params)
 
 
-def run(tactic: Tactic, attrs: Attrs, arrays: tuple[Array, ...], cache: Path, late: bool) -> Array:
+def run(
+    tactic: Tactic,
+    attrs: Attrs,
+    arrays: tuple[Array, ...],
+    cache: Path,
+    late: bool,
+    target: Target = SMALL,
+) -> Array:
     given = cuda_node.specs_of(OP, attrs, arrays)
-    plan = tactic.plan(attrs, cuda_node.packed_specs(OP, attrs, given), SMALL)
+    plan = tactic.plan(attrs, cuda_node.packed_specs(OP, attrs, given), target)
     packed = cuda_node.packed_arrays(OP, attrs, arrays)
     (y,) = emulated.run(plan, tactic.source, packed, OP.infer(attrs, given), cache, late)
     return y
@@ -89,3 +96,28 @@ def test_tiles_have_the_bits_of_grouped(kind: str, cache: Path) -> None:
         run(t, attrs, arrays, cache, True) for t in (TACTICS["tiles"], TACTICS["grouped"])
     )
     assert tiles.tobytes() == grouped.tobytes()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at_once", "late"])
+@pytest.mark.parametrize(
+    ("tactic", "tokens", "sizes"),
+    [
+        ("grouped", 9, (5, 3, 256, 128)),
+        ("grouped", 9, (5, 3, 208, 128)),  # parts of k that begin within a block of 128
+        ("grouped", 140, (5, 3, 144, 256)),  # two n8 tiles
+        ("wide_128", 513, (5, 3, 256, 128)),
+    ],
+    ids=str,
+)
+def test_fp8_blocks_equal_the_reference(
+    tactic: str, tokens: int, sizes: tuple[int, ...], late: bool, cache: Path
+) -> None:
+    attrs: Attrs = {"format": "fp8_block", "dtype": "bf16"}
+    arrays = drawn("fp8_block", tokens, sizes)
+    target = replace(H200, card=replace(H200.card, sms=3))
+    got = run(TACTICS[tactic], attrs, arrays, cache, late, target).astype(np.float64)
+    true = OP.reference(attrs, arrays)[0].astype(np.float64)
+    assert np.isnan(got[BROKEN]).all()
+    got, true = np.delete(got, BROKEN, 0), np.delete(true, BROKEN, 0)
+    error = np.linalg.norm(got - true, axis=1) / np.linalg.norm(true, axis=1)
+    assert error.max() < (1e-3 if tactic == "grouped" else 1e-2), error.max()

@@ -186,8 +186,7 @@ class Rows:
     """A plan's kernels on rows of one number, which depends on every row and id that was read."""
 
     def __init__(self, plan: Plan, x: Array, ids: Array, weights: Array, quant: int) -> None:
-        self.k1, self.by_pair = ids.shape[1], quant in (1, 3)
-        self.quant, self.plan = quant, plan
+        self.k1, self.by_pair, self.plan = ids.shape[1], quant in (1, 3), plan
         self.places: dict[tuple[str, int], Array] = {
             ("input", 0): x,
             ("input", 1): ids.reshape(-1),
@@ -199,7 +198,7 @@ class Rows:
         """y; scratch buffers hold `room` rows."""
         for launch in self.plan.launches:
             start = scalars(launch)[-1] if "CHUNKED" in dict(launch.defines) else 0
-            if launch.symbol == ("quantise_x" if self.quant else "moe_up"):
+            if launch.symbol == ("quantise_x" if self.by_pair else "moe_up"):
                 for i in range(len(self.plan.scratch)):  # nothing of the last chunk may be read
                     self.places["scratch", i] = np.full(room, np.nan)
             getattr(self, launch.symbol)(launch, start, [self.at(a) for a in launch.args])
@@ -212,29 +211,24 @@ class Rows:
         )
 
     def quantise_x(self, launch: Launch, start: int, args: list[Array]) -> None:
-        x, ids, _, out, scales, *_ = args
+        x, ids, _, out, *_ = args
         for row in range(launch.grid[0]):
-            out[row] = x[start + (row // self.k1 if self.by_pair else row)]
-            out[row] += 1e-3 * ids[start * self.k1 + row] if self.by_pair else 0.0
-            scales[row] = 2.0
+            out[row] = x[start + row // self.k1] + 1e-3 * ids[start * self.k1 + row]
 
     def moe_up(self, launch: Launch, start: int, args: list[Array]) -> None:
-        x, ids, h = args[0], args[1], args[7]
-        first = 0 if self.quant else start  # x is scratch memory where it was quantised
+        x, ids, h = args[0], args[1], args[6]
+        first = 0 if self.by_pair else start  # x is scratch memory where it was quantised
         for pair in range(scalars(launch)[0] * self.k1):
             row = pair if self.by_pair else pair // self.k1
             h[pair] = x[first + row] + 100 * ids[start * self.k1 + pair]
-            if self.quant == 2:
-                h[pair] *= args[6][pair // self.k1]
 
     def quantise_h(self, launch: Launch, start: int, args: list[Array]) -> None:
-        raw, ids, _, out, scales, *_ = args
+        raw, ids, _, out, *_ = args
         for row in range(launch.grid[0]):
             out[row] = raw[row] + 1e-3 * ids[start * self.k1 + row]
-            scales[row] = 3.0
 
     def moe_down(self, launch: Launch, start: int, args: list[Array]) -> None:
-        h, ids, parts = args[0], args[1], args[7]
+        h, ids, parts = args[0], args[1], args[6]
         for pair in range(scalars(launch)[0] * self.k1):
             parts[pair] = h[pair] * (1 + ids[start * self.k1 + pair])
 

@@ -18,9 +18,13 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     macros,
     refuse,
 )
+from spark_engine.plugins.kernels.moe.experts.experts_tiles_kernels import (
+    SORT,
+    sort,
+    sort_memory,
+)
 from spark_engine.plugins.launch import Kernel, Node
 
-SORT = Kernel("moe_sort", "x ids codes ranks order tiles tokens")
 QUANTISE = Kernel("quantise_rows", "x codes scales")
 UP = Kernel("wide_up", "codes scales order tiles w13 w13_scale h h_scales")
 DOWN = Kernel("wide_down", "h h_scales order tiles w2 w2_scale parts")
@@ -43,27 +47,25 @@ def refuse_fp8(node: Node) -> str | None:
 
 
 def plan_fp8(node: Node) -> Plan:
-    """sort, quantise, up (which quantises), down, combine."""
+    """count, sort, quantise, up (which quantises), down, combine."""
     p, target = Problem.of(node), node.target
-    tuning = {"BLOCK_M": BLOCK_M, "SHARED_LIMIT": target.shared_bytes, "QUANT": p.quant}
+    tuning = {"BLOCK_M": BLOCK_M, "SHARED_LIMIT": target.shared_bytes, "QUANT": p.quant, **SORT}
     sizes = macros(p, **tuning, PARTS_BF16=1, UP_WK=1, DOWN_WK=1)
     most = wide.most_tiles(p, BLOCK_M)
     node = node.with_scratch(
         codes=p.tokens * p.hidden,
         scales=p.tokens * p.hidden // 128 * 4,
-        order=p.pairs * 4,
-        tiles=(1 + most) * 16,
-        ranks=p.pairs * 4,
         h=p.pairs * p.inner,
         h_scales=p.pairs * p.inner // 128 * 4,
         parts=p.pairs * p.hidden * 2,
+        **sort_memory(p, BLOCK_M),
     )
 
     def product(kernel: Kernel, blocks: int) -> Launch:
         return kernel.launch(node, min(target.sms, most * blocks), 640, sizes, DECLARED)
 
     plan = node.plan(
-        SORT.launch(node, wide.SORT_CLUSTER, 1024, sizes, cluster=wide.SORT_CLUSTER, tokens=p.tokens),
+        *sort(node, p, sizes),
         QUANTISE.launch(node, p.tokens, 256, sizes),
         product(UP, p.inner // 128),
         product(DOWN, p.hidden // 256),

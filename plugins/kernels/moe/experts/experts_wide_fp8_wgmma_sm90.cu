@@ -1,17 +1,17 @@
 // Grouped GEMM of experts with FP8 in 128 x 128 blocks, many tokens: y = Σ_e weight_e · w2_e(silu(
 // gate_e(x)) · up_e(x)). sm_90a. Emulated, not yet run.
 //
-// Launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
-// expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and wide_down
-// multiply; moe_combine adds a token's experts. wide_up quantises h: its block of work is the 128
-// columns that share a scale.
+// Launches: moe_count and moe_sort cut the pairs (token, expert) into tiles of up to BLOCK_M tokens
+// of one expert; quantise_rows makes e4m3 rows with a scale for each 128 columns; wide_up and
+// wide_down multiply; moe_combine adds a token's experts. wide_up quantises h: its block of work is
+// the 128 columns that share a scale.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M) times four panels of 64 weight rows (wgmma's M, a
 // lane's 16 bytes are fragments). The products of 128 k add up in separate registers, then the
 // scales bring them into the sum. Persistent blocks: four consumer warpgroups, a panel each, and
 // producers that fill a ring: weights by TMA bulk copies, rows and their scales by cp.async.
 // Rows of codes have k in the order of the fragments: of each 64 k, byte 32h + 16i + 4t + b is k
 // 16t + 8h + 4i + b. HIDDEN is a multiple of 256, INNER of 128. Macros: experts_common.cuh's (UP_WK
-// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SHARED_LIMIT (bytes of a block).
+// and DOWN_WK are 1, PARTS_BF16), BLOCK_M, QUANT 2, SORT_BLOCKS, SHARED_LIMIT (bytes of a block).
 #include "moe/experts/experts_sort.cuh"
 #include "moe/experts/experts_quantise.cuh"
 #include "common/wgmma_sm90.cuh"
