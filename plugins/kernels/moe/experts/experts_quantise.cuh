@@ -17,7 +17,7 @@ DEVICE float most_of(const float (&v)[8]) {
   for (int d = LANES / 2; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   return top;
 }
-// The scale of a block of e4m3 codes whose largest value is `most`.
+// The scale of a block of e4m3 codes with `most` as the largest value.
 DEVICE float block_scale(float most) {
   const float raw = most / 448.0f;
   return raw == 0.0f ? 1.0f : raw;
