@@ -198,7 +198,7 @@ template <bool UP, int N>
 DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work,
                          const float* w_scale, Shared& shared, void* to, float* h_scale) {
   constexpr int STAGES = Wide<UP>::STAGES;
-  // A panel's rows are gate and up by eights: a lane's rows g and g + 8 are in blocks I / 128 apart.
+  // Rows of a panel are gate and up by eights: rows g and g + 8 are in blocks I / 128 apart.
   const int blocks = (UP ? 2 * INNER : HIDDEN) / 128, block = work.panel / (UP ? 4 : 2);
   const float* low = w_scale + ((u64)work.tile.x * blocks + block) * STAGES;
   const float* high = low + (UP ? INNER / 128 * STAGES : 0);
