@@ -14,7 +14,12 @@ from typing import Any
 
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
-from spark_engine.models.checkpoint.expected_tensors import check_tensors, expected_tensors, usual
+from spark_engine.models.checkpoint.expected_tensors import (
+    MTP,
+    check_tensors,
+    expected_tensors,
+    usual,
+)
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
@@ -42,6 +47,9 @@ def open_model(path: Path | str) -> Model:
     checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path)
     config = read_config(checkpoint.config, checkpoint.generation)
     family = family_of(config)
+    heads = family.ignored_prefixes.get(MTP, ())
+    if config.mtp_layers is None and any(name.startswith(heads) for name in checkpoint.tensors):
+        config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)

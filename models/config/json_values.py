@@ -44,6 +44,10 @@ class Reader:
             self._fail(key, value, f"expected an integer of at least {least}")
         return int(value)
 
+    def optional(self, key: str) -> int | None:
+        """An integer of at least 0; None if the key is absent."""
+        return None if self.row.get(key) is None else self.count(key, least=0)
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float."""
         value = self._get(key, default)

@@ -47,7 +47,6 @@ class Qwen3_5Config(ModelConfig):
     `mtp_embeddings`: the draft head has a separate embedding.
     """
 
-    mtp_layers: int
     mtp_embeddings: bool
     vision: VisionConfig | None
 
@@ -86,7 +85,7 @@ def read_as(
         dtype=dtype(config, text.row),
         state_dtype=DTYPES.get(str(text.row.get("mamba_ssm_dtype")), DType.F32),
         eos_token_ids=eos_token_ids(generation, text.row, config),
-        mtp_layers=text.count("mtp_num_hidden_layers", 0, least=0),
+        mtp_layers=text.optional("mtp_num_hidden_layers"),
         mtp_embeddings=bool(text.row.get("mtp_use_dedicated_embeddings")),
         vision=_vision(config.get("vision_config")),
     )

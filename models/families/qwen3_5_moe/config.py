@@ -8,9 +8,9 @@ from spark_engine.models.config.model_config import MoeConfig
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, read_as
 
 
-def read(config: Json, generation: Json) -> Qwen3_5Config:
+def read(config: Json, generation: Json, model_type: str = "qwen3_5_moe") -> Qwen3_5Config:
     """Reads config.json, as `qwen3_5.config.read` does."""
-    return read_as("qwen3_5_moe", config, generation, _moe)
+    return read_as(model_type, config, generation, _moe)
 
 
 def _moe(text: Reader) -> MoeConfig:
