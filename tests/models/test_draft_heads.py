@@ -235,6 +235,26 @@ def test_heads_that_are_not_computed(tmp_path: Path) -> None:
     assert "mtp_use_dedicated_embeddings is true" in note
 
 
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_head_that_config_json_does_not_name(tmp_path: Path, prefix: str, moe: bool) -> None:
+    """Its tensors say that it is there."""
+    write_checkpoint(tmp_path, SMALL, "f32", moe=moe, head_prefix=prefix)
+    named = open_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mtp_num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = open_model(tmp_path)
+    assert model.has_drafts and model.config == named.config and model.expected == named.expected
+    assert not describe(config).has_drafts  # without files there are no such tensors
+    stripped = {n: None for n in open_checkpoint(tmp_path).tensors if "mtp." in n}
+    _rewrite(tmp_path, stripped)
+    note = _note(tmp_path)
+    assert note == (
+        "neither config.json (mtp_num_hidden_layers) nor the files (mtp.*) have a draft head"
+    )
+
+
 def _rewrite(path: Path, changes: Mapping[str, NDArray[Any] | None]) -> None:
     opened = open_checkpoint(path)
     tensors = {n: opened.read(n).copy() for n in opened.tensors} | dict(changes)
