@@ -54,8 +54,8 @@ def exporter_layout(
     table = quant_table(rows, config_json, hf_quant)
     head = quant_table(drafts, config_json, hf_quant)
     # quantised experts are stored one by one
-    stacked = (family.stacks_experts and not t.quantised for t in (table, head))
-    layout = Layout.usual(config.nested, *stacked, (*rows, *drafts))
+    stacked, of_head = (family.stacks_experts and not t.quantised for t in (table, head))
+    layout = Layout.usual(config.nested, stacked, of_head, (*rows, *drafts))
     table = table.drafting(head)
     expected = {
         **expected_tensors(rows, config.dtype, table, layout),

@@ -63,7 +63,7 @@ def config(format: str = "bf16", **changes: Any) -> Json:
 
 
 def write(folder: Path, format: str, **changes: Any) -> Path:
-    """A folder whose weights are drawn."""
+    """A folder for which weights are drawn."""
     (folder / "config.json").write_text(json.dumps(config(format, **changes)))
     (folder / "synthetic.json").write_text(json.dumps({"seed": 1}))
     return folder
