@@ -27,6 +27,7 @@ OP = grouped_moe.OP
 Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, H, I
 TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
+NEXT: Sizes = (513, 11, 256, 128)  # the 80B's experts
 LARGE: Sizes = (12, 9, 2048, 512)
 OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats that round activations to codes
@@ -83,6 +84,7 @@ CASES = [
     *(case(n, TINY) for n in (1, 2, 4, 5, 33)),
     *(case(n, TINY, kind="dense") for n in (1, 7, 40)),
     *(case(n, MANY) for n in (1, 3, 17, 129)),
+    *(case(n, NEXT, kind=kind) for kind in ("nvfp4", "fp8_block") for n in (1, 17, 129)),
     case(40, TINY, same),
     case(60, MANY, same),
     case(200, MANY, crowded),

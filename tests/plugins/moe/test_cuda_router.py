@@ -39,6 +39,7 @@ def case(tokens: int, experts: int, hidden: int, top_k: int, gated: bool = True)
 
 CASES = [
     *(case(n, 256, 2048, 8) for n in (1, 7, 8, 9, 64, 130)),
+    *(case(n, 512, 2048, 10) for n in (1, 9, 130)),  # the 80B's
     case(97, 256, 2048, 8, gated=False),
     case(200, 256, 2048, 8, gated=False),
     case(260, 72, 200, 9),  # of wgmma odd slabs and a partial one, a last cluster of 4 tokens
