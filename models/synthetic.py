@@ -4,8 +4,8 @@ A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 
 checkpoint of the published shapes, names and types with plausible random values: norms near one,
 projections of gain one, long and short memories, block scales as exporters write them. A tensor
 depends on seed, name and kind alone, and takes no additional memory. For measurements and tests;
-knows no name of a tensor and no graph. A draft head is drawn if config.json has one; parts that are
-not compiled (vision) are left out.
+knows no name of a tensor and no graph. A draft head is drawn if config.json or the model
+type's files have one; parts that are not compiled (vision) are left out.
 """
 
 from __future__ import annotations

@@ -71,15 +71,11 @@ class Model:
         return self.shards.cut(name, self.whole(name))
 
     def whole(self, name: str) -> recipes.Recipe:
-        """The recipe that reads all of a tensor; of a slice its rows."""
+        """The recipe that reads all of a tensor. Of a slice it reads the rows, and the scales that
+        belong to them: of the tensor, of each row, or of blocks of rows."""
         spec = self.tensors[self.layout.file_name(name)]
         recipe = recipes.source(spec.name, spec.dtype, spec.dims)
-        return self.rows_of(name.rpartition(".")[0], recipe)
-
-    def rows_of(self, module: str, recipe: recipes.Recipe) -> recipes.Recipe:
-        """Of a recipe over a stored matrix, with its rows first, those of a module that is a slice
-        of it; likewise the scales that belong to them: of the tensor, of each row, or of blocks."""
-        stored = self.layout.slices.get(module)
+        stored = self.layout.slices.get(name.rpartition(".")[0])
         if stored is None or recipe.shape in ((), (1,)):
             return recipe
         by_row = recipe.shape[0] == stored.rows
