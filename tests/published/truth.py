@@ -1,0 +1,100 @@
+"""Log-probabilities by transformers, over the numbers that a checkpoint's tensors encode.
+
+Inputs of quantised modules are rounded before their products, and keys and values as they enter
+an FP8 cache. Knows nothing of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.published.checkpoint import Written
+from tests.published.networks import module_of
+from tests.published.schemes import Round, fp8_static
+
+F64 = NDArray[np.float64]
+
+
+def log_probabilities(logits: NDArray[Any]) -> F64:
+    x = np.asarray(logits, np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+class Truth:
+    """`written` as transformers computes it. `exact`: no input is rounded; `wide`: in f64."""
+
+    def __init__(self, written: Written, exact: bool = False, wide: bool = False) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.dtype = torch.float64 if wide else torch.float32
+        self.model = module_of(written.network.config, "cpu")
+        state = {name: torch.from_numpy(w.copy()) for name, w in written.values.items()}
+        embedding = next(w for name, w in state.items() if "embed_tokens" in name)
+        self.model.load_state_dict({"lm_head.weight": embedding} | state)
+        self.model.to(self.dtype)
+        self.kv = {} if exact else written.kv
+        self._round({} if exact else written.rounds)
+
+    def _round(self, rounds: Mapping[str, Round]) -> None:
+        for name, module in self.model.named_modules():
+            if name in rounds:
+                module.register_forward_pre_hook(_hook(rounds[name]))
+            if name.endswith(".experts"):
+                module.forward = MethodType(_experts(name, rounds), module)
+
+    def of(self, ids: Sequence[int]) -> F64:
+        """[T, V]"""
+        import torch
+
+        with torch.no_grad():
+            cache = _cache(self.model.config, self.kv)
+            out = self.model(torch.tensor([list(ids)]), cache=cache)
+        return log_probabilities(out.logits[0].numpy())
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _hook(rounded: Round) -> Any:
+    return lambda module, inputs: (rounded(inputs[0]), *inputs[1:])
+
+
+def _experts(name: str, rounds: Mapping[str, Round]) -> Any:
+    """The experts' forward, one by one, each with its own rounding of both inputs."""
+
+    def forward(module: Any, x: Any, chosen: Any, weights: Any) -> Any:
+        import torch
+        from torch.nn.functional import linear
+
+        out = torch.zeros_like(x)
+        for e in chosen.unique().tolist():
+            token, place = torch.where(chosen == e)
+            y = rounds.get(f"{name}.{e}.gate_proj", _same)(x[token])
+            gate, up = linear(y, module.gate_up_proj[e]).chunk(2, dim=-1)
+            inner = rounds.get(f"{name}.{e}.down_proj", _same)(module.act_fn(gate) * up)
+            rows = linear(inner, module.down_proj[e]) * weights[token, place, None]
+            out.index_add_(0, token, rows.to(out.dtype))
+        return out
+
+    return forward
+
+
+def _cache(config: Any, scales: Mapping[int, tuple[float, float]]) -> Any:
+    import transformers
+
+    class Cache(transformers.DynamicCache):
+        def update(self, keys: Any, values: Any, layer: int, *args: Any, **more: Any) -> Any:
+            if layer in scales:
+                k, v = map(fp8_static, scales[layer])
+                keys, values = k(keys), v(values)
+            return super().update(keys, values, layer, *args, **more)
+
+    return Cache(config=config.get_text_config())
