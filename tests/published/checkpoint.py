@@ -19,7 +19,7 @@ from tests.checkpoint_files import write_safetensors
 from tests.published.networks import BF16, F32, Array, Json, Network, config_of, draw
 from tests.published.schemes import SCHEMES, Round
 
-Rows = tuple[tuple[str, str], ...]  # (pattern of module names, scheme); the first that is found
+Rows = Mapping[str, str]  # a pattern of module names to a scheme; the first that is found
 Declare = Callable[[Mapping[str, str]], Json]  # from every module's scheme, "" for none
 SINGLE = "model.safetensors"
 # What stays f32 in the published files.
@@ -42,11 +42,11 @@ class Layout:
     """
 
     kind: str
-    rows: Rows = ()
+    rows: Rows = field(default_factory=dict)
     declare: Declare = lambda schemes: {}
     text: bool = False
     fused: bool = False
-    head: Rows | None = ()
+    head: Rows | None = field(default_factory=dict)
     head_fused: bool = False
     kv: str = ""
     head_file: str = SINGLE
@@ -66,12 +66,11 @@ class Written:
     values: dict[str, F32]  # by transformers' names
     rounds: dict[str, Round]  # by module; experts one by one
     kv: dict[int, tuple[float, float]]  # scales of K and V by layer; empty: the cache is exact
-    index: bool = False
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True)
         texts = self.others | {"config.json": self.config}
-        if self.index or len(self.files) > 1:
+        if len(self.files) > 1:
             names = {name: file for file, tensors in self.files.items() for name in tensors}
             texts = {"model.safetensors.index.json": {"weight_map": names}} | texts
         for name, content in texts.items():
@@ -111,7 +110,7 @@ def make(layout: Layout) -> Written:
             rounds[module] = packed.round
     for name, w in _split({} if layout.head is None else network.head, layout.head_fused):
         module = name.removesuffix(".weight")
-        scheme = schemes[module] = _scheme(layout.head or (), name, w)
+        scheme = schemes[module] = _scheme(layout.head or {}, name, w)
         rows = SCHEMES[scheme](w, module).stored if scheme else {"weight": w.astype(BF16)}
         head |= {f"{module}.{s}" if name != module else module: a for s, a in rows.items()}
     stem = "model." if layout.text or layout.kind == "next" else "model.language_model."
@@ -161,7 +160,7 @@ def _scheme(rows: Rows, name: str, w: F32) -> str:
     if w.ndim != 2 or not name.endswith(".weight") or "embed" in name:
         return ""
     module = name.removesuffix(".weight")
-    return next((scheme for pattern, scheme in rows if re.search(pattern, module)), "")
+    return next((scheme for pattern, scheme in rows.items() if re.search(pattern, module)), "")
 
 
 def _cache_scales(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tests.published.checkpoint import SINGLE, Layout, Rows
+from tests.published.checkpoint import Declare, Layout
 from tests.published.networks import Json
 
 ATTENTION = r"self_attn\.[qkvo]_proj$"
@@ -18,8 +18,8 @@ MIXERS = rf"{ATTENTION}|{DELTA}"
 FFN = rf"{MLP}|{EXPERTS}"
 LINEAR = rf"{MIXERS}|{FFN}"
 Schemes = Mapping[str, str]
-CHANNEL, INT4 = "FP8 per channel: branch fp8chan", "int4: branch int4"
-NEXT = "qwen3_next: branch next"
+CHANNEL, INT4 = "FP8 per channel or in blocks of ModelOpt is refused", "int4 is refused"
+NEXT = "qwen3_next is refused"
 
 
 def plain(schemes: Schemes) -> list[str]:
@@ -65,7 +65,7 @@ def _layers(schemes: Schemes) -> Json:
     return rows
 
 
-def mixed(kv: str | None, hf: bool = True, layers: bool = True, head: str = "mtp*"):
+def mixed(kv: str | None, hf: bool = True, layers: bool = True, head: str = "mtp*") -> Declare:
     """MIXED_PRECISION: quantized_layers in both files, the cache's dtype in one of them."""
 
     def declare(schemes: Schemes) -> Json:
@@ -90,7 +90,7 @@ def mixed(kv: str | None, hf: bool = True, layers: bool = True, head: str = "mtp
     return declare
 
 
-def modelopt(algorithm: str, ignored: list[str] | None = None, kv: str | None = None):
+def modelopt(algorithm: str, ignored: list[str] | None = None, kv: str | None = None) -> Declare:
     """One algorithm, and what is left out: by default every plain module."""
 
     def declare(schemes: Schemes) -> Json:
@@ -151,7 +151,9 @@ GROUP: dict[str, tuple[str, Json, Json | None]] = {
 }
 
 
-def compressed(*groups: tuple[str, list[str]], ignored: list[str] | None = None, kv: bool = False):
+def compressed(
+    *groups: tuple[str, list[str]], ignored: list[str] | None = None, kv: bool = False
+) -> Declare:
     """Groups of (scheme, targets) in order; the plain modules are ignored by their names."""
 
     def declare(schemes: Schemes) -> Json:
@@ -173,33 +175,38 @@ def compressed(*groups: tuple[str, list[str]], ignored: list[str] | None = None,
     return declare
 
 
-UNSLOTH_FP8 = [
+def linear(scheme: str) -> Declare:
+    return compressed((scheme, ["Linear"]))
+
+
+FP8_TARGETS = [
     r"re:.*self_attn\.(q|k|v|o)_proj$",
     r"re:.*linear_attn\.(in_proj_qkv|in_proj_z|out_proj)$",
     "re:.*lm_head",
 ]
 LAST_MLP = r"re:.*layers\.(1|63)\.mlp\.(gate|up|down)_proj$"
-UNSLOTH = compressed(
-    ("fp8_rows", [*UNSLOTH_FP8, LAST_MLP]),
-    ("ct_nvfp4", [r"re:.*mlp\.(gate|up|down)_proj$"]),
-    kv=True,
+NVFP4_MLP = [r"re:.*mlp\.(gate|up|down)_proj$"]  # the last layer's too: the first group counts
+UNSLOTH = {rf"{MIXERS}|{HEAD}|layers\.1\.{MLP}": "fp8_rows", MLP: "ct_nvfp4"}
+MIXED = compressed(("fp8_rows", [*FP8_TARGETS, LAST_MLP]), ("ct_nvfp4", NVFP4_MLP), kv=True)
+MIXED_EXPERTS = compressed(("fp8_rows", FP8_TARGETS), ("ct_nvfp4", ["re:.*mlp.experts.*"]), kv=True)
+ABLITERATED = compressed(
+    ("ct_block", [r"re:.*(self_attn|linear_attn|shared_expert)\..*proj.*"]),
+    ("ct_nvfp4", [r"re:.*mlp\.experts\..*"]),
 )
-UNSLOTH_ROWS: Rows = (
-    (rf"{MIXERS}|{HEAD}|layers\.1\.{MLP}", "fp8_rows"),
-    (MLP, "ct_nvfp4"),
-)
-# Parents of quantised modules, as the published file lists them.
-PARENTS = ["model.language_model.layers.0.linear_attn", "re:^mtp.*"]
 
 
-def by_names(*schemes: str):
-    """Targets are full names, not patterns."""
+def by_names(schemes: Schemes) -> Json:
+    """MIXED with full names as targets."""
+    kinds = ("fp8_rows", "ct_nvfp4")
+    named = [(k, [m for m, scheme in schemes.items() if scheme == k]) for k in kinds]
+    return compressed(*named, ignored=["re:^mtp.*"], kv=True)(schemes)
 
-    def declare(found: Schemes) -> Json:
-        named = [(s, [m for m, scheme in found.items() if scheme == s]) for s in schemes]
-        return compressed(*named, ignored=["re:^mtp.*"], kv=True)(found)
 
-    return declare
+def _with_parents(schemes: Schemes) -> Json:
+    """MIXED with a parent of quantised modules among what is ignored, as published."""
+    declared = MIXED(schemes)
+    declared["config"]["ignore"] += ["model.language_model.layers.0.linear_attn", "re:^mtp.*"]
+    return declared
 
 
 # -- int4 ----------------------------------------------------------------------------------------
@@ -233,99 +240,89 @@ def awq(schemes: Schemes) -> Json:
     return {"config": config | {"zero_point": True, "modules_to_not_convert": out}}
 
 
-BOTH = {"tie_word_embeddings": True}
+TIED = {"tie_word_embeddings": True}
+BLOCKS, ROWS = {LINEAR: "fp8_block"}, {LINEAR: "fp8_rows"}
+NVIDIA = {MIXERS: "fp8", rf"{FFN}|{HEAD}": "nvfp4_a16"}
+NVIDIA_38 = {MIXERS: "fp8", rf"{MLP}|{HEAD}": "nvfp4"}
+MTP_FILE = "model_mtp.safetensors"
 LAYOUTS: dict[str, Layout] = {
     "bf16 wrapper, dense": Layout("dense"),
     "bf16 wrapper, fused experts": Layout("moe", fused=True, head_fused=True),
     "bf16 text only": Layout("dense", text=True, head=None),
     "bf16 text only, split experts": Layout("moe", text=True, head=None),
-    "tied": Layout("dense", changes=BOTH),
-    "tied in the text part only": Layout("dense", changes=BOTH, top={"tie_word_embeddings": None}),
-    "FP8 blocks, dense": Layout("dense", ((LINEAR, "fp8_block"),), blocks, head=((LINEAR, "fp8_block"),)),
-    "FP8 blocks, experts": Layout("moe", ((LINEAR, "fp8_block"),), blocks, head=((LINEAR, "fp8_block"),)),
-    "FP8 blocks, f32 scales": Layout("dense", ((LINEAR, "fp8_block_f32"),), blocks),
-    "nvidia 3.6 dense": Layout("dense", ((MIXERS, "fp8"), (rf"{FFN}|{HEAD}", "nvfp4_a16")), mixed("FP8"), kv="one"),
-    "nvidia 3.6 experts": Layout("moe", ((MIXERS, "fp8"), (rf"{FFN}|{HEAD}", "nvfp4_a16")), mixed("FP8"), kv="one"),
-    "nvidia 3.8": Layout("dense", ((MIXERS, "fp8"), (rf"{MLP}|{HEAD}", "nvfp4")), mixed(None)),
+    "tied": Layout("dense", changes=TIED),
+    "tied in the text part only": Layout("dense", changes=TIED, top={"tie_word_embeddings": None}),
+    "tied in the outer part only": Layout("dense", top=TIED),
+    "FP8 blocks, dense": Layout("dense", BLOCKS, blocks, head=BLOCKS),
+    "FP8 blocks, experts": Layout("moe", BLOCKS, blocks, head=BLOCKS),
+    "FP8 blocks, f32 scales": Layout("dense", {LINEAR: "fp8_block_f32"}, blocks),
+    "nvidia 3.6 dense": Layout("dense", NVIDIA, mixed("FP8"), kv="one"),
+    "nvidia 3.6 experts": Layout("moe", NVIDIA, mixed("FP8"), kv="one"),
+    "nvidia 3.8": Layout("dense", NVIDIA_38, mixed(None)),
     "nvidia 3.8, config_groups only": Layout(
-        "dense", ((MIXERS, "fp8"), (rf"{MLP}|{HEAD}", "nvfp4")), mixed(None, hf=False, layers=False)
+        "dense", NVIDIA_38, mixed(None, hf=False, layers=False)
     ),
     "nvidia 122B": Layout(
-        "moe", ((EXPERTS, "nvfp4"),), modelopt("NVFP4", _wildcards(), "FP8"), kv="modelopt"
+        "moe", {EXPERTS: "nvfp4"}, modelopt("NVFP4", _wildcards(), "FP8"), kv="modelopt"
     ),
-    "ModelOpt NVFP4": Layout("dense", ((rf"{ATTENTION}|{MLP}", "nvfp4"),), modelopt("NVFP4")),
-    "ModelOpt FP8, FP8 cache": Layout("dense", ((LINEAR, "fp8"),), modelopt("FP8", kv="FP8"), kv="modelopt"),
+    "ModelOpt NVFP4": Layout("dense", {rf"{ATTENTION}|{MLP}": "nvfp4"}, modelopt("NVFP4")),
+    "ModelOpt FP8, FP8 cache": Layout(
+        "dense", {LINEAR: "fp8"}, modelopt("FP8", kv="FP8"), kv="modelopt"
+    ),
     "ModelOpt mtp in blocks": Layout(
-        "moe", ((EXPERTS, "nvfp4"),), mixed(None, head=""), head=((EXPERTS, "fp8_block"),), waits=CHANNEL
+        "moe", {EXPERTS: "nvfp4"}, mixed(None, head=""), head={EXPERTS: "fp8_block"}, waits=CHANNEL
     ),
-    "ModelOpt per channel": Layout(
-        "dense", ((LINEAR, "fp8_pcpt"),), modelopt("FP8_PER_CHANNEL_PER_TOKEN"), waits=CHANNEL
+    "ModelOpt FP8 per channel": Layout(
+        "dense", {LINEAR: "fp8_pcpt"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"), waits=CHANNEL
     ),
-    "ModelOpt FP8_PB_WO": Layout("dense", ((LINEAR, "fp8_pb"),), modelopt("FP8_PB_WO"), waits=CHANNEL),
-    "unsloth 3.8": Layout("dense", UNSLOTH_ROWS, UNSLOTH, kv="ct", waits=CHANNEL),
+    "ModelOpt FP8_PB_WO": Layout(
+        "dense", {LINEAR: "fp8_pb"}, modelopt("FP8_PB_WO"), waits=CHANNEL
+    ),
+    "unsloth 3.8": Layout("dense", UNSLOTH, MIXED, kv="ct", waits=CHANNEL),
     "unsloth 3.8, full names": Layout(
-        "dense", UNSLOTH_ROWS, by_names("fp8_rows", "ct_nvfp4"), kv="ct", waits=CHANNEL,
-        head_file="model_mtp.safetensors",
+        "dense", UNSLOTH, by_names, kv="ct", head_file=MTP_FILE, waits=CHANNEL
     ),
     "unsloth 3.8, parents ignored": Layout(
-        "dense", UNSLOTH_ROWS, lambda s: _with(UNSLOTH(s), PARENTS), kv="ct", waits=CHANNEL,
-        head_file="model_mtp.safetensors",
+        "dense", UNSLOTH, _with_parents, kv="ct", head_file=MTP_FILE, waits=CHANNEL
     ),
     "unsloth 3.6 experts": Layout(
-        "moe", ((rf"{MIXERS}|{HEAD}", "fp8_rows"), (EXPERTS, "ct_nvfp4")),
-        compressed(("fp8_rows", UNSLOTH_FP8), ("ct_nvfp4", ["re:.*mlp.experts.*"]), kv=True),
-        kv="ct", waits=CHANNEL,
+        "moe", {rf"{MIXERS}|{HEAD}": "fp8_rows", EXPERTS: "ct_nvfp4"}, MIXED_EXPERTS, kv="ct",
+        waits=CHANNEL,
     ),
-    "FP8 dynamic, dense": Layout("dense", ((LINEAR, "fp8_rows"),), compressed(("fp8_rows", ["Linear"])), waits=CHANNEL),
+    "FP8 dynamic, dense": Layout("dense", ROWS, linear("fp8_rows"), waits=CHANNEL),
     "FP8 dynamic, experts": Layout(
-        "moe", ((rf"{ATTENTION}|{FFN}", "fp8_rows"),), compressed(("fp8_rows", ["Linear"])), waits=CHANNEL
+        "moe", {rf"{ATTENTION}|{FFN}": "fp8_rows"}, linear("fp8_rows"), waits=CHANNEL
     ),
-    "FP8 dynamic, mtp too": Layout(
-        "dense", ((LINEAR, "fp8_rows"),), compressed(("fp8_rows", ["Linear"])),
-        head=((LINEAR, "fp8_rows"),), waits=CHANNEL,
-    ),
-    "CT NVFP4, dense": Layout("dense", ((LINEAR, "ct_nvfp4"),), compressed(("ct_nvfp4", ["Linear"]))),
+    "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS, waits=CHANNEL),
+    "CT NVFP4, dense": Layout("dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4")),
     "CT NVFP4, experts": Layout(
-        "moe", ((rf"{ATTENTION}|{FFN}", "ct_nvfp4"),), compressed(("ct_nvfp4", ["Linear"]))
+        "moe", {rf"{ATTENTION}|{FFN}": "ct_nvfp4"}, linear("ct_nvfp4")
     ),
-    "CT NVFP4A16": Layout("dense", ((LINEAR, "ct_nvfp4_a16"),), compressed(("ct_nvfp4_a16", ["Linear"]))),
-    "CT all NVFP4": Layout(
-        "dense", ((rf"{LINEAR}|{GATES}", "ct_nvfp4"),), compressed(("ct_nvfp4", ["Linear"]))
-    ),
-    "abliterated mix": Layout(
-        "moe", ((EXPERTS, "ct_nvfp4"), (rf"{MIXERS}|{MLP}", "ct_block")),
-        compressed(("ct_block", [rf"re:.*(self_attn|linear_attn|shared_expert)\..*proj.*"]),
-                   ("ct_nvfp4", [r"re:.*mlp\.experts\..*"])),
-    ),
-    "CT FP8 static": Layout("dense", ((LINEAR, "ct_fp8"),), compressed(("ct_fp8", ["Linear"]))),
-    "CT FP8 blocks": Layout("dense", ((LINEAR, "ct_block"),), compressed(("ct_block", ["Linear"]))),
-    "GPTQ, experts": Layout("moe", ((EXPERTS, "gptq"),), gptq, waits=INT4),
-    "GPTQ, dense": Layout("dense", ((MLP, "gptq"),), gptq, waits=INT4),
-    "AutoRound, dense": Layout("dense", ((LINEAR, "auto_round"),), auto_round, waits=INT4),
+    "CT NVFP4A16": Layout("dense", {LINEAR: "ct_nvfp4_a16"}, linear("ct_nvfp4_a16")),
+    "CT all NVFP4": Layout("dense", {rf"{LINEAR}|{GATES}": "ct_nvfp4"}, linear("ct_nvfp4")),
+    "abliterated mix": Layout("moe", {EXPERTS: "ct_nvfp4", LINEAR: "ct_block"}, ABLITERATED),
+    "CT FP8 static": Layout("dense", {LINEAR: "ct_fp8"}, linear("ct_fp8")),
+    "CT FP8 blocks": Layout("dense", {LINEAR: "ct_block"}, linear("ct_block")),
+    "GPTQ, experts": Layout("moe", {EXPERTS: "gptq"}, gptq, waits=INT4),
+    "GPTQ, dense": Layout("dense", {MLP: "gptq"}, gptq, waits=INT4),
+    "AutoRound, dense": Layout("dense", {LINEAR: "auto_round"}, auto_round, waits=INT4),
     "AutoRound, experts": Layout(
-        "moe", ((rf"{MIXERS}|{EXPERTS}", "auto_round"),), auto_round, waits=INT4
+        "moe", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=INT4
     ),
-    "CT int4 g32": Layout(
-        "moe", ((EXPERTS, "int4_g32"),), compressed(("int4_g32", ["Linear"])), waits=INT4
-    ),
-    "CT int4 g128": Layout("dense", ((LINEAR, "int4_g128"),), compressed(("int4_g128", ["Linear"])), waits=INT4),
-    "AWQ, experts": Layout("moe", ((EXPERTS, "awq"),), awq, waits=INT4),
-    "AWQ, dense": Layout("dense", ((MLP, "awq"),), awq, waits=INT4),
+    "CT int4 g32": Layout("moe", {EXPERTS: "int4_g32"}, linear("int4_g32"), waits=INT4),
+    "CT int4 g128": Layout("dense", {LINEAR: "int4_g128"}, linear("int4_g128"), waits=INT4),
+    "AWQ, experts": Layout("moe", {EXPERTS: "awq"}, awq, waits=INT4),
+    "AWQ, dense": Layout("dense", {MLP: "awq"}, awq, waits=INT4),
     "qwen3_next bf16": Layout("next", waits=NEXT),
-    "qwen3_next FP8": Layout(
-        "next", ((LINEAR, "fp8_block"),), blocks, head=((LINEAR, "fp8_block"),), waits=NEXT
-    ),
+    "qwen3_next FP8": Layout("next", BLOCKS, blocks, head=BLOCKS, waits=NEXT),
     "qwen3_next NVFP4": Layout(
-        "next", ((rf"{ATTENTION}|{EXPERTS}", "nvfp4"),), modelopt("NVFP4", kv="FP8"),
-        kv="modelopt", waits=NEXT,
+        "next", {rf"{ATTENTION}|{EXPERTS}": "nvfp4"}, modelopt("NVFP4", kv="FP8"), kv="modelopt",
+        waits=NEXT,
     ),
-    "qwen3_next NVFP4, delta net too": Layout("next", ((LINEAR, "nvfp4"),), modelopt("NVFP4"), waits=NEXT),
+    "qwen3_next NVFP4, delta net too": Layout(
+        "next", {LINEAR: "nvfp4"}, modelopt("NVFP4"), waits=NEXT
+    ),
     "qwen3_next int4": Layout(
-        "next", ((rf"{MIXERS}|{EXPERTS}", "auto_round"),), auto_round, waits=NEXT
+        "next", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=NEXT
     ),
 }  # fmt: skip
-
-
-def _with(declared: Json, ignored: list[str]) -> Json:
-    declared["config"]["ignore"] += ignored
-    return declared

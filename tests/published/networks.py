@@ -112,14 +112,15 @@ class Network:
 
 
 def config_of(kind: str, text: bool, changes: Json) -> Json:
-    """config.json of "dense", "moe" or "next", with `changes` to the text part: in the wrapper of
-    the vision models, or flat."""
+    """config.json of "dense", "moe" or "next", with `changes` to the text part (None: left
+    out), in the wrapper of the vision models or flat."""
     if kind == "next":
         return _ALL | _SPARSE | _NEXT | changes
     moe = kind == "moe"
     name, stem = ("qwen3_5_moe", "Qwen3_5Moe") if moe else ("qwen3_5", "Qwen3_5")
     inner = _ALL | _HYBRID | (_SPARSE if moe else {"intermediate_size": 384})
     inner |= {"model_type": f"{name}_text"} | changes
+    inner = {key: value for key, value in inner.items() if value is not None}
     if text:
         return inner | {"architectures": [f"{stem}ForCausalLM"]}
     return {
@@ -131,7 +132,7 @@ def config_of(kind: str, text: bool, changes: Json) -> Json:
         "video_token_id": 501,
         "vision_start_token_id": 502,
         "vision_end_token_id": 503,
-        "tie_word_embeddings": inner["tie_word_embeddings"],
+        "tie_word_embeddings": bool(inner.get("tie_word_embeddings")),
         "dtype": "bfloat16",
     }
 
