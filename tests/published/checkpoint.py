@@ -47,7 +47,6 @@ class Layout:
     text: bool = False
     fused: bool = False
     head: Rows | None = field(default_factory=dict)
-    head_fused: bool = False
     kv: str = ""
     head_file: str = SINGLE
     changes: Json = field(default_factory=dict)
@@ -64,6 +63,7 @@ class Written:
     others: dict[str, Json]  # further JSON files by name
     files: dict[str, dict[str, Array]]  # tensors by the file's name
     values: dict[str, F32]  # by transformers' names
+    drafts: dict[str, F32]  # of the head, likewise
     rounds: dict[str, Round]  # by module; experts one by one
     kv: dict[int, tuple[float, float]]  # scales of K and V by layer; empty: the cache is exact
 
@@ -94,25 +94,27 @@ def make(layout: Layout) -> Written:
     config = config_of(layout.kind, layout.text, layout.changes) | layout.top
     config = {key: value for key, value in config.items() if value is not None}
     network = _drawn(json.dumps(config))
-    stored: dict[str, Array] = {}
-    head: dict[str, Array] = {}
-    values, rounds, schemes = dict(network.values), {}, {}
-    for name, w in _split(network.values, layout.fused and not layout.rows):
-        module = name.removesuffix(".weight")
-        scheme = schemes[module] = _scheme(layout.rows, name, w)
-        if not scheme:
-            stored[name] = w.astype(np.float32 if name.endswith(WIDE) else BF16)
-            continue
-        packed = SCHEMES[scheme](w, module)
-        stored |= {f"{module}.{suffix}": array for suffix, array in packed.stored.items()}
-        _keep(values, name, packed.values)
-        if packed.round is not None:
-            rounds[module] = packed.round
-    for name, w in _split({} if layout.head is None else network.head, layout.head_fused):
-        module = name.removesuffix(".weight")
-        scheme = schemes[module] = _scheme(layout.head or {}, name, w)
-        rows = SCHEMES[scheme](w, module).stored if scheme else {"weight": w.astype(BF16)}
-        head |= {f"{module}.{s}" if name != module else module: a for s, a in rows.items()}
+    schemes: dict[str, str] = {}
+    rounds: dict[str, Round] = {}
+
+    def store(numbers: dict[str, F32], rows: Rows) -> tuple[dict[str, Array], dict[str, F32]]:
+        stored: dict[str, Array] = {}
+        values = dict(numbers)
+        for name, w in _split(numbers, layout.fused):
+            module = name.removesuffix(".weight")
+            scheme = schemes[module] = _scheme(rows, name, w)
+            if not scheme:
+                stored[name] = w.astype(np.float32 if name.endswith(WIDE) else BF16)
+                continue
+            packed = SCHEMES[scheme](w, module)
+            stored |= {f"{module}.{suffix}": array for suffix, array in packed.stored.items()}
+            _keep(values, name, packed.values)
+            if packed.round is not None:
+                rounds[module] = packed.round
+        return stored, values
+
+    stored, values = store(network.values, layout.rows)
+    head, drafts = store({} if layout.head is None else network.head, layout.head or {})
     stem = "model." if layout.text or layout.kind == "next" else "model.language_model."
     kv = {1: (1.0, 1.0) if layout.kv == "one" else (0.02, 0.03)} if layout.kv else {}
     if layout.kv != "one":
@@ -123,9 +125,8 @@ def make(layout: Layout) -> Written:
     others = {"hf_quant_config.json": declared["hf"]} if "hf" in declared else {}
     files = {SINGLE: stored}
     files[layout.head_file] = files.get(layout.head_file, {}) | head
-    return Written(
-        network, config, others, {k: v for k, v in files.items() if v}, values, rounds, kv
-    )
+    files = {file: tensors for file, tensors in files.items() if tensors}
+    return Written(network, config, others, files, values, drafts, rounds, kv)
 
 
 def _split(values: Mapping[str, F32], fused: bool) -> Iterator[tuple[str, F32]]:

@@ -247,7 +247,7 @@ NVIDIA_38 = {MIXERS: "fp8", rf"{MLP}|{HEAD}": "nvfp4"}
 MTP_FILE = "model_mtp.safetensors"
 LAYOUTS: dict[str, Layout] = {
     "bf16 wrapper, dense": Layout("dense"),
-    "bf16 wrapper, fused experts": Layout("moe", fused=True, head_fused=True),
+    "bf16 wrapper, fused experts": Layout("moe", fused=True),
     "bf16 text only": Layout("dense", text=True, head=None),
     "bf16 text only, split experts": Layout("moe", text=True, head=None),
     "tied": Layout("dense", changes=TIED),

@@ -19,86 +19,44 @@ F32 = NDArray[np.float32]
 Array = NDArray[np.generic]
 Json = dict[str, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
-EXPERTS = 4
 
-_ROPE = {
-    "rope_type": "default",
-    "rope_theta": 10000000,
-    "partial_rotary_factor": 0.25,
-    "mrope_section": [11, 11, 10],
-    "mrope_interleaved": True,
-}
+_ROPE: Json = {
+    "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+    "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+}  # fmt: skip
 _ALL: Json = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 3,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "use_cache": True,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096, "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "bos_token_id": 1,
+    "eos_token_id": 1, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
 _HYBRID: Json = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "rope_parameters": _ROPE,
-    "attn_output_gate": True,
-    "mamba_ssm_dtype": "float32",
-    "mtp_num_hidden_layers": 1,
+    "layer_types": ["linear_attention", "full_attention"], "rope_parameters": _ROPE,
+    "attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
     "mtp_use_dedicated_embeddings": False,
-    "dtype": "bfloat16",
-}
+}  # fmt: skip
 _SPARSE: Json = {
-    "num_experts": EXPERTS,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
-    "linear_num_value_heads": 2,
-    "output_router_logits": False,
-    "router_aux_loss_coef": 0.001,
-}
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128, "linear_num_value_heads": 2,
+    "output_router_logits": False, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
 # What qwen3_next has in place of _HYBRID: no layer types, rope at the top, no count of heads.
 _NEXT: Json = {
-    "model_type": "qwen3_next",
-    "architectures": ["Qwen3NextForCausalLM"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "norm_topk_prob": True,
-    "intermediate_size": 5120,
-    "partial_rotary_factor": 0.25,
-    "rope_theta": 10000000,
-    "rope_scaling": None,
-    "dtype": "bfloat16",
-}
+    "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True, "intermediate_size": 5120,
+    "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_scaling": None,
+}  # fmt: skip
 _VISION: Json = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "out_hidden_size": 256,
-    "num_position_embeddings": 4,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "in_channels": 3,
-    "hidden_act": "gelu_pytorch_tanh",
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 16,
+    "out_hidden_size": 256, "num_position_embeddings": 4, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "in_channels": 3, "hidden_act": "gelu_pytorch_tanh",
     "deepstack_visual_indexes": [],
-}
+}  # fmt: skip
+_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
 @dataclass(frozen=True)
@@ -128,10 +86,7 @@ def config_of(kind: str, text: bool, changes: Json) -> Json:
         "architectures": [f"{stem}ForConditionalGeneration"],
         "text_config": inner,
         "vision_config": _VISION | {"model_type": f"{name}_vision"},
-        "image_token_id": 500,
-        "video_token_id": 501,
-        "vision_start_token_id": 502,
-        "vision_end_token_id": 503,
+        **{name: 500 + i for i, name in enumerate(_TOKENS)},
         "tie_word_embeddings": bool(inner.get("tie_word_embeddings")),
         "dtype": "bfloat16",
     }

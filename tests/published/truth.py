@@ -38,16 +38,17 @@ class Truth:
         state = {name: torch.from_numpy(w.copy()) for name, w in written.values.items()}
         embedding = next(w for name, w in state.items() if "embed_tokens" in name)
         self.model.load_state_dict({"lm_head.weight": embedding} | state)
-        self.model.to(self.dtype)
-        self.kv = {} if exact else written.kv
-        self._round({} if exact else written.rounds)
+        self.kv, self.rounds = ({}, {}) if exact else (written.kv, written.rounds)
+        self.drafts = written.drafts
+        self._open(self.model)
 
-    def _round(self, rounds: Mapping[str, Round]) -> None:
-        for name, module in self.model.named_modules():
-            if name in rounds:
-                module.register_forward_pre_hook(_hook(rounds[name]))
+    def _open(self, model: Any) -> None:
+        model.to(self.dtype).eval()
+        for name, module in model.named_modules():
+            if name in self.rounds:
+                module.register_forward_pre_hook(_hook(self.rounds[name]))
             if name.endswith(".experts"):
-                module.forward = MethodType(_experts(name, rounds), module)
+                module.forward = MethodType(_experts(name, self.rounds), module)
 
     def of(self, ids: Sequence[int]) -> F64:
         """[T, V]"""
@@ -57,6 +58,32 @@ class Truth:
             cache = _cache(self.model.config, self.kv)
             out = self.model(torch.tensor([list(ids)]), cache=cache)
         return log_probabilities(out.logits[0].numpy())
+
+    def draft(self, ids: Sequence[int]) -> F64:
+        """[V] of the token behind `ids`, by the draft head: row t has the network's result at t,
+        the embedding of token t + 1 and position t."""
+        import torch
+        from torch import nn
+
+        network = getattr(self.model.model, "language_model", self.model.model)
+        config, tree, mtp = network.config, nn.Module(), nn.Module()
+        tree.mtp = mtp
+        mtp.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            setattr(mtp, norm, type(network.norm)(config.hidden_size, config.rms_norm_eps))
+        mtp.layers = nn.ModuleList([type(network.layers[1])(config, 1)])
+        tree.load_state_dict({n: torch.from_numpy(w.copy()) for n, w in self.drafts.items()})
+        self._open(tree)
+        tokens, place = torch.tensor([list(ids)]), torch.arange(len(ids) - 1)[None]
+        ahead = torch.full((len(ids) - 1,) * 2, -torch.inf, dtype=self.dtype).triu(1)
+        with torch.no_grad():
+            hidden = network(input_ids=tokens[:, :-1]).last_hidden_state
+            embedded = mtp.pre_fc_norm_embedding(network.embed_tokens(tokens[:, 1:]))
+            x = mtp.fc(torch.cat([embedded, mtp.pre_fc_norm_hidden(hidden)], -1))
+            turned = network.rotary_emb(x, place)
+            y = mtp.layers[0](x, position_embeddings=turned, attention_mask=ahead[None, None])
+            logits = self.model.lm_head(mtp.norm(y))
+        return log_probabilities(logits[0, -1].numpy())
 
 
 def _same(x: Any) -> Any:
