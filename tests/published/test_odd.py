@@ -24,7 +24,7 @@ from tests.published.layouts import BLOCKS, LAYOUTS, LINEAR, linear
 
 pytest.importorskip("transformers")
 
-from tests.published.test_published import agree  # noqa: E402
+from tests.published.test_published import follow  # noqa: E402
 
 DENSE, MOE = "bf16 wrapper, dense", "bf16 wrapper, fused experts"
 NO_HEAD = replace(LAYOUTS[DENSE], head=None)
@@ -177,7 +177,7 @@ def test_builds(odd: Odd, tmp_path: Path) -> None:
     checkpoint = odd.folder(written.write(tmp_path / "checkpoint"))
     facts = facts_of(open_model(checkpoint))
     assert (facts.head is not None) == odd.head, facts.no_head
-    said = agree(written, checkpoint)
+    said = follow(checkpoint, written)
     assert re.search(odd.says, said), said
 
 

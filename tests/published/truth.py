@@ -27,13 +27,12 @@ def log_probabilities(logits: NDArray[Any]) -> F64:
 
 
 class Truth:
-    """`written` as transformers computes it. `exact`: no input is rounded; `wide`: in f64."""
+    """`written` as transformers computes it. `exact`: no input is rounded."""
 
-    def __init__(self, written: Written, exact: bool = False, wide: bool = False) -> None:
+    def __init__(self, written: Written, exact: bool = False) -> None:
         import torch
 
         torch.set_num_threads(1)
-        self.dtype = torch.float64 if wide else torch.float32
         self.model = module_of(written.network.config, "cpu")
         state = {name: torch.from_numpy(w.copy()) for name, w in written.values.items()}
         embedding = next(w for name, w in state.items() if "embed_tokens" in name)
@@ -43,7 +42,7 @@ class Truth:
         self._open(self.model)
 
     def _open(self, model: Any) -> None:
-        model.to(self.dtype).eval()
+        model.eval()
         for name, module in model.named_modules():
             if name in self.rounds:
                 module.register_forward_pre_hook(_hook(self.rounds[name]))
@@ -75,7 +74,7 @@ class Truth:
         tree.load_state_dict({n: torch.from_numpy(w.copy()) for n, w in self.drafts.items()})
         self._open(tree)
         tokens, place = torch.tensor([list(ids)]), torch.arange(len(ids) - 1)[None]
-        ahead = torch.full((len(ids) - 1,) * 2, -torch.inf, dtype=self.dtype).triu(1)
+        ahead = torch.full((len(ids) - 1,) * 2, -torch.inf).triu(1)
         with torch.no_grad():
             hidden = network(input_ids=tokens[:, :-1]).last_hidden_state
             embedded = mtp.pre_fc_norm_embedding(network.embed_tokens(tokens[:, 1:]))
