@@ -76,11 +76,15 @@ class Truth:
         tokens, place = torch.tensor([list(ids)]), torch.arange(len(ids) - 1)[None]
         ahead = torch.full((len(ids) - 1,) * 2, -torch.inf).triu(1)
         with torch.no_grad():
-            hidden = network(input_ids=tokens[:, :-1]).last_hidden_state
+            hidden = network(
+                input_ids=tokens[:, :-1], cache=_cache(config, self.kv)
+            ).last_hidden_state
             embedded = mtp.pre_fc_norm_embedding(network.embed_tokens(tokens[:, 1:]))
             x = mtp.fc(torch.cat([embedded, mtp.pre_fc_norm_hidden(hidden)], -1))
             turned = network.rotary_emb(x, place)
-            y = mtp.layers[0](x, position_embeddings=turned, attention_mask=ahead[None, None])
+            cache = _cache(config, {1: (1.0, 1.0)} if self.kv else {})  # no file has scales of it
+            mask = ahead[None, None]
+            y = mtp.layers[0](x, position_embeddings=turned, attention_mask=mask, cache=cache)
             logits = self.model.lm_head(mtp.norm(y))
         return log_probabilities(logits[0, -1].numpy())
 
