@@ -102,7 +102,7 @@ def no_index(written: Written) -> None:
 
 
 def listed(written: Written) -> None:
-    """The base's index, whose head a merge of adapters has dropped."""
+    """The base's index, though a merge of adapters has dropped the head."""
     names = [*written.tensors, *written.network.head]
     written.others[INDEX] = {"weight_map": dict.fromkeys(names, SINGLE)}
 

@@ -1,4 +1,4 @@
-"""Random networks whose tensors have the names and shapes of transformers' own classes.
+"""Random networks: their tensors have the names and shapes of transformers' own classes.
 
 Head sizes are those of the published models; widths and layers are small. A draft head, which
 transformers leaves out, is a full-attention layer and the tensors that every published head has.
