@@ -33,6 +33,9 @@ STORED = {
     np.dtype(np.uint8): "U8",
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.uint32): "U32",
+    np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
