@@ -45,7 +45,8 @@ def modelopt(row: Json, where: str) -> Declared:
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"{where}: quantization is {inner!r}: expected an object")
     algorithm = inner.get("quant_algo")
-    excluded = _wildcards(inner.get("exclude_modules") or inner.get("ignore") or ())
+    patterns = tuple(inner.get("exclude_modules") or inner.get("ignore") or ())
+    excluded = _wildcards(patterns)
     if algorithm == "MIXED_PRECISION":
         listed = _mixed(inner, where)
         fallback = Scheme.PLAIN
@@ -58,7 +59,8 @@ def modelopt(row: Json, where: str) -> Declared:
         found = (listed.get(parent) for name in names for parent in _parents(name))
         return next((s for s in found if s is not None), fallback)
 
-    return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme)
+    by_expert = _by_expert((*patterns, *listed))
+    return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
 
 
 def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
@@ -195,9 +197,27 @@ def _wildcards(patterns: Iterable[str]) -> Match:
     """fnmatch patterns (modelopt) against a name or any of its parents."""
     exact = {p for p in patterns if not any(c in p for c in "*?[")}
     wild = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in exact) or "(?!)")
-    # Cached: experts by the thousand have the same parents.
-    matched = functools.cache(lambda name: name in exact or wild.match(name) is not None)
-    return lambda names: any(matched(parent) for name in names for parent in _parents(name))
+
+    @functools.cache  # experts by the thousand have the same parents
+    def matched(name: str) -> bool:
+        if name in exact or wild.match(name):
+            return True
+        return "." in name and matched(name.rpartition(".")[0])
+
+    return lambda names: any(map(matched, names))
+
+
+def _by_expert(entries: Iterable[str]) -> bool:
+    """True if names or fnmatch patterns may tell the experts of a group apart: not by a beginning
+    that ends before their numbers, nor by pieces without a digit."""
+
+    def blind(entry: str) -> bool:
+        if entry.startswith("re:") or "?" in entry or "[" in entry:
+            return False
+        begins = "*" not in entry.rstrip("*") and ".experts." not in entry
+        return begins or not any(c.isdigit() for c in entry)
+
+    return not all(map(blind, entries))
 
 
 def _names_or_patterns(entries: Iterable[str]) -> Match:

@@ -65,9 +65,13 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Declared:
-    """The declarations of one JSON file. `scheme` takes the spellings of one module's name."""
+    """The declarations of one JSON file. `scheme` takes the spellings of one module's name.
+
+    `by_expert`: it may differ between the experts of a group, so each is asked for.
+    """
 
     where: str
     dialect: Dialect
     kv_fp8: bool
     scheme: Callable[[tuple[str, ...]], Scheme]
+    by_expert: bool = True

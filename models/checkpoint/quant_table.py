@@ -77,7 +77,10 @@ def quant_table(
         names = {linear.table_key: Scheme.PLAIN for linear in linears(rows)}
         return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
     table: dict[str, Scheme] = {}
+    by_expert = any(d.by_expert for d in from_files)
     for linear in linears(rows):
+        if linear.group in table and not by_expert:
+            continue
         scheme = _agreed(linear, from_files)
         if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(

@@ -19,7 +19,6 @@ FFN = rf"{MLP}|{EXPERTS}"
 LINEAR = rf"{MIXERS}|{FFN}"
 Schemes = Mapping[str, str]
 CHANNEL, INT4 = "FP8 per channel or in blocks of ModelOpt is refused", "int4 is refused"
-NEXT = "qwen3_next is refused"
 
 
 def plain(schemes: Schemes) -> list[str]:
@@ -313,16 +312,13 @@ LAYOUTS: dict[str, Layout] = {
     "CT int4 g128": Layout("dense", {LINEAR: "int4_g128"}, linear("int4_g128"), waits=INT4),
     "AWQ, experts": Layout("moe", {EXPERTS: "awq"}, awq, waits=INT4),
     "AWQ, dense": Layout("dense", {MLP: "awq"}, awq, waits=INT4),
-    "qwen3_next bf16": Layout("next", waits=NEXT),
-    "qwen3_next FP8": Layout("next", BLOCKS, blocks, head=BLOCKS, waits=NEXT),
+    "qwen3_next bf16": Layout("next"),
+    "qwen3_next FP8": Layout("next", BLOCKS, blocks, head=BLOCKS),
     "qwen3_next NVFP4": Layout(
-        "next", {rf"{ATTENTION}|{EXPERTS}": "nvfp4"}, modelopt("NVFP4", kv="FP8"), kv="modelopt",
-        waits=NEXT,
+        "next", {rf"{ATTENTION}|{EXPERTS}": "nvfp4"}, modelopt("NVFP4", kv="FP8"), kv="modelopt"
     ),
-    "qwen3_next NVFP4, delta net too": Layout(
-        "next", {LINEAR: "nvfp4"}, modelopt("NVFP4"), waits=NEXT
-    ),
+    "qwen3_next NVFP4, delta net too": Layout("next", {LINEAR: "nvfp4"}, modelopt("NVFP4")),
     "qwen3_next int4": Layout(
-        "next", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=NEXT
+        "next", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=INT4
     ),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import quant_table as quant_tables
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, linears
@@ -56,6 +57,35 @@ def test_published_tables(model: str, files: str) -> None:
     assert table[f"layers.3.{mlp}"] is Scheme.NVFP4  # not W4A4, whatever group_1 lists
     assert table["lm_head"] is Scheme.NVFP4
     assert table.kv_fp8 == (files != "config" or model == "27B")
+
+
+@pytest.mark.parametrize("model", nvidia_configs.LARGE)
+def test_a_group_of_experts_is_asked_for_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """148 or 184 wildcards for 37 or 92 thousand projections."""
+    config_json, hf = nvidia_configs.large(model)
+    config = read_config(config_json)
+    rows, asked, agreed = family_of(config).tensors(config), [], quant_tables._agreed
+    monkeypatch.setattr(quant_tables, "_agreed", lambda *a: asked.append(a) or agreed(*a))
+    table = quant_table(rows, config_json, hf)
+    assert len(asked) == len(table.modules) < 0.02 * len(list(linears(rows)))
+    assert table["layers.7.mlp.experts"] is Scheme.NVFP4_A4
+    plain = ("layers.7.mlp.shared_expert.up_proj", "layers.7.self_attn.q_proj", "lm_head")
+    assert {table[name] for name in plain} == {Scheme.PLAIN}
+
+
+@pytest.mark.parametrize(
+    "entry", ["*.experts.3.*", "*.experts.?.up_proj", "*.[0-2].gate_proj", "*1.mlp.experts.1*"]
+)
+def test_wildcards_of_single_experts_are_seen(entry: str) -> None:
+    row = {"quant_algo": "NVFP4", "exclude_modules": [entry]}
+    with pytest.raises(CheckpointError, match="quantise all experts of a layer alike"):
+        _table({}, MOE, row)
+
+
+@pytest.mark.parametrize("entry", ["*.experts*", "*.experts.*", "model.layers.1.mlp.e*", "*s.1.m*"])
+def test_wildcards_of_all_experts_exclude_them(entry: str) -> None:
+    table = _table({}, MOE, {"quant_algo": "NVFP4", "exclude_modules": [entry]})
+    assert table["layers.1.mlp.experts"] is Scheme.PLAIN
 
 
 def test_groups_stand_in_for_missing_layers() -> None:

@@ -29,6 +29,7 @@ TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
 NEXT: Sizes = (513, 11, 256, 128)  # the 80B's experts
 LARGE: Sizes = (12, 9, 2048, 512)
+LARGER: tuple[Sizes, ...] = ((12, 9, 3072, 1024), (13, 11, 4096, 1024))  # 122B, 397B
 OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats that round activations to codes
 Route = Callable[[np.random.Generator, int, Sizes], Array]
@@ -101,6 +102,9 @@ CASES = [
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
     case(30, (12, 9, 1024, 512), kind="fp8_block"),
+    *(case(n, sizes) for sizes in LARGER for n in (1, 4, 30, 140)),
+    *(case(n, LARGER[0], kind=kind) for kind in ("dense", *QUANTISED) for n in (1, 30)),
+    *(case(600, LARGER[1], crowded, kind) for kind in ("nvfp4", "nvfp4_a4")),
 ]
 
 
@@ -126,8 +130,11 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array
 @pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
-def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
-    sizes: Sizes = (3, 9, 2048, 512)
+@pytest.mark.parametrize("of", [LARGE, *LARGER], ids=str)
+def test_served_sizes_compile_without_spills(
+    of: Sizes, tokens: int, target: Target, cache: Path
+) -> None:
+    sizes: Sizes = (3, *of[1:])
     some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
     works = list(cuda_node.planned(OP, some, target))
     few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
@@ -140,6 +147,20 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
             for launch in work.plan.launches:
                 spared = 16 if launch.symbol == "wide_down" else 0  # bytes
                 assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", ["dense", *QUANTISED])
+@pytest.mark.parametrize("sizes", LARGER, ids=str)
+def test_decode_of_other_formats_compiles_without_spills(
+    sizes: Sizes, kind: str, target: Target, cache: Path
+) -> None:
+    some = case(8, (3, *sizes[1:]), lambda rng, n, s: np.zeros((n, s[1]), np.int32), kind)
+    (work,) = (w for w in cuda_node.planned(OP, some, target) if w.tactic.name == "grouped")
+    for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+        for usage in nvrtc.compile(job, target, cache).usage.values():
+            assert (usage.spills, usage.stack) == (0, 0), usage
 
 
 @pytest.mark.kernels

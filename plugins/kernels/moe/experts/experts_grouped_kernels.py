@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from spark_engine.kernel import Launch, Plan, Target
 from spark_engine.plugins.formats.weight_packing import padded
 from spark_engine.plugins.kernels.moe.experts.experts_problem import (
+    MOST_SLABS,
     THREADS,
     WARPS,
     Problem,
@@ -17,6 +18,7 @@ from spark_engine.plugins.kernels.moe.experts.experts_problem import (
     combine,
     macros,
     operand,
+    part_slabs,
     refuse,
     weights,
 )
@@ -64,7 +66,8 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(p: Problem) -> int:
-    return 1 if p.tokens <= 128 or p.weights != 1 or p.quant else 2
+    few = p.tokens <= 128 or max(map(part_slabs, (p.hidden, p.inner))) > 4
+    return 1 if few or p.weights != 1 or p.quant else 2
 
 
 def _depth(p: Problem, target: Target) -> int:
@@ -96,8 +99,10 @@ def refuse_grouped(node: Node) -> str | None:
     """Refuses what `up` and `down` cannot hold, not even for one token."""
     if reason := refuse(node):
         return reason
-    target = node.target
-    if config_of(Problem.of(node), target).tokens == 0:
+    p, target = Problem.of(node), node.target
+    if (most := max(map(part_slabs, (p.hidden, p.inner)))) > MOST_SLABS:
+        return f"H = {p.hidden}, I = {p.inner}: {most} k-slabs a warp, more than registers hold"
+    if config_of(p, target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 

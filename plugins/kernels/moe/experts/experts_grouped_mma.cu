@@ -293,7 +293,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       find_pairs(s, pairs, expert, (block - first[expert]) * BLOCK_M);
       load_tokens<UP>(s, in, x);
     }
-    constexpr bool EARLY = NT == 1 && Epilogue<UP>::ROWS == 1;  // more leave no registers for it
+    constexpr bool FEW = Epilogue<UP>::ROWS == 1 && S::PART_SLABS <= (RESIDENT > 1 ? 4 : 8);
+    constexpr bool EARLY = NT == 1 && FEW;  // more leave no registers for it
     if (EARLY) epilogue.load(scales, expert, piece);
     float sums[4][NT][4] = {};
     const int panel = piece.step * S::WN + wn;

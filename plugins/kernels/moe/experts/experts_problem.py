@@ -17,6 +17,7 @@ from spark_engine.plugins.launch import Kernel, Macros, Node
 from spark_engine.tensors import DType
 
 WARPS = 8
+MOST_SLABS = 8  # k-slabs of a warp's part of a dot product, where its activations are in registers
 THREADS = WARPS * 32
 COMBINE = Kernel("moe_combine", "ids weights parts y")
 COMBINE_CHUNK = Kernel("moe_combine", "ids weights parts y start")
@@ -83,6 +84,11 @@ def split(k: int) -> int:
     return ways // 2 if ways > 1 and slabs == ways else ways
 
 
+def part_slabs(k: int) -> int:
+    """K-slabs of a warp's part of a dot product of k."""
+    return -(-k // 64) // split(k)
+
+
 def refuse(node: Node) -> str | None:
     """What no tactic serves: a sentence why, or None."""
     kind, x, w13, w2 = node.text("format"), node["x"], node["w13"], node["w2"]
@@ -102,9 +108,6 @@ def refuse(node: Node) -> str | None:
         return f"H = {p.hidden} and I; both must be multiples of 16"
     if kind == "fp8_block" and p.inner % 128:
         return f"I = {p.inner}; in blocks of 128 it must be a multiple of 128"
-    for k in (p.hidden, p.inner):
-        if -(-k // 64) // split(k) > 4:
-            return f"a row of {k} weights is more than the fragments that fit in registers"
     return None
 
 
