@@ -30,7 +30,7 @@ from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.graph_checks import Subject, verify
-from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
+from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes, scale_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.plan.options import (
@@ -107,6 +107,7 @@ def build(
             family: lower(model, plan, family)
             for family in plan.buckets.families(plan.limits.drafts)
         }
+        borrowed = scale_notes(model, graphs.values())
         clock.start("verify", "the lowered graphs")
         verify_all(graphs, plan, "lowered")
         clock.start("rewrite", "the graphs by the rules")
@@ -146,7 +147,8 @@ def build(
                 clock.start("record", "the build record")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
-    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
+    said = (*plan.notes, *borrowed, *rounding_notes(graphs.values()))
+    notes = (*found, *said, *backend.notes, *costs, *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 

@@ -45,7 +45,10 @@ def draft_table(
         else:
             module = layout.file_name(linear.stored.module)
             scheme = _scheme(module, tensors, dialect, rounds_inputs)
-        if table.setdefault(linear.table_key, scheme) is not scheme:
+        found = table.setdefault(linear.table_key, scheme)
+        if {found, scheme} == {Scheme.NVFP4, Scheme.NVFP4_A4}:  # a scale that is not calibrated
+            table[linear.table_key] = Scheme.NVFP4_A4
+        elif found is not scheme:
             raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
     return QuantTable(MappingProxyType(table), dialect, False)
 

@@ -39,9 +39,9 @@ class Expected:
     """One tensor of a file: the dtypes and shapes it may have, the usual one first.
 
     `row` is the entry of the network's list that it stores, or stores a part of. `need`:
-    "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there). `scheme`
-    is that of its module, `part` what it belongs to: text, mtp (the draft head), or what is left
-    out of every graph.
+    "required"; "usual" (exporters write it, a model is read without it); "rare" (read if there).
+    `scheme` is that of its module, `part` what it belongs to: text, mtp (the draft head), or what
+    is left out of every graph.
     """
 
     name: str
@@ -183,6 +183,8 @@ def _projection(
     """The tensors that hold one projection, or the matrix of which it is a slice."""
     n, k = linear.stored.rows, linear.columns
     module, suffixes = layout.file_name(linear.stored.module), SUFFIXES[dialect]
+    # Calibration may meet no token of an expert; its input's scale is then borrowed.
+    calibrated = "usual" if linear.group else "required"
 
     def tensor(
         suffix: str, dtypes: tuple[DType, ...], shapes: tuple[Shape, ...], need: str = "required"
@@ -194,7 +196,7 @@ def _projection(
     elif scheme is Scheme.FP8:
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
         yield tensor("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
-        yield tensor("input_scale", SCALE, SCALAR)
+        yield tensor("input_scale", SCALE, SCALAR, calibrated)
     elif scheme is Scheme.FP8_BLOCK:
         blocks = (-(-n // 128), -(-k // 128))
         if not linear.stored.blocks(128):
@@ -213,7 +215,7 @@ def _projection(
                 "unquantised"
             )
         unread = "rare" if dialect is Dialect.COMPRESSED else "usual"
-        need = "required" if scheme is Scheme.NVFP4_A4 else unread
+        need = calibrated if scheme is Scheme.NVFP4_A4 else unread
         yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
         yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
         yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
