@@ -90,7 +90,9 @@ def build(
     clock.start("open", str(checkpoint))
     requested, options = options.target, with_target(options)
     tile = TILE if options.gpu else 1
-    model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
+    model = with_ranks(
+        open_model(checkpoint, options.rope_scaling), options.tp, tile, options.across_hosts
+    )
     plan = resolve(options, facts_of(model))
     found = (*no_gpu_note(requested, options.target), *text_notes(checkpoint))
     for note in found:

@@ -17,9 +17,11 @@ from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import check_tensors, expected_tensors, usual
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
-from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
+from spark_engine.models.config.json_values import Json, malformed_json
 from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.config.rope import rescaled
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
@@ -30,17 +32,17 @@ from spark_engine.tensors import TensorSpec
 _ROWS = 4096  # rows of a matrix compared at a time
 
 
-def open_model(path: Path | str) -> Model:
-    """Opens a checkpoint folder and checks headers and configs.
+def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
+    """Opens a checkpoint folder and checks headers and configs. `rope_scaling` replaces the file's.
 
     Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
     `quant_table` and `check_tensors`.
     """
     synthetic = is_synthetic(path)
     if not synthetic and Path(path, CONFIGS[0]).is_file():
-        read_description(Path(path))  # reports an unknown model before faults of its weights
+        read_description(Path(path), rope_scaling)  # an unknown model, before faults of its weights
     checkpoint = open_synthetic(path) if synthetic else open_checkpoint(path)
-    config = read_config(checkpoint.config, checkpoint.generation)
+    config = _read_config(checkpoint.config, checkpoint.generation, rope_scaling)
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
@@ -74,13 +76,23 @@ def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Mod
     return replace(model, config=local, shards=replace(shards, across=across))
 
 
-def read_description(folder: Path) -> ModelConfig:
+def read_description(folder: Path, rope_scaling: Json | None = None) -> ModelConfig:
     """The model of a folder that may lack its weights.
 
     Raises CheckpointError as `open_model` does.
     """
-    config, generation = (read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS[:2])
-    return read_config(config, generation)
+    config, generation, hf_quant = (
+        read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS
+    )
+    found = _read_config(config, generation, rope_scaling)
+    declarations(config, hf_quant)  # refuses formats before they are fetched, or their dtypes read
+    return found
+
+
+def _read_config(config: Json, generation: Json, rope_scaling: Json | None) -> ModelConfig:
+    with malformed_json(CONFIGS[0]):
+        given = rescaled(config, rope_scaling) if rope_scaling else config
+    return read_config(given, generation)
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
