@@ -55,6 +55,7 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import cuda_missing, driver_present, extra
 from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.open_model import open_model, with_ranks
+from spark_engine.models.weights.draft_weights import head_fault
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
@@ -93,8 +94,10 @@ def build(
     model = with_ranks(
         open_model(checkpoint, options.rope_scaling), options.tp, tile, options.across_hosts
     )
-    plan = resolve(options, facts_of(model))
-    found = (*no_gpu_note(requested, options.target), *text_notes(checkpoint))
+    model, plan = planned(model, options)
+    assert model.checkpoint is not None
+    read = (*model.checkpoint.notes, *text_notes(checkpoint))
+    found = (*no_gpu_note(requested, options.target), *read)
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -153,6 +156,15 @@ def build(
     notes = (*found, *said, *backend.notes, *costs, *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
+
+
+def planned(model: Model, options: Options) -> tuple[Model, BuildPlan]:
+    """The plan; without the draft head if its values are damaged and drafts are not asked for."""
+    plan = resolve(options, facts_of(model))
+    if plan.draft and options.drafts is None and (fault := head_fault(model)):
+        model = replace(model, draft_note=fault)
+        plan = resolve(options, facts_of(model))
+    return model, plan
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:

@@ -41,7 +41,9 @@ def draft_table(
     table: dict[str, Scheme] = {}
     for linear in linears(rows):
         if linear.group and layout.fused(linear.group):
-            scheme = Scheme.PLAIN  # a quantised stack matches no expected tensor
+            stacks = (t for n, t in tensors.items() if n.endswith(f"{linear.group}.gate_up_proj"))
+            codes = any(stack.dtype is DType.F8E4M3 for stack in stacks)
+            scheme = Scheme.FP8_BLOCK if codes else Scheme.PLAIN  # no other stack is read
         else:
             module = layout.file_name(linear.stored.module)
             scheme = _scheme(module, tensors, dialect, rounds_inputs)

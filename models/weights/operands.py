@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import PLAIN
+from spark_engine.models.checkpoint.expected_tensors import PLAIN, STACK_SCALE
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.weights import recipes
@@ -176,7 +176,14 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
     out: dict[str, Recipe] = {}
     for name, stacked in stacks.items():
         whole = model.whole(stacked.name)
-        p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
+        if scheme is Scheme.PLAIN:
+            p = Projection(scheme, whole)
+        elif whole.dtype in PLAIN:
+            p = quantised(whole, scheme)
+        else:
+            scale = recipes.part_scale(model.whole(f"{stacked.name}{STACK_SCALE}"))
+            scales = {"weight_scale": recipes.cast(scale)}
+            p = Projection(scheme, recipes.codes(whole), scales)
         p = _share(model, stacked.name, p)
         out |= _named(name, p)
     return out

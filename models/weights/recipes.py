@@ -184,11 +184,6 @@ def multiply(a: Recipe, b: Recipe) -> Recipe:
     return Recipe("multiply", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
 
 
-def maximum(a: Recipe, b: Recipe) -> Recipe:
-    """f32 elementwise maximum, of one shape."""
-    return Recipe("maximum", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
-
-
 def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
     """The same elements in another shape; the recipe itself if it has that shape."""
     if math.prod(shape) != math.prod(x.shape):
@@ -294,7 +289,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
     "reciprocal": lambda r, a, c: _reciprocal(a[0]),
     "multiply": lambda r, a, c: np.asarray(a[0].astype(np.float32) * a[1].astype(np.float32)),
-    "maximum": lambda r, a, c: np.asarray(np.maximum(a[0].astype(np.float32), a[1])),
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),

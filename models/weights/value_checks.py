@@ -27,6 +27,12 @@ from spark_engine.tensors import Array, DType
 _NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
 _AT_ONCE = 1 << 18  # bytes
 # The least number with a finite reciprocal that kernels do not flush to zero.
+# The exponent of infinity and NaN.
+_INFINITE: dict[DType, np.uint16 | np.uint32] = {
+    DType.BF16: np.uint16(0x7F80),
+    DType.F16: np.uint16(0x7C00),
+    DType.F32: np.uint32(0x7F800000),
+}
 LEAST = np.finfo(np.float32).tiny
 U8 = NDArray[np.uint8]
 
@@ -36,6 +42,20 @@ def check_codes(name: str, array: Array) -> Array:
     at = _first(array, lambda part: (part & np.uint8(_NAN)).max() == _NAN, _is_nan)
     if at is not None:
         _refuse(name, array, at, "an FP8 weight must be a number")
+    return array
+
+
+def check_finite(name: str, array: Array) -> Array:
+    """Numbers, none infinite or NaN. Raises as `check_codes` does."""
+    if array.dtype == DType.F8E4M3.numpy:
+        return check_codes(name, array)
+    if (infinite := _INFINITE.get(DType.of(array.dtype))) is not None:
+        flat = array.reshape(-1).view(infinite.dtype)
+        for begin in range(0, flat.size, _AT_ONCE):
+            part = flat[begin : begin + _AT_ONCE] & infinite
+            if part.max() == infinite:
+                at = begin + int((part == infinite).argmax())
+                _refuse(name, array, at, "a weight must be a number")
     return array
 
 

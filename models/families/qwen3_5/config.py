@@ -24,6 +24,8 @@ from spark_engine.models.config.rope import rope_from_hf
 from spark_engine.models.config.unknown_keys import refuse_unknown
 from spark_engine.tensors import DType
 
+MOST_LAYERS = 1024
+
 
 @dataclass(frozen=True)
 class VisionConfig:
@@ -118,7 +120,7 @@ def _check_supported(text: Reader) -> None:
 
 def _layers(text: Reader) -> tuple[str, ...]:
     """layer_types, or the pattern that full_attention_interval defines (default 4)."""
-    total = text.count("num_hidden_layers")
+    total = text.count("num_hidden_layers", most=MOST_LAYERS)
     kinds = text.row.get("layer_types")
     if kinds is None:
         interval = text.count("full_attention_interval", 4)
@@ -160,7 +162,7 @@ def _vision(row: Json | None) -> VisionConfig | None:
         return None
     vision = Reader(row, "config.json: vision_config")
     return VisionConfig(
-        depth=vision.count("depth", 27),
+        depth=vision.count("depth", 27, most=MOST_LAYERS),
         hidden=vision.count("hidden_size", 1152),
         intermediate=vision.count("intermediate_size", 4304),
         out_hidden=vision.count("out_hidden_size", 3584),
