@@ -90,14 +90,8 @@ def build(
     check_destination(destination)
     clock.start("open", str(checkpoint))
     requested, options = options.target, with_target(options)
-    tile = TILE if options.gpu else 1
-    model = with_ranks(
-        open_model(checkpoint, options.rope_scaling), options.tp, tile, options.across_hosts
-    )
-    model, plan = planned(model, options)
-    assert model.checkpoint is not None
-    read = (*model.checkpoint.notes, *text_notes(checkpoint))
-    found = (*no_gpu_note(requested, options.target), *read)
+    model, plan = planned(checkpoint, options)
+    found = (*no_gpu_note(requested, options.target), *model.notes, *text_notes(checkpoint))
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
@@ -151,15 +145,16 @@ def build(
             if record is not False:
                 clock.start("record", "the build record")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
-    costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
-    said = (*plan.notes, *borrowed, *rounding_notes(graphs.values()))
-    notes = (*found, *said, *backend.notes, *costs, *unsaid)
+    notes = (*found, *plan.notes, *borrowed, *rounding_notes(graphs.values()), *backend.notes)
+    notes += (*draft_costs(manifest, (e.spec for e in layout.entries.values())), *unsaid)
     seconds = clock.seconds()
     return BuildReport(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
-def planned(model: Model, options: Options) -> tuple[Model, BuildPlan]:
-    """The plan; without the draft head if its values are damaged and drafts are not asked for."""
+def planned(checkpoint: Path, options: Options) -> tuple[Model, BuildPlan]:
+    """The model and its plan; without a draft head that is damaged and not asked for."""
+    opened = open_model(checkpoint, options.rope_scaling)
+    model = with_ranks(opened, options.tp, TILE if options.gpu else 1, options.across_hosts)
     plan = resolve(options, facts_of(model))
     if plan.draft and options.drafts is None and (fault := head_fault(model)):
         model = replace(model, draft_note=fault)

@@ -13,25 +13,6 @@ from spark_engine.errors import CheckpointError
 from spark_engine.hints import INSTEAD
 
 Json = Mapping[str, Any]
-# By quant_method; other methods are named as they are.
-_METHODS = {
-    "aqlm": "AQLM",
-    "eetq": "EETQ int8",
-    "exl2": "EXL2",
-    "exl3": "EXL3",
-    "fbgemm_fp8": "FBGEMM FP8",
-    "fp_quant": "FP-Quant",
-    "fpquant": "FP-Quant",
-    "gguf": "GGUF",
-    "higgs": "HIGGS",
-    "hqq": "HQQ",
-    "mxfp4": "MXFP4",
-    "mxfp8": "MXFP8",
-    "quanto": "Quanto",
-    "quip": "QuIP#",
-    "spqr": "SpQR",
-    "vptq": "VPTQ",
-}
 # By dtype of safetensors.
 DTYPES = {
     "F4": "packed FP4",
@@ -53,8 +34,6 @@ def refused(format: str, where: str, value: object) -> CheckpointError:
 def method(row: Json) -> str:
     """The format of a quantization_config by its quant_method, or by its keys without one."""
     name = str(row.get("quant_method") or "").lower()
-    if name in _METHODS:
-        return _METHODS[name]
     if name.startswith("bitsandbytes"):
         kind = row.get("bnb_4bit_quant_type") if row.get("load_in_4bit") else row.get("bits")
         return f"bitsandbytes {kind or ''}".rstrip()
@@ -65,7 +44,8 @@ def method(row: Json) -> str:
         return f"quark {kinds.get(str(weight.get('dtype')), '')}".rstrip()
     if not name and "bits" in row:
         return f"MLX {row['bits']}-bit"
-    return f"the quantisation {name[:40] or 'without a quant_method'}"
+    short = name.upper() if len(name) <= 5 else name[:40]  # HQQ, EXL3, AQLM, MXFP4
+    return f"the quantisation {short or 'without a quant_method'}"
 
 
 def group(weights: Json, inputs: Json | None) -> str:

@@ -28,7 +28,8 @@ _NETWORK, _APART = (
         "skip",
         "train training epochs? batch samples? params? images? videos? audio vision labels? beams? "
         "version dataset devices? gpus? workers? grad gradient optim optimizer learning warmup "
-        "seed dropout loss coef jitter init dtype implementation mtp nextn draft speculative",
+        "seed dropout loss coef jitter init dtype implementation impl flash sdpa backend parallel "
+        "ctx keep quant quantize quantized bits mtp nextn draft speculative",
     )
 )
 # Keys with such words that families read, or that change nothing.

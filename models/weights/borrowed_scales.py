@@ -46,8 +46,8 @@ class _Borrow:
 
 
 def borrowed(name: str, parts: Sequence[Sequence[Recipe]]) -> Recipe:
-    """f32 [E]: the scale of each expert's input, of projections that read one input. 0 stands for
-    one that is not stored."""
+    """f32 [E]: the scale of each expert's input, of projections that read one input. 0: not
+    stored."""
     stored = recipes.stack([recipes.stack(part) for part in parts])
     spec = TensorSpec("", DType.F32, stored.shape[1:])
     return recipes.transform(stored, spec, _Borrow(name))

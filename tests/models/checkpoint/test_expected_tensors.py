@@ -121,7 +121,7 @@ def _rewrite(path: Path, change: dict[str, str | None]) -> None:
         ),
         (
             {"mlp.gate_proj.weight": None, "mlp.down_proj.weight": "mlp.gate_proj.weight"},
-            r"2 tensors .*gate_proj.weight in model.safetensors is bf16 \[128, 256\]: expected bf16",
+            r"2 tensors .*gate_proj.weight in model.safetensors is bf16 \[128, 256\]: expected",
         ),
         ({"linear_attn.A_log": "linear_attn.A_logg"}, "2 tensors .*A_log is missing"),
     ],

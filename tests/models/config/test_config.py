@@ -149,7 +149,8 @@ def test_keys_of_other_networks_are_named(key: str, value: object) -> None:
 def test_keys_without_effect_are_ignored() -> None:
     harmless: Json = {
         "unsloth_version": "2026.8", "unsloth_fixed": True, "use_cache": False, "top_k": 20,
-        "attn_implementation": "sdpa", "_attn_implementation_internal": "eager",
+        "attn_implementation": "sdpa", "use_flash_attn": True, "num_logits_to_keep": 1,
+        "n_ctx": 4096, "expert_parallel_size": 2, "_attn_implementation_internal": "eager",
         "router_aux_loss_coef": 0.001, "num_labels": 2, "id2label": {"0": "x"}, "num_epochs": 3,
         "auto_map": {"AutoConfig": "x.y"}, "tokenizer_class": "Qwen2Tokenizer", "max_length": 20,
         "transformers_version": "5.24.0", "initializer_range": 0.02, "max_window_layers": 28,

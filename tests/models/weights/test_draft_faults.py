@@ -11,7 +11,6 @@ from spark_engine.builder.build import build, planned
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.files import open_checkpoint
-from spark_engine.models.open_model import open_model
 from spark_engine.models.weights.draft_weights import head_fault
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
@@ -34,7 +33,7 @@ def _written(path: Path, head: str, name: str = "", code: float | None = None) -
 
 @pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "fp8", "fp8_block", "nvfp4"])
 def test_a_sound_head_is_built_in(tmp_path: Path, head: str) -> None:
-    model, plan = planned(open_model(_written(tmp_path, head)), GPU)
+    model, plan = planned(_written(tmp_path, head), GPU)
     assert head_fault(model) == "" and plan.draft and not plan.notes
 
 
@@ -49,7 +48,7 @@ def test_a_sound_head_is_built_in(tmp_path: Path, head: str) -> None:
     ],
 )
 def test_a_damaged_head_is_left_out(tmp_path: Path, head: str, name: str, value: float) -> None:
-    model, plan = planned(open_model(_written(tmp_path, head, name, value)), GPU)
+    model, plan = planned(_written(tmp_path, head, name, value), GPU)
     assert plan.draft is None and plan.limits.drafts == 0 and not model.has_drafts
     (note,) = plan.notes
     assert note.startswith(f"the checkpoint's draft head is not used: {name}")
@@ -62,12 +61,12 @@ def test_a_damaged_head_that_is_asked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"mtp.fc.weight\[127, 255\] is nan"):
         build(path, tmp_path / "engine", Options(drafts=1, **few), lambda text: None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="--draft-dtype: the checkpoint's draft head is not used"):
-        planned(open_model(path), Options(target="sm_121a", draft_dtype="checkpoint"))
-    assert planned(open_model(path), Options(target="sm_121a", drafts=0))[1].notes == ()
+        planned(path, Options(target="sm_121a", draft_dtype="checkpoint"))
+    assert planned(path, Options(target="sm_121a", drafts=0))[1].notes == ()
 
 
 def test_an_index_that_names_a_head_that_no_file_has(tmp_path: Path) -> None:
-    """As that of a merge whose index is its base's."""
+    """As of a merge with the index of its base."""
     import json
 
     path = tmp_path / "model"
@@ -82,10 +81,14 @@ def test_an_index_that_names_a_head_that_no_file_has(tmp_path: Path) -> None:
     table = json.loads(index.read_text())
     table["weight_map"] |= dict.fromkeys(head, "model-00002-of-00002.safetensors")
     index.write_text(json.dumps(table))
-    model, plan = planned(open_model(path), GPU)
+    model, plan = planned(path, GPU)
     assert plan.draft is None
-    assert plan.notes[0].startswith("the checkpoint's files hold no tensor of the draft head (mtp.*)")
-    assert model.checkpoint is not None and f"names {len(head)} tensors" in model.checkpoint.notes[0]
+    assert plan.notes[0].startswith(
+        "the checkpoint's files hold no tensor of the draft head (mtp.*)"
+    )
+    assert (
+        model.checkpoint is not None and f"names {len(head)} tensors" in model.checkpoint.notes[0]
+    )
     few = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
     report = build(path, tmp_path / "engine", Options(**few), lambda text: None)  # type: ignore[arg-type]
     assert any("tensors that no file has" in note for note in report.notes)
