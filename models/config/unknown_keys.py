@@ -50,7 +50,7 @@ _KNOWN = frozenset(
 
 def refuse_unknown(config: Json, text: Json, model_type: str) -> None:
     """Raises CheckpointError naming the keys of a network that `model_type` does not have. `text`:
-    the text configuration, inside `config` or the same."""
+    the text configuration, inside `config` or the same. A family takes out what it reads alone."""
     rows = {"": config, "text_config.": text} if text is not config else {"": config}
     found = [
         f"{where}{key} ({_short(value)})"
