@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -32,6 +33,7 @@ from spark_engine.builder.plan.options import (
     gpu_of,
     target_for,
 )
+from spark_engine.builder.plan.rope_scaling import parse_rope_scaling
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.device.choice import HELP, choose
@@ -110,6 +112,12 @@ class _Build(click.Command):
     type=int,
     help=f"Tokens of the longest sequence; by default the model's, up to {budget.MAX_CONTEXT} on a "
     f"GPU and {CPU_MAX_CONTEXT} on a CPU.",
+)
+@click.option(
+    "--rope-scaling",
+    metavar="yarn:N|JSON",
+    help="Extend the model's positions N times by YaRN, which changes short texts a little; or "
+    "rope_scaling as JSON, in place of the checkpoint's.",
 )
 @click.option(
     "--max-seqs",
@@ -206,6 +214,7 @@ def main(
     target: str,
     drafts: str,
     draft_vocab: str | None,
+    rope_scaling: str | None,
     no_fuse: bool,
     record: bool | None,
     as_json: bool,
@@ -226,18 +235,21 @@ def main(
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
-        drafting = {
+        scaling = parse_rope_scaling(rope_scaling) if rope_scaling is not None else None
+        parsed = {
+            "rope_scaling": scaling,
             "verify": parse_rounds("--verify", verify) if verify is not None else None,
             "drafts": parse_drafts(drafts),
             "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
         }
         target = target_for(executor, target)
-        options = Options(target, fuse=not no_fuse, **sizes, **drafting, **rest)  # type: ignore[arg-type]
+        options = Options(target, fuse=not no_fuse, **sizes, **parsed, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if hub is not None:
                 gpu_of(options)  # a wrong option is reported before a download
                 check_destination(folder)
-                checkpoint = fetch(hub, shown, read_description, folder)
+                described = partial(read_description, rope_scaling=scaling)
+                checkpoint = fetch(hub, shown, described, folder)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

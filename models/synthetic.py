@@ -27,13 +27,13 @@ from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import (
     CONFIGS,
     DTYPES,
-    INDEX,
     Checkpoint,
     StoredTensor,
     read_json,
 )
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
 from spark_engine.models.checkpoint.tensor_list import Row, Tensor, ValueKind
+from spark_engine.models.checkpoint.weight_files import INDEX
 from spark_engine.models.exporter_layout import exporter_layout
 from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import Array, DType

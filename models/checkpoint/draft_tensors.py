@@ -41,11 +41,16 @@ def draft_table(
     table: dict[str, Scheme] = {}
     for linear in linears(rows):
         if linear.group and layout.fused(linear.group):
-            scheme = Scheme.PLAIN  # a quantised stack matches no expected tensor
+            stacks = (t for n, t in tensors.items() if n.endswith(f"{linear.group}.gate_up_proj"))
+            codes = any(stack.dtype is DType.F8E4M3 for stack in stacks)
+            scheme = Scheme.FP8_BLOCK if codes else Scheme.PLAIN  # no other stack is read
         else:
             module = layout.file_name(linear.stored.module)
             scheme = _scheme(module, tensors, dialect, rounds_inputs)
-        if table.setdefault(linear.table_key, scheme) is not scheme:
+        found = table.setdefault(linear.table_key, scheme)
+        if {found, scheme} == {Scheme.NVFP4, Scheme.NVFP4_A4}:  # a scale that is not calibrated
+            table[linear.table_key] = Scheme.NVFP4_A4
+        elif found is not scheme:
             raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
     return QuantTable(MappingProxyType(table), dialect, False)
 

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Dialect, Scheme
+from spark_engine.hints import INSTEAD
+from spark_engine.models.checkpoint import foreign_formats
+from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]
 
 ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
+MOST_PATTERNS = 256  # of compressed-tensors
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
@@ -36,11 +39,12 @@ def from_config(row: Json) -> Declared:
         return _compressed(row, where)
     if method == "fp8":
         return _block(row, where)
-    raise CheckpointError(f"{where}: quant_method is {row.get('quant_method')!r}; {SUPPORTED}")
+    raise foreign_formats.refused(foreign_formats.method(row), where, f"quant_method {method!r}")
 
 
-def modelopt(row: Json, where: str) -> Declared:
-    """hf_quant_config.json, or the flat copy of it in config.json."""
+def modelopt(row: Json, where: str, groups: Json | None = None) -> Declared:
+    """hf_quant_config.json, or the flat copy of it in config.json. `groups`: config_groups of the
+    copy, if they are not in `row`."""
     inner = row.get("quantization", row)
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"{where}: quantization is {inner!r}: expected an object")
@@ -52,6 +56,9 @@ def modelopt(row: Json, where: str) -> Declared:
         fallback = Scheme.PLAIN
     else:
         listed, fallback = {}, _algorithm(algorithm, inner, where)
+        groups = inner.get("config_groups") or groups or {}
+        if fallback is Scheme.NVFP4_A4 and groups and not any(map(_inputs, groups.values())):
+            fallback = Scheme.NVFP4  # the algorithm's name says W4A4 of both; the groups say it
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if excluded(names):
@@ -63,6 +70,11 @@ def modelopt(row: Json, where: str) -> Declared:
     return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme, by_expert)
 
 
+def _inputs(group: Json) -> object:
+    """The scheme of a group's inputs; None if they are not quantised."""
+    return group.get("input_activations")
+
+
 def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
     """Scheme by the names in quantized_layers, or in config_groups where those are missing."""
     layers = inner.get("quantized_layers")
@@ -70,6 +82,8 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
         return {
             name: _algorithm(entry.get("quant_algo"), entry, f"{where}: {name}")
             for name, entry in layers.items()
+            # The draft head's are read off its tensors, whatever they are called here.
+            if "mtp" not in name.split(".") or str(entry.get("quant_algo")) in ALGORITHMS
         }
     groups = inner.get("config_groups")
     if not isinstance(groups, Mapping):
@@ -83,7 +97,7 @@ def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
 def _algorithm(name: object, entry: Json, where: str) -> Scheme:
     scheme = ALGORITHMS.get(str(name))
     if scheme is None:
-        raise CheckpointError(f"{where}: quant_algo is {name!r}; {SUPPORTED}")
+        raise foreign_formats.refused(f"modelopt {name}", where, "quant_algo")
     size = entry.get("group_size")
     if scheme is not Scheme.FP8 and size not in (None, 16):
         raise CheckpointError(f"{where}: group_size is {size!r}; NVFP4 has groups of 16")
@@ -111,9 +125,10 @@ def _kv_scheme(row: Json | None, where: str) -> bool:
 def _compressed(row: Json, where: str) -> Declared:
     groups = row.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(f"{where}: there are no config_groups; {SUPPORTED}")
+        raise CheckpointError(f"{where}: compressed-tensors without config_groups; {INSTEAD}")
     if row.get("sparsity_config"):
         raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
+    _check_patterns(row, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
     ignored = _names_or_patterns(row.get("ignore") or ())
 
@@ -130,6 +145,16 @@ def _compressed(row: Json, where: str) -> Declared:
     return Declared(
         where, Dialect.COMPRESSED, _kv_scheme(row.get("kv_cache_scheme"), where), scheme
     )
+
+
+def _check_patterns(row: Json, where: str) -> None:
+    """Raises CheckpointError for patterns that might take for ever, which no exporter writes."""
+    listed = [g.get("targets") or () for g in row["config_groups"].values()]
+    entries = [e for some in (*listed, row.get("ignore") or ()) for e in some if e[:3] == "re:"]
+    slow = (e for e in entries if re.search(r"\)[*+{]", e) or len(re.findall(r"[*+}]", e)) > 8)
+    if len(entries) > MOST_PATTERNS or (found := next(slow, None)):
+        what = f"{len(entries)} patterns" if len(entries) > MOST_PATTERNS else repr(found)[:80]
+        raise CheckpointError(f"{where}: {what} would take too long; name the modules instead")
 
 
 def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
@@ -161,18 +186,15 @@ def _group_scheme(group: Json, where: str) -> Scheme:
         if bits and weights.get("strategy") == "block" and inputs.get("dynamic"):
             _check_block(weights.get("block_structure"), where)
             return Scheme.FP8_BLOCK
-    raise CheckpointError(
-        f"{where}: a group has weights {dict(weights)} and input_activations {inputs}; {SUPPORTED}"
-    )
+    raise foreign_formats.refused(foreign_formats.group(weights, inputs), where, "config_groups")
 
 
 def _block(row: Json, where: str) -> Declared:
     """quant_method fp8 of transformers: 128x128 blocks, dynamic input scales."""
     _check_block(row.get("weight_block_size"), where)
     if row.get("activation_scheme", "dynamic") != "dynamic":
-        raise CheckpointError(
-            f"{where}: activation_scheme is {row['activation_scheme']!r} with blocks; {SUPPORTED}"
-        )
+        value = f"activation_scheme {row['activation_scheme']!r}"
+        raise foreign_formats.refused("FP8 in blocks with static inputs", where, value)
     skipped = _names_or_patterns(row.get("modules_to_not_convert") or ("lm_head",))
 
     def scheme(names: tuple[str, ...]) -> Scheme:
@@ -183,7 +205,8 @@ def _block(row: Json, where: str) -> Declared:
 
 def _check_block(block: object, where: str) -> None:
     if block != [128, 128]:
-        raise CheckpointError(f"{where}: weight_block_size is {block!r}; {SUPPORTED}")
+        name = f"FP8 in blocks of {block}" if block else "FP8 without blocks"
+        raise foreign_formats.refused(name[:40], where, f"weight_block_size {block!r}")
 
 
 def _parents(name: str) -> Iterable[str]:

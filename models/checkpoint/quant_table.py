@@ -94,11 +94,14 @@ def quant_table(
 def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) -> list[Declared]:
     """The declarations of the two files, the more specific hf_quant_config.json first."""
     found = []
+    with malformed_json("config.json: quantization_config"):
+        text, key = config_json.get("text_config") or {}, "quantization_config"
+        # `quantization` is MLX's key.
+        inner = config_json.get(key) or text.get(key) or config_json.get("quantization") or {}
+        groups = inner.get("config_groups")
     if hf_quant:
         with malformed_json("hf_quant_config.json"):
-            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json"))
-    text = config_json.get("text_config") or {}
-    inner = config_json.get("quantization_config") or text.get("quantization_config")
+            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json", groups))
     if inner:
         with malformed_json("config.json: quantization_config"):
             found.append(quant_declarations.from_config(inner))

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import PLAIN
+from spark_engine.models.checkpoint.expected_tensors import PLAIN, STACK_SCALE
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.weights import recipes
+from spark_engine.models.weights.borrowed_scales import borrowed
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
@@ -71,7 +72,7 @@ def _plain(model: Model, module: str) -> Projection:
 def _fp8(model: Model, module: str) -> Projection:
     weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
-    read = scalar(model, f"{module}.input_scale")
+    read = scalar(model, f"{module}.input_scale") if model.has(f"{module}.input_scale") else None
     return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
 
 
@@ -147,7 +148,27 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
             "multiple of 128"
         )
     rows = [_expert(model, each, scheme) for each in experts.each]
-    return {name: recipes.stack([row[name] for row in rows]) for name in rows[0]}
+    out = {name: recipes.stack([row[name] for row in rows]) for name in rows[0]}
+    if FORMATS[scheme.weights].static:
+        gates, ups, downs = (
+            [_input_scale(model, linear.module, scheme) for linear in of]
+            for of in zip(*experts.each, strict=True)
+        )
+        # The input is quantised once for both; calibration gives both the same scale.
+        out["x_scale"] = borrowed(f"{experts.name}.*.gate_proj", [gates, ups])
+        out["h_scale"] = borrowed(f"{experts.name}.*.down_proj", [downs])
+    return out
+
+
+def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
+    """f32 []: the scale of an expert's input, 0 if the file has none."""
+    dialect = model.table.dialect_of(module)
+    fp4 = scheme is Scheme.NVFP4_A4
+    name = f"{module}.{SUFFIXES[dialect].fp4_input if fp4 else 'input_scale'}"
+    if not model.has(name):
+        return recipes.constant(0.0)
+    stored = recipes.reshape(recipes.cast(recipes.input_scale(model.source(name))), ())
+    return recipes.reciprocal(stored) if fp4 and dialect is Dialect.COMPRESSED else stored
 
 
 def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Recipe]:
@@ -155,7 +176,14 @@ def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict
     out: dict[str, Recipe] = {}
     for name, stacked in stacks.items():
         whole = model.whole(stacked.name)
-        p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
+        if scheme is Scheme.PLAIN:
+            p = Projection(scheme, whole)
+        elif whole.dtype in PLAIN:
+            p = quantised(whole, scheme)
+        else:
+            scale = recipes.part_scale(model.whole(f"{stacked.name}{STACK_SCALE}"))
+            scales = {"weight_scale": recipes.cast(scale)}
+            p = Projection(scheme, recipes.codes(whole), scales)
         p = _share(model, stacked.name, p)
         out |= _named(name, p)
     return out
@@ -176,16 +204,4 @@ def _expert(
     gate, up, down = (projection(model, linear.module, stored) for linear in linears)
     parts = zip(_named("w13", gate).items(), _named("w13", up).values(), strict=True)
     out = {name: recipes.concat0([first, second]) for (name, first), second in parts}
-    out |= _named("w2", down)
-    if FORMATS[scheme.weights].static:
-        of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
-        # The input is quantised once for both; calibration gives both the same scale.
-        out["x_scale"] = recipes.maximum(of_gate, of_up)
-        out["h_scale"] = of_down
-    return out
-
-
-def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
-    scale = projection(model, module, scheme).input_scale
-    assert scale is not None
-    return scale
+    return out | _named("w2", down)

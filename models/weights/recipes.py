@@ -142,6 +142,11 @@ def whole_scale(x: Recipe) -> Recipe:
     return Recipe("whole_scale", x.dtype, x.shape, (x,))
 
 
+def input_scale(x: Recipe) -> Recipe:
+    """The scale of an expert's input in the file, refused if it is negative or NaN."""
+    return Recipe("input_scale", x.dtype, x.shape, (x,))
+
+
 def part_scale(x: Recipe) -> Recipe:
     """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
     return Recipe("part_scale", x.dtype, x.shape, (x,))
@@ -177,11 +182,6 @@ def reciprocal(x: Recipe) -> Recipe:
 def multiply(a: Recipe, b: Recipe) -> Recipe:
     """f32 a · b, of one shape."""
     return Recipe("multiply", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
-
-
-def maximum(a: Recipe, b: Recipe) -> Recipe:
-    """f32 elementwise maximum, of one shape."""
-    return Recipe("maximum", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
 
 
 def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
@@ -265,6 +265,11 @@ def _checked(recipe: Recipe, value: Array, checkpoint: Reads) -> Array:
         raise
 
 
+def _reciprocal(value: Array) -> Array:
+    with np.errstate(divide="ignore", over="ignore"):  # of 0 it is infinite: no expert's scale
+        return np.asarray(np.float32(1) / value.astype(np.float32))
+
+
 def _transform(recipe: Recipe, value: Array) -> Array:
     assert recipe.function is not None
     return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
@@ -274,6 +279,7 @@ _CHECKS = {
     "codes": value_checks.check_codes,
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
+    "input_scale": value_checks.check_input,
     ROUND: value_checks.round_to_bf16,
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
@@ -281,9 +287,8 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "constant": lambda r, a, c: np.array(r.values).astype(r.dtype.numpy).reshape(r.shape),
     "cast": lambda r, a, c: a[0].astype(r.dtype.numpy),
     "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
-    "reciprocal": lambda r, a, c: np.asarray(np.float32(1) / a[0].astype(np.float32)),
+    "reciprocal": lambda r, a, c: _reciprocal(a[0]),
     "multiply": lambda r, a, c: np.asarray(a[0].astype(np.float32) * a[1].astype(np.float32)),
-    "maximum": lambda r, a, c: np.asarray(np.maximum(a[0].astype(np.float32), a[1])),
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),

@@ -57,6 +57,11 @@ class Model:
         """True if graphs with drafts can be written."""
         return not self.draft_note
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about the files: what is missing, or not read."""
+        return () if self.checkpoint is None else self.checkpoint.notes
+
     def has(self, name: str) -> bool:
         """True if the file holds the tensor of this name (without prefix)."""
         return self.layout.file_name(name) in self.tensors

@@ -38,17 +38,6 @@ DEAD = {
     "compressed-tensors, zero": ("CT NVFP4, experts", 0.0),
     "compressed-tensors, infinite": ("CT NVFP4, experts", math.inf),
 }
-WAITING = {
-    *(f"input scale of an expert {name}" for name in DEAD),
-    "weights only, declared NVFP4", "index names a head that no shard has",
-    "index leaves out the head", "mtp.safetensors without an index",
-    "several files without an index", "config does not name the head", "inv_freq",
-    "fused FP8 experts",
-    "GGUF and a config", "MLX", "bitsandbytes", "MXFP4", "quark", "mxfp4", "int8",
-    "ModelOpt MXFP8", "ModelOpt W4A8_NVFP4_FP8", "ModelOpt INT4_AWQ",
-    "YaRN next to other rope_parameters", "hc_count", "ple_layer_ids", "indexer_n_heads",
-    "rows above the vocabulary", "stale hf_quant_config.json", "transposed experts",
-}  # fmt: skip
 
 
 def _nothing(written: Written) -> None:
@@ -168,8 +157,7 @@ REFUSED: dict[str, Odd] = {
 
 def _params(table: dict[str, Odd]) -> Iterator[object]:
     for name, odd in table.items():
-        marks = [pytest.mark.xfail(reason="not treated yet")] if name in WAITING else []
-        yield pytest.param(odd, id=name, marks=marks)
+        yield pytest.param(odd, id=name)
 
 
 @pytest.mark.parametrize("odd", [*_params(BUILDS)])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from spark_engine.errors import CheckpointError
 from spark_engine.models.config.json_values import Json, Reader
 from spark_engine.models.config.model_config import MoeConfig
-from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, read_as
+from spark_engine.models.families.qwen3_5.config import MOST_LAYERS, Qwen3_5Config, read_as
+
+MOST_EXPERTS = 1 << 17  # of all layers
 
 
 def read(config: Json, generation: Json, model_type: str = "qwen3_5_moe") -> Qwen3_5Config:
@@ -14,8 +16,9 @@ def read(config: Json, generation: Json, model_type: str = "qwen3_5_moe") -> Qwe
 
 
 def _moe(text: Reader) -> MoeConfig:
+    layers = text.count("num_hidden_layers", most=MOST_LAYERS)
     moe = MoeConfig(
-        experts=text.count("num_experts"),
+        experts=text.count("num_experts", most=MOST_EXPERTS // layers),
         top_k=text.count("num_experts_per_tok"),
         intermediate=text.count("moe_intermediate_size"),
         shared_intermediate=text.count("shared_expert_intermediate_size"),
