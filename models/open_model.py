@@ -17,7 +17,7 @@ from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import check_tensors, expected_tensors, usual
 from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
-from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.quant_table import declarations, quant_table
 from spark_engine.models.checkpoint.tensor_list import Row, ValueKind, of_kind
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.exporter_layout import exporter_layout
@@ -43,8 +43,10 @@ def open_model(path: Path | str) -> Model:
     config = read_config(checkpoint.config, checkpoint.generation)
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
-    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
+    declarations(checkpoint.config, checkpoint.hf_quant)  # reports an unknown format first
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
+    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
+    table = table.spelled(layout, checkpoint.tensors)
     expected = expected_tensors(rows, config.dtype, table, layout)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
     _check_tied(rows, layout, checkpoint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Scheme(enum.StrEnum):
@@ -16,6 +16,7 @@ class Scheme(enum.StrEnum):
 
     PLAIN = "plain"  # bf16, f16 or f32, as the file says
     FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
+    FP8_CHANNEL = "fp8_channel"  # the same weights; dynamic e4m3 input per token
     FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
@@ -47,19 +48,19 @@ class Suffixes:
     block_scale: str
 
 
-_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale_inv")
+_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale")
 _COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
 SUFFIXES: Mapping[Dialect, Suffixes] = {
     Dialect.MODELOPT: _MODELOPT,
     Dialect.COMPRESSED: _COMPRESSED,
-    Dialect.BLOCK: _MODELOPT,
+    Dialect.BLOCK: replace(_MODELOPT, block_scale="weight_scale_inv"),
 }
 
 SUPPORTED = (
-    "supported are bf16/f16/f32, modelopt FP8, NVFP4, W4A16_NVFP4 and MIXED_PRECISION of them, "
-    "compressed-tensors nvfp4-pack-quantized (W4A16, W4A4) and float-quantized FP8 with static "
-    "scales, and quant_method fp8 with weight_block_size [128, 128]; use another checkpoint of the "
-    "model: nvidia/…-NVFP4 or Qwen/…-FP8"
+    "supported are bf16/f16/f32, modelopt FP8 (by tensor, channel or block), NVFP4, W4A16_NVFP4 "
+    "and MIXED_PRECISION of them, compressed-tensors nvfp4-pack-quantized (W4A16, W4A4) and "
+    "float-quantized FP8, and quant_method fp8 with weight_block_size [128, 128]; use another "
+    "checkpoint of the model: nvidia/…-NVFP4 or Qwen/…-FP8"
 )
 
 
