@@ -58,8 +58,9 @@ def open_model(path: Path | str, rope_scaling: Json | None = None) -> Model:
     if config.mtp_layers is None and any(name.startswith(heads) for name in checkpoint.tensors):
         config = replace(config, mtp_layers=1)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
-    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
     layout = Layout.detect(checkpoint.tensors, rows, drafts)
+    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant, layout.fused)
+    table = table.spelled(layout, checkpoint.tensors)
     expected = expected_tensors(rows, config.dtype, table, layout)
     _check_declared(table, config.tied, checkpoint, optional)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)

@@ -23,7 +23,7 @@ PLAIN = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 PLAIN["f32"] = np.dtype(np.float32)
 FORMATS = (
     *("bf16", "f32", "fp16", "fp8", "fp8_block", "nvfp4", "nvfp4_a4"),
-    *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4"),
+    *("modelopt_mixed", "ct_nvfp4", "ct_nvfp4_a4", "ct_fp8_channel"),
 )
 STORED = {
     np.dtype(np.float32): "F32",
@@ -42,7 +42,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def scheme_of(module: str, format: str) -> str:
-    """plain, fp8, fp8_block, nvfp4 or nvfp4_a4 for one module name."""
+    """plain, fp8, fp8_block, fp8_channel, nvfp4 or nvfp4_a4 for one module name."""
     leaf = module.rsplit(".", 1)[-1]
     mixer, mlp, head = leaf in (*ATTENTION, "fc"), leaf in MLP, leaf == "lm_head"
     if format in ("fp8", "fp8_block"):
@@ -51,6 +51,8 @@ def scheme_of(module: str, format: str) -> str:
         return format if mixer or mlp or (head and format == "nvfp4") else "plain"
     if format == "modelopt_mixed":
         return "fp8" if mixer else "nvfp4" if mlp or head else "plain"
+    if format == "ct_fp8_channel":
+        return "fp8_channel" if mixer or mlp or head else "plain"
     if format == "ct_nvfp4":
         return "nvfp4" if mixer or mlp else "plain"
     if format == "ct_nvfp4_a4":
@@ -133,16 +135,21 @@ def _quantized_layers(modules: list[str]) -> Json:
 
 
 def _compressed(format: str, ignore: list[str]) -> Json:
-    weights = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
-    weights |= {"symmetric": True, "dynamic": False}
-    inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
+    weights: Json = {"type": "float", "symmetric": True, "dynamic": False}
+    inputs: Json | None = None
+    if format == "ct_fp8_channel":
+        weights |= {"num_bits": 8, "group_size": None, "strategy": "channel"}
+        inputs = weights | {"dynamic": True, "strategy": "token"}
+    else:
+        weights |= {"num_bits": 4, "group_size": 16, "strategy": "tensor_group"}
+        inputs = weights | {"dynamic": "local"} if format == "ct_nvfp4_a4" else None
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized",
+        "format": "nvfp4-pack-quantized" if weights["num_bits"] == 4 else "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["re:.*lm_head", *[m for m in ignore if not m.endswith("lm_head")]],
+        "ignore": ["re:.*lm_head" if m.endswith("lm_head") else m for m in ignore],
         "kv_cache_scheme": None,
     }
 

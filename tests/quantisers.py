@@ -61,6 +61,13 @@ def fp8(w: F32) -> Quantised:
     return Quantised(codes, np.array(scale), None, codes.astype(np.float32) * scale)
 
 
+def fp8_channel(w: F32) -> Quantised:
+    """One bf16 scale for each row, [N, 1]: amax / 448."""
+    scale = (np.abs(w).max(axis=1, keepdims=True) / 448).astype(ml_dtypes.bfloat16)
+    codes = e4m3(w / scale.astype(np.float32))
+    return Quantised(codes, scale, None, codes.astype(np.float32) * scale.astype(np.float32))
+
+
 def fp8_block(w: F32, block: int = 128) -> Quantised:
     """One bf16 scale (to multiply by) for each block x block tile, ragged at the edges."""
     rows, cols = -(-w.shape[0] // block), -(-w.shape[1] // block)

@@ -203,10 +203,12 @@ def _projection(
 
     if scheme is Scheme.PLAIN:
         yield tensor("weight", plain, ((n, k),))
-    elif scheme is Scheme.FP8:
+    elif scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
+        static, one, rows = scheme is Scheme.FP8, SCALAR, ((n, 1), (n,))
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
-        yield tensor("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
-        yield tensor("input_scale", SCALE, SCALAR, calibrated)
+        yield tensor("weight_scale", SCALE, (*one, *rows) if static else (*rows, *one))
+        if static:
+            yield tensor("input_scale", SCALE, SCALAR, calibrated)
     elif scheme is Scheme.FP8_BLOCK:
         blocks = (-(-n // 128), -(-k // 128))
         if not linear.stored.blocks(128):
@@ -217,7 +219,10 @@ def _projection(
                 f"{linear.stored.module} unquantised"
             )
         yield tensor("weight", (DType.F8E4M3,), ((n, k),))
-        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), (blocks,))
+        shapes: tuple[Shape, ...] = (blocks,)
+        if dialect is Dialect.MODELOPT:
+            shapes = ((blocks[0], 1, blocks[1], 1), blocks)
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), shapes)
     else:
         if k % 16:
             raise CheckpointError(

@@ -24,8 +24,17 @@ from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Sche
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]
 
-ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
+ALGORITHMS = {
+    "FP8": Scheme.FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme.FP8_CHANNEL,
+    # Weights of 128x128 blocks, without scales of inputs: these are quantised by 1x128.
+    "FP8_PB_WO": Scheme.FP8_BLOCK,
+    "FP8_BLOCK_SCALES": Scheme.FP8_BLOCK,
+    "NVFP4": Scheme.NVFP4_A4,
+    "W4A16_NVFP4": Scheme.NVFP4,
+}
 MOST_PATTERNS = 256  # of compressed-tensors
+_GROUPS = {Scheme.NVFP4_A4: 16, Scheme.NVFP4: 16, Scheme.FP8_BLOCK: 128}
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
@@ -99,8 +108,10 @@ def _algorithm(name: object, entry: Json, where: str) -> Scheme:
     if scheme is None:
         raise foreign_formats.refused(f"modelopt {name}", where, "quant_algo")
     size = entry.get("group_size")
-    if scheme is not Scheme.FP8 and size not in (None, 16):
-        raise CheckpointError(f"{where}: group_size is {size!r}; NVFP4 has groups of 16")
+    if size not in (None, _GROUPS.get(scheme, size)):
+        raise CheckpointError(
+            f"{where}: group_size is {size!r}; {name} has groups of {_GROUPS[scheme]}"
+        )
     return scheme
 
 
@@ -130,7 +141,7 @@ def _compressed(row: Json, where: str) -> Declared:
         raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
     _check_patterns(row, where)
     schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
-    ignored = _names_or_patterns(row.get("ignore") or ())
+    ignored = _own_names(row.get("ignore") or ())
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         if ignored(names):
@@ -165,7 +176,7 @@ def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
     patterns = [t for t in targets if t.startswith("re:")]
     exact = [t for t in targets if not t.startswith("re:") and t != _LINEAR]
     everything = _LINEAR in targets
-    return _names_or_patterns(exact), _names_or_patterns(patterns), lambda _: everything
+    return _own_names(exact), _own_names(patterns), lambda _: everything
 
 
 def _group_scheme(group: Json, where: str) -> Scheme:
@@ -180,9 +191,14 @@ def _group_scheme(group: Json, where: str) -> Scheme:
             return Scheme.NVFP4_A4
     if kind == ("float", 8) and inputs is not None:
         bits = (inputs.get("type"), inputs.get("num_bits")) == ("float", 8)
-        whole = inputs.get("strategy") in (None, "tensor") and not inputs.get("dynamic")
-        if bits and whole and weights.get("strategy") in (None, "tensor", "channel"):
+        by_row, strategy = (
+            weights.get("strategy") in (None, "tensor", "channel"),
+            inputs.get("strategy"),
+        )
+        if bits and by_row and strategy in (None, "tensor") and not inputs.get("dynamic"):
             return Scheme.FP8
+        if bits and by_row and strategy == "token" and inputs.get("dynamic"):
+            return Scheme.FP8_CHANNEL
         if bits and weights.get("strategy") == "block" and inputs.get("dynamic"):
             _check_block(weights.get("block_structure"), where)
             return Scheme.FP8_BLOCK
@@ -195,7 +211,7 @@ def _block(row: Json, where: str) -> Declared:
     if row.get("activation_scheme", "dynamic") != "dynamic":
         value = f"activation_scheme {row['activation_scheme']!r}"
         raise foreign_formats.refused("FP8 in blocks with static inputs", where, value)
-    skipped = _names_or_patterns(row.get("modules_to_not_convert") or ("lm_head",))
+    skipped = _beginnings_or_ends(row.get("modules_to_not_convert") or ("lm_head",))
 
     def scheme(names: tuple[str, ...]) -> Scheme:
         return Scheme.PLAIN if skipped(names) else Scheme.FP8_BLOCK
@@ -243,14 +259,24 @@ def _by_expert(entries: Iterable[str]) -> bool:
     return not all(map(blind, entries))
 
 
-def _names_or_patterns(entries: Iterable[str]) -> Match:
-    """Exact names (or parents), and `re:` patterns matched from a name's start."""
+def _own_names(entries: Iterable[str]) -> Match:
+    """Names, and `re:` patterns matched from a name's start (compressed-tensors): an entry that
+    names a module that holds others says nothing of these."""
     exact = {e for e in entries if not e.startswith("re:")}
     patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
+    return lambda names: any(
+        name in exact or any(p.match(name) for p in patterns) for name in names
+    )
+
+
+def _beginnings_or_ends(entries: Iterable[str]) -> Match:
+    """Names with all that they hold, and last words of names (transformers)."""
+    exact = frozenset(entries)
 
     def match(names: tuple[str, ...]) -> bool:
-        if any(p.match(name) for p in patterns for name in names):
+        if any(parent in exact for name in names for parent in _parents(name)):
             return True
-        return bool(exact) and any(parent in exact for name in names for parent in _parents(name))
+        words = names[0].split(".")
+        return any(".".join(words[i:]) in exact for i in range(len(words)))
 
     return match

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Scheme(enum.StrEnum):
@@ -16,6 +16,7 @@ class Scheme(enum.StrEnum):
 
     PLAIN = "plain"  # bf16, f16 or f32, as the file says
     FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
+    FP8_CHANNEL = "fp8_channel"  # the same weights; dynamic e4m3 input per token
     FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
@@ -47,12 +48,12 @@ class Suffixes:
     block_scale: str
 
 
-_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale_inv")
+_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale")
 _COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
 SUFFIXES: Mapping[Dialect, Suffixes] = {
     Dialect.MODELOPT: _MODELOPT,
     Dialect.COMPRESSED: _COMPRESSED,
-    Dialect.BLOCK: _MODELOPT,
+    Dialect.BLOCK: replace(_MODELOPT, block_scale="weight_scale_inv"),
 }
 
 

@@ -7,16 +7,16 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
-from spark_engine.models.checkpoint.layout import DRAFT, spellings
-from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
+from spark_engine.models.checkpoint.layout import DRAFT, Layout, spellings
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Declared, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Row, linears
 from spark_engine.models.config.json_values import malformed_json
 
 
@@ -45,6 +45,15 @@ class QuantTable:
         """The dialect of a module's tensors."""
         return self.draft_dialect if module.startswith(DRAFT) else self.dialect
 
+    def spelled(self, layout: Layout, names: Collection[str]) -> QuantTable:
+        """The table in the dialect of the block scales that the files name: exporters of FP8_PB_WO
+        differ."""
+        inverse = SUFFIXES[Dialect.BLOCK].block_scale
+        blocks = (m for m, scheme in self.modules.items() if scheme is Scheme.FP8_BLOCK)
+        if any(f"{layout.file_name(module)}.{inverse}" in names for module in blocks):
+            return replace(self, dialect=Dialect.BLOCK)
+        return self
+
     def drafting(self, drafts: QuantTable) -> QuantTable:
         """The table with the draft head of `drafts`."""
         return replace(self, drafts=drafts.modules, draft_dialect=drafts.dialect)
@@ -65,9 +74,13 @@ class QuantTable:
 
 
 def quant_table(
-    rows: Iterable[Row], config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+    rows: Iterable[Row],
+    config_json: Mapping[str, Any],
+    hf_quant: Mapping[str, Any],
+    stacked: Callable[[str], bool] = lambda group: False,
 ) -> QuantTable:
-    """The table of the projections in `rows`, from both JSON files ({} where absent).
+    """The table of the projections in `rows`, from both JSON files ({} where absent). `stacked`: of
+    which groups of experts the file has the group as one module.
 
     Raises CheckpointError when a method is unsupported, when the two files contradict each
     other, or when the experts of one layer are not stored alike.
@@ -81,7 +94,8 @@ def quant_table(
     for linear in linears(rows):
         if linear.group in table and not by_expert:
             continue
-        scheme = _agreed(linear, from_files)
+        of_group = bool(linear.group) and stacked(linear.group)
+        scheme = _agreed(linear.group if of_group else linear.stored.module, from_files)
         if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(
                 f"{from_files[0].where}: {linear.module} is {scheme}, but other experts of its "
@@ -108,13 +122,13 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
     return found
 
 
-def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
-    names = spellings(linear.stored.module)
+def _agreed(module: str, from_files: list[Declared]) -> Scheme:
+    names = spellings(module)
     said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{linear.stored.module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
+            f"{module} is {said[0]} in {first.where} but {said[1]} in {second.where}"
             "; take both files from one export of the checkpoint"
         )
     return said[0]

@@ -43,7 +43,7 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     """The recipes of one module, named without prefix; a plain matrix is quantised here if its
     scheme requires it.
 
-    fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
+    fp8, fp8_channel: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
     """
     weight = f"{module}.weight"
@@ -70,10 +70,14 @@ def _plain(model: Model, module: str) -> Projection:
 
 
 def _fp8(model: Model, module: str) -> Projection:
+    read = scalar(model, f"{module}.input_scale") if model.has(f"{module}.input_scale") else None
+    return replace(_fp8_channel(model, module), scheme=Scheme.FP8, input_scale=read)
+
+
+def _fp8_channel(model: Model, module: str) -> Projection:
     weight = recipes.codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
-    read = scalar(model, f"{module}.input_scale") if model.has(f"{module}.input_scale") else None
-    return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
+    return Projection(Scheme.FP8_CHANNEL, weight, {"weight_scale": scale})
 
 
 def _fp8_block(model: Model, module: str) -> Projection:
@@ -127,6 +131,7 @@ def _per_row(scale: Recipe, rows: int) -> Recipe:
 _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
     Scheme.PLAIN: _plain,
     Scheme.FP8: _fp8,
+    Scheme.FP8_CHANNEL: _fp8_channel,
     Scheme.FP8_BLOCK: _fp8_block,
     Scheme.NVFP4: _nvfp4,
     Scheme.NVFP4_A4: _nvfp4_a4,

@@ -80,6 +80,8 @@ class Model:
         belong to them: of the tensor, of each row, or of blocks of rows."""
         spec = self.tensors[self.layout.file_name(name)]
         recipe = recipes.source(spec.name, spec.dtype, spec.dims)
+        if len(recipe.shape) == 4:  # ModelOpt's scales of blocks, [rows, 1, columns, 1]
+            recipe = recipes.reshape(recipe, recipe.shape[::2])
         stored = self.layout.slices.get(name.rpartition(".")[0])
         if stored is None or recipe.shape in ((), (1,)):
             return recipe

@@ -32,7 +32,7 @@ from tests.oracles import draft_truth
 LIMITS = Limits(2, 64, 4, 160, drafts=2, gdn_ring=4, bias_slots=4, top_logprobs=2)
 MARGIN = 3e-7  # of a rounding decision's border, as in test_parity_oracle.py
 WIDE = {**SMALL, "hidden_size": 128, "moe_intermediate_size": 128}
-ROUNDED = ("fp8", "fp8_block")
+ROUNDED = ("fp8", "fp8_block", "ct_fp8_channel")
 
 
 def _agrees(truth: Path, model: Model, options: DraftOptions | None = None) -> ReferenceEngine:

@@ -172,15 +172,15 @@ class _Rounder:
         y = x.astype(np.float32) / np.float32(scale)
         return self.nearest(y, E4M3, _row_size(y))
 
-    def fp8_blocks(self, x: F64) -> F64:
-        """e4m3 with one scale per token and 128 columns; dequantised."""
+    def fp8_blocks(self, x: F64, block: int = 128) -> F64:
+        """e4m3 with one scale per token and so many columns; dequantised."""
         out = np.zeros_like(x)
-        for start in range(0, x.shape[1], 128):
-            part = x[:, start : start + 128].astype(np.float32)
+        for start in range(0, x.shape[1], block):
+            part = x[:, start : start + block].astype(np.float32)
             amax = np.abs(part).max(axis=1, keepdims=True)
             scale = np.where(amax > 0, amax / np.float32(E4M3_MAX), np.float32(1))
             y = part / scale
-            out[:, start : start + 128] = self.nearest(y, E4M3, _row_size(y)) * scale
+            out[:, start : start + block] = self.nearest(y, E4M3, _row_size(y)) * scale
         return out
 
     def nvfp4(self, x: F64, scale: float) -> F64:
@@ -224,6 +224,8 @@ class _Net:
         if f"{module}.weight_scale" in tensors:
             rows = self.files.get(f"{module}.weight_scale").reshape(-1, 1)
             w = self.files.once(module, lambda: weight.astype(np.float64) * rows)
+            if f"{module}.input_scale" not in tensors:
+                return np.asarray(self.rounder.fp8_blocks(x, x.shape[1]) @ w.T)
             scale_in = self.files.scalar(f"{module}.input_scale")
             return np.asarray(self.rounder.fp8(x, scale_in) @ w.T * scale_in)
         return np.asarray(x @ self.files.get(f"{module}.weight").T)

@@ -22,7 +22,7 @@ from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 from tests.plugins.one_node import Node, run_graph
 
-QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2)]
+QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2), ("fp8_token", 1)]
 F32: Attrs = {"dtype": "f32"}
 
 
@@ -163,11 +163,12 @@ def linear_nodes(kind: str, x: str, w: str, scale: str, y: str) -> list[Node]:
     given = {"x": x, **zipped((o.name for o in form.stored), (w + s for s in SUFFIXES))}
     if form.inputs is not None:
         made = names(f"{y}_q", len(form.inputs.makes))
-        nodes.append(node(form.inputs.op, [x, scale][: 1 + form.static], made))
+        attrs = form.inputs.attrs
+        nodes.append(node(form.inputs.op, [x, scale][: 1 + form.static], made, attrs))
         given |= zipped(form.inputs.makes, made)
     if form.inputs is not None and form.static:
         given[form.inputs.scale] = f"{w}_alpha" if folds(kind) else scale
-    return [*nodes, node(form.op, [given[o.name] for o in form.operands], [y], F32)]
+    return [*nodes, node(form.op, [given[o.name] for o in form.operands], [y], F32 | form.attrs)]
 
 
 def zipped(keys: Iterable[str], values: Iterable[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ MIXERS = rf"{ATTENTION}|{DELTA}"
 FFN = rf"{MLP}|{EXPERTS}"
 LINEAR = rf"{MIXERS}|{FFN}"
 Schemes = Mapping[str, str]
-CHANNEL, INT4 = "FP8 per channel or in blocks of ModelOpt is refused", "int4 is refused"
+INT4 = "int4 is refused"
 
 
 def plain(schemes: Schemes) -> list[str]:
@@ -269,30 +269,29 @@ LAYOUTS: dict[str, Layout] = {
         "dense", {LINEAR: "fp8"}, modelopt("FP8", kv="FP8"), kv="modelopt"
     ),
     "ModelOpt mtp in blocks": Layout(
-        "moe", {EXPERTS: "nvfp4"}, mixed(None, head=""), head={EXPERTS: "fp8_block"}, waits=CHANNEL
+        "moe", {EXPERTS: "nvfp4"}, mixed(None, head=""), head={EXPERTS: "fp8_block"}
     ),
     "ModelOpt FP8 per channel": Layout(
-        "dense", {LINEAR: "fp8_pcpt"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"), waits=CHANNEL
+        "dense", {LINEAR: "fp8_pcpt"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN")
     ),
     "ModelOpt FP8_PB_WO": Layout(
-        "dense", {LINEAR: "fp8_pb"}, modelopt("FP8_PB_WO"), waits=CHANNEL
+        "dense", {LINEAR: "fp8_pb"}, modelopt("FP8_PB_WO")
     ),
-    "unsloth 3.8": Layout("dense", UNSLOTH, MIXED, kv="ct", waits=CHANNEL),
+    "unsloth 3.8": Layout("dense", UNSLOTH, MIXED, kv="ct"),
     "unsloth 3.8, full names": Layout(
-        "dense", UNSLOTH, by_names, kv="ct", head_file=MTP_FILE, waits=CHANNEL
+        "dense", UNSLOTH, by_names, kv="ct", head_file=MTP_FILE
     ),
     "unsloth 3.8, parents ignored": Layout(
-        "dense", UNSLOTH, _with_parents, kv="ct", head_file=MTP_FILE, waits=CHANNEL
+        "dense", UNSLOTH, _with_parents, kv="ct", head_file=MTP_FILE
     ),
     "unsloth 3.6 experts": Layout(
         "moe", {rf"{MIXERS}|{HEAD}": "fp8_rows", EXPERTS: "ct_nvfp4"}, MIXED_EXPERTS, kv="ct",
-        waits=CHANNEL,
     ),
-    "FP8 dynamic, dense": Layout("dense", ROWS, linear("fp8_rows"), waits=CHANNEL),
+    "FP8 dynamic, dense": Layout("dense", ROWS, linear("fp8_rows")),
     "FP8 dynamic, experts": Layout(
-        "moe", {rf"{ATTENTION}|{FFN}": "fp8_rows"}, linear("fp8_rows"), waits=CHANNEL
+        "moe", {rf"{ATTENTION}|{FFN}": "fp8_rows"}, linear("fp8_rows")
     ),
-    "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS, waits=CHANNEL),
+    "FP8 dynamic, mtp too": Layout("dense", ROWS, linear("fp8_rows"), head=ROWS),
     "CT NVFP4, dense": Layout("dense", {LINEAR: "ct_nvfp4"}, linear("ct_nvfp4")),
     "CT NVFP4, experts": Layout(
         "moe", {rf"{ATTENTION}|{FFN}": "ct_nvfp4"}, linear("ct_nvfp4")

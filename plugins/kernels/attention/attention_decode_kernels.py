@@ -100,6 +100,8 @@ def refuse_group(node: Node, size: Chunks) -> str | None:
     s = sizes(node)
     if node.attrs.get("quant") == "fp8_block" and s.dim % 128:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
+    if node.attrs.get("quant") == "fp8_token":
+        return "the heads of a token are in several blocks, and fp8_token has one scale for all"
     if node.number("n") > COPIES:
         return f"{node.number('n')} quantised copies; at most {COPIES} are written"
     if size.large != node.target.large_shared:

@@ -34,6 +34,9 @@ struct Problem {
   const u8* w;
   const u8* scales;
   int m, n, k;
+#ifdef BY_TOKEN
+  const float* token_scales;  // [m]
+#endif
 };
 
 // What a warp has to read, stage by stage: its k-slabs in order, of each its m16 tiles in chunks.

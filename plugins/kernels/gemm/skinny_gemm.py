@@ -151,6 +151,8 @@ def plan(node: Node, config: SkinnyConfig, problem: Problem, form: StreamKForm) 
         "OUT_BF16": node.text("dtype") == "bf16",
         "RAGGED": problem.n % M16 != 0,
     }
+    if node.number("by_token"):
+        macros["BY_TOKEN"] = 1
 
     def shared(stages: int) -> int:
         ring = stages * config.chunk * form.m16_slab_bytes

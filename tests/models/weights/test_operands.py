@@ -47,7 +47,7 @@ def _values(scheme: Scheme, operands: list[Array]) -> F32:
     """What weight and scales of a scheme (as W4A16 for NVFP4) mean."""
     if scheme is Scheme.PLAIN:
         return operands[0].astype(np.float32)
-    if scheme is Scheme.FP8:
+    if scheme in (Scheme.FP8, Scheme.FP8_CHANNEL):
         return operands[0].astype(np.float32) * operands[1][..., None]
     if scheme is Scheme.FP8_BLOCK:
         return _blocks(operands[0], operands[1])

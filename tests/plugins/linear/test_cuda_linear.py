@@ -344,7 +344,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
     for wgmma in (True, False):
 
         def choose(
-            p: sg.Problem, form: sg.StreamKForm, t: Target, wgmma: bool = wgmma
+            p: sg.Problem, form: sg.StreamKForm, t: Target, _: bool, wgmma: bool = wgmma
         ) -> sg.StreamKConfig:
             return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 

@@ -244,7 +244,7 @@ def test_tokens_shared_by_two_warps_give_the_bits_of_one(
     arrays, chosen = operands(op, 128, 640, 2048), sg.choose
     results = [run(bench, OPS[op], arrays)["stream-k"].tobytes() for _ in range(5)]
 
-    def choose(p: sg.Problem, form: sg.StreamKForm, t: Target) -> sg.StreamKConfig:
+    def choose(p: sg.Problem, form: sg.StreamKForm, t: Target, exact: bool) -> sg.StreamKConfig:
         return sg.fill(replace(chosen(p, form, t), warp_tiles=1, warps_m=1), p, form, t)
 
     monkeypatch.setattr(sg, "choose", choose)

@@ -31,7 +31,8 @@ NEXT: Sizes = (513, 11, 256, 128)  # the 80B's experts
 LARGE: Sizes = (12, 9, 2048, 512)
 LARGER: tuple[Sizes, ...] = ((12, 9, 3072, 1024), (13, 11, 4096, 1024))  # 122B, 397B
 OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
-QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats that round activations to codes
+# Formats that round activations to codes.
+QUANTISED = ("nvfp4_a4", "fp8", "fp8_block", "fp8_channel")
 Route = Callable[[np.random.Generator, int, Sizes], Array]
 
 
@@ -205,7 +206,9 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("quant", "n"), [("none", 1), ("fp8", 2), ("fp8_block", 1), ("nvfp4", 1)])
+@pytest.mark.parametrize(
+    ("quant", "n"), [("none", 1), ("fp8", 2), ("fp8_block", 1), ("nvfp4", 1), ("fp8_token", 1)]
+)
 @pytest.mark.parametrize("kind", ["nvfp4", "dense", *QUANTISED])
 @pytest.mark.parametrize("tokens", [1, 4, 7, 140, 600])
 def test_the_norm_in_the_same_launch_changes_no_bit(

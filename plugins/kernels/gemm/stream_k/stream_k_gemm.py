@@ -136,9 +136,12 @@ def packs(n: int, k: int) -> bool:
     return refuse(Problem(1, n, k)) is None
 
 
-def choose(problem: Problem, form: StreamKForm, target: Target) -> StreamKConfig:
-    """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m."""
-    wgmma = target.wgmma and not form.x_scale_bytes
+def choose(
+    problem: Problem, form: StreamKForm, target: Target, exact: bool = False
+) -> StreamKConfig:
+    """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m. `exact`:
+    without wgmma."""
+    wgmma = target.wgmma and not form.x_scale_bytes and not exact
     # On Hopper four warpgroups take turns: one multiplies, the others decode. Elsewhere 8 warps
     # hold the sums: of 128 tokens each has two m16 tiles and half of the tokens, so that one
     # decodes while the other on its scheduler multiplies, and a fragment read serves two products.
@@ -228,6 +231,8 @@ def plan(
         macros["BAND"] = band
     if tile.warps_m > 1:
         macros["WARPS_M"] = tile.warps_m
+    if node.number("by_token"):
+        macros["BY_TOKEN"] = 1
     partial = 256 if band else 2 * blocks * tile.block_n * tile.block_m * 4
     arrived = Scratch(2 * blocks * tile.warps * 4, zeroed=True)
     node = node.with_scratch(partial=partial, arrived=arrived)

@@ -163,7 +163,7 @@ def _launches(
 
 def _quantised_rows(p: Problem) -> int:
     """Rows of quantised x: one a token where every expert rounds alike."""
-    return p.tokens if p.kind == "fp8_block" else p.pairs
+    return p.pairs if p.form.static else p.tokens
 
 
 def _memory(p: Problem) -> dict[str, int]:

@@ -126,13 +126,25 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART
 struct Scales {
   const float* row;    // of a weight row; of fp8_block: f32 [E, ⌈N/128⌉, ⌈K/128⌉]
   const float* given;  // of an expert's input, where it was quantised by one
-  const float* x;      // fp8_block: of the input's rows, f32 [rows, ⌈K/128⌉]
+  const float* x;      // of the input's rows: fp8_block f32 [rows, ⌈K/128⌉], fp8_token f32 [rows]
 
   DEVICE float of(int expert, u64 at) const {
     if (WEIGHTS == 0 || QUANT == 2) return 1.0f;
     return BY_PAIR ? row[at] * given[expert] : row[at];
   }
+#if QUANT == 4
+  template <bool UP>
+  DEVICE float of_input(int pair) const {
+    return __ldcg(x + (UP ? pair / K1 : pair));
+  }
+#endif
 };
+
+#if QUANT == 4
+#define BY_INPUT(pair) *scales.of_input<UP>(pair)
+#else
+#define BY_INPUT(pair)
+#endif
 
 // What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
 // its row), of `down` the whole fragment (two rows, two columns).
@@ -172,7 +184,8 @@ struct Epilogue {
     }
   }
   // Adds the WK parts in order and writes the rows.
-  DEVICE void write(const Shared& s, const float4* parts, const Piece<UP>& p, void* out) const {
+  DEVICE void write(const Shared& s, const Scales& scales, const float4* parts, const Piece<UP>& p,
+                    void* out) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       if (!there(p, i)) continue;
@@ -191,7 +204,8 @@ struct Epilogue {
         }
         if (pair[half] >= 0)
           put_inner(out, (u64)pair[half] * INNER + row(p, i),
-                    silu_mul(scaled(v.x, a[i % ROWS]), scaled(v.y, b[i % ROWS])));
+                    silu_mul(scaled(v.x, a[i % ROWS] BY_INPUT(pair[half])),
+                             scaled(v.y, b[i % ROWS] BY_INPUT(pair[half]))));
       } else {
         float4 v = from[0];
 #pragma unroll
@@ -204,8 +218,9 @@ struct Epilogue {
         for (int c = 0; c < 2; ++c) {
           if (pair[c] < 0) continue;
           float* const y = (float*)out + (u64)pair[c] * HIDDEN + row(p, i);
-          y[0] = scaled(low[c], a[i % ROWS]);
-          if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN) y[8] = scaled(high[c], b[i % ROWS]);
+          y[0] = scaled(low[c], a[i % ROWS] BY_INPUT(pair[c]));
+          if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN)
+            y[8] = scaled(high[c], b[i % ROWS] BY_INPUT(pair[c]));
         }
       }
     }
@@ -329,7 +344,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     }
     __syncthreads();
     if (!EARLY) epilogue.load(scales, expert, piece);
-    epilogue.write(s, mine, piece, out);
+    epilogue.write(s, scales, mine, piece, out);
   }
 }
 

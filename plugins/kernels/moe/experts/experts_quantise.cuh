@@ -2,7 +2,7 @@
 // before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3),
 // exactly. Rules: numpy_codecs.py. Per-tensor formats have a scale for each expert, so a row of x
 // is made for each of its experts.
-// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
+// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4, 4 fp8_token).
 #pragma once
 #include "moe/experts/experts_common.cuh"
 
@@ -28,7 +28,7 @@ DEVICE float from_e2m1(u32 code) {
 
 // Eight neighbouring values of a row, all lanes of the warp together; lanes hold neighbours.
 DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
-#if QUANT == 1
+#if QUANT == 1 || QUANT == 4
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = e4m3_of(v[i], given);
 #elif QUANT == 2
@@ -47,6 +47,25 @@ DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
 #endif
 }
 
+#if QUANT == 4
+// The largest magnitude / 448 of a row of x (bf16) or of h (f32).
+template <bool UP>
+DEVICE float token_scale(const void* in, u64 row) {
+  __shared__ float room[8];
+  float top = 0.0f;
+  for (u64 i = row * Side<UP>::K + threadIdx.x; i < (row + 1) * Side<UP>::K; i += 256)
+    top = fmaxf(top,
+                fabsf(UP ? from_bf16(__ldcg((const u16*)in + i)) : __ldcg((const float*)in + i)));
+#pragma unroll
+  for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+  if (lane_id() == 0) room[threadIdx.x / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < 8; ++w) top = fmaxf(top, room[w]);
+  return top == 0.0f ? 1.0f : top / 448.0f;
+}
+#endif
+
 // A block a row; eight columns a thread and turn.
 template <bool UP>
 DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* out,
@@ -55,7 +74,12 @@ DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* 
   wait_for_previous();
   launch_dependents();
   const u64 row = blockIdx.x, from = UP && BY_PAIR ? row / K1 : row;
+#if QUANT == 4
+  const float scale = token_scale<UP>(in, row);
+  if (threadIdx.x == 0) scales[row] = scale;
+#else
   const float scale = BY_PAIR ? given[ids[row]] : 1.0f;
+#endif
   for (int base = 0; base < K; base += TURN) {
     const int k = base + threadIdx.x * 8;
     float v[8] = {}, block_scale = 1.0f;
