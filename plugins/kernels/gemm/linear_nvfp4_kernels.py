@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,20 +35,25 @@ def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
     return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wide))
 
 
-def _pack_codes(attrs: Attrs, w: Array) -> Array:
-    codes = w.view(np.uint8)
-    return wt.as_rows(wt.pack_fp4(codes), len(w)) if sg.packs(len(w), 2 * w.shape[1]) else codes
+def packs(codes: Callable[[Array], Array], scales: Callable[[Array], Array]) -> dict[str, Pack]:
+    """The layouts of `w` and `w_scale` of a W4A16 format, by how it packs codes and scales."""
+
+    def apply(pack: Callable[[Array], Array], k_each: int) -> Callable[[Attrs, Array], Array]:
+        def packed(attrs: Attrs, array: Array) -> Array:
+            if not sg.packs(len(array), k_each * array.shape[1]):
+                return array
+            return wt.as_rows(pack(array), len(array))
+
+        return packed
+
+    return {
+        "w": Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), apply(codes, 2)),
+        "w_scale": Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), apply(scales, 16)),
+    }
 
 
-def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
-    if not sg.packs(len(w_scale), 16 * w_scale.shape[1]):
-        return w_scale
-    return wt.as_rows(wt.pack_scales(w_scale.view(np.uint8)), len(w_scale))
-
-
-CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
-SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
-
+PACKS = packs(
+    lambda w: wt.pack_fp4(w.view(np.uint8)), lambda scale: wt.pack_scales(scale.view(np.uint8))
+)
 SKINNY = skinny_gemm.candidate(FORM, refuse)
 CANDIDATES = (SKINNY, *order.streaming(FORM, refuse, sg.cost_of(FORM)))
-PACKS = {"w": CODES, "w_scale": SCALES}

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     nvfp4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                         int m, int n, int k, int each) {
   const Problem p = {x, w, w_scale, m, n, k};
-  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
 #else
 #include "gemm/stream_k/stream_k_gemm.cuh"
@@ -93,6 +93,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
-  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
 #endif
