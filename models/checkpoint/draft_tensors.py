@@ -20,7 +20,7 @@ from spark_engine.models.checkpoint.expected_tensors import (
     misfits,
 )
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
-from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
 from spark_engine.tensors import DType
@@ -45,6 +45,7 @@ def draft_table(
         else:
             module = layout.file_name(linear.stored.module)
             scheme = _scheme(module, tensors, dialect, rounds_inputs)
+            scheme = _int4_scheme(module, tensors, linear.columns) or scheme
         if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
     return QuantTable(MappingProxyType(table), dialect, False)
@@ -107,3 +108,15 @@ def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) 
     static = f"{module}.input_scale" in tensors
     blocks = not static and f"{module}.{names.block_scale}" in tensors
     return Scheme.FP8_BLOCK if blocks else Scheme.FP8
+
+
+def _int4_scheme(module: str, tensors: Files, columns: int) -> Scheme | None:
+    """The scheme of an int4 projection in the file, by the number of its groups."""
+    groups, axis = tensors.get(f"{module}.scales"), 0
+    packed = tensors.get(f"{module}.weight_packed")
+    if packed is not None and packed.dtype is DType.I32:
+        groups, axis = tensors.get(f"{module}.weight_scale"), 1
+    if groups is None or len(groups.shape) != 2:
+        return None
+    stored = not axis or f"{module}.weight_zero_point" in tensors
+    return INT4.get((columns // max(1, groups.shape[axis]), not stored))

@@ -1,4 +1,5 @@
-"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8.
+"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8; those of
+int4 are in int4_declarations.py.
 
 Each reader converts one JSON object into a `Declared`. Its `scheme` looks up a module by all
 spellings of its name. Knows names and patterns only; no tensor and no shape.
@@ -17,12 +18,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import int4_declarations
 from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]
 
 ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
+_INT4 = {
+    "gptq": int4_declarations.gptq,
+    "awq": int4_declarations.awq,
+    "auto-round": int4_declarations.auto_round,
+    "intel/auto-round": int4_declarations.auto_round,
+}
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
@@ -36,6 +44,8 @@ def from_config(row: Json) -> Declared:
         return _compressed(row, where)
     if method == "fp8":
         return _block(row, where)
+    if method in _INT4:
+        return _INT4[method](row, where)
     raise CheckpointError(f"{where}: quant_method is {row.get('quant_method')!r}; {SUPPORTED}")
 
 
@@ -145,6 +155,8 @@ def _group_scheme(group: Json, where: str) -> Scheme:
     """The scheme that a group's weights and input_activations describe."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     kind = (weights.get("type"), weights.get("num_bits"))
+    if kind[0] == "int":
+        return int4_declarations.compressed(weights, inputs, where)
     if kind == ("float", 4) and weights.get("group_size") == 16:
         if inputs is None:
             return Scheme.NVFP4

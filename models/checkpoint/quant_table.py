@@ -104,7 +104,8 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
 
 def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
     names = spellings(linear.stored.module)
-    said = [d.scheme(names) for d in from_files]
+    with malformed_json("config.json: quantization_config"):
+        said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(

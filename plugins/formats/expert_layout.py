@@ -69,21 +69,22 @@ def pack_scales(rows: U8) -> U8:
     seen next to the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
     check_scales(rows)
-    return _by_lanes(np.take(WIDE, pad_columns(rows, KSLAB // 16)), 4).reshape(len(rows), -1)
+    whole = np.take(WIDE, pad_columns(rows, KSLAB // 16))
+    return _by_lanes(whole, 4).reshape(whole.shape)
 
 
 def pack_int4_scales(halves: U16) -> U8:
     """`int4_halves` [N, K/32]: of two m16 tiles a lane of even t has rows g and g + 8 of the first,
     the next one those of the second; both lanes read k of one group."""
     whole = pad_columns(halves.view(np.uint8), KSLAB // 16).view(np.uint16)
-    return _by_lanes(whole, 2).view(np.uint8).reshape(len(halves), -1)
+    return _by_lanes(whole, 2).reshape(len(halves), -1)
 
 
-def _by_lanes(scales: Array, groups: int) -> Array:
+def _by_lanes(scales: Array, groups: int) -> U8:
     """Scales of `groups` parts of a k-slab, two m16 tiles together."""
     grid = scales.reshape(-1, 2, 2, 2, 8, scales.shape[1] // groups, groups)
     # panel pair m16 r g slab group -> panel slab pair g group m16 r
-    return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3))
+    return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3)).view(np.uint8)
 
 
 def pack_dense(rows: U8) -> U8:

@@ -98,10 +98,12 @@ def pack_scales(scales: U8) -> U8:
 
 def pack_int4_scales(halves: U16) -> U8:
     """`int4_halves` [N, K/32]: for each row pair g, g + 8 of an m16 tile, two groups each."""
-    return _by_panels(
-        pad_columns(halves.view(np.uint8), KSLAB // 32),
-        lambda part, m16_tiles: _row_words(part.view(np.uint32), m16_tiles),
-    )
+
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        words: U32 = part.view(np.uint32)
+        return _row_words(words, m16_tiles)
+
+    return _by_panels(pad_columns(halves.view(np.uint8), KSLAB // 32), arrange)
 
 
 def _row_words(words: U32, m16_tiles: int) -> U8:

@@ -86,7 +86,7 @@ def int4_halves(scales: F32) -> U16:
         raise GraphError("int4 scales beyond 1, or zeros that are no codes: make them by `paired`")
     least = np.copysign(np.maximum(np.abs(scale), np.float32(2**-15)), scale)
     bits = least.astype(DType.BF16.numpy).view(np.uint16)
-    return (bits & 0x87FF) | zero.astype(np.uint16) << 11
+    return np.asarray((bits & 0x87FF) | zero.astype(np.uint16) << 11, np.uint16)
 
 
 def _both(low: U32, high: U32) -> U32:

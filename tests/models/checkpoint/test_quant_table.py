@@ -123,7 +123,7 @@ def test_compressed_block_fp8() -> None:
 
 
 REFUSED: list[tuple[Json, str]] = [
-    *(({"quant_method": m}, m) for m in ("awq", "gptq", "bitsandbytes", "mxfp4", "torchao")),
+    *(({"quant_method": m}, m) for m in ("bitsandbytes", "mxfp4", "torchao")),
     ({"bits": 4}, "quant_method is None"),
     *(
         ({"quant_method": "modelopt", "quant_algo": a}, a)
@@ -142,7 +142,6 @@ REFUSED: list[tuple[Json, str]] = [
         "activation_scheme is 'static'",
     ),
     (_compressed([]), "no config_groups"),
-    (_compressed([_group({"num_bits": 4, "type": "int", "group_size": 128}, None)]), "'int'"),
     (_compressed([_group(PACKED | {"group_size": 32}, None)]), "'group_size': 32"),
     (_compressed([_group(EIGHT, EIGHT | {"dynamic": True, "strategy": "token"})]), "'token'"),
     (_compressed([_group(EIGHT, None)]), "input_activations None"),
