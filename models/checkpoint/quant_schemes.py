@@ -79,8 +79,8 @@ SUFFIXES: Mapping[Dialect, Suffixes] = {
 SUPPORTED = (
     "supported are bf16/f16/f32, modelopt FP8, NVFP4, W4A16_NVFP4 and MIXED_PRECISION of them, "
     "compressed-tensors nvfp4-pack-quantized (W4A16, W4A4) and float-quantized FP8 with static "
-    "scales, and quant_method fp8 with weight_block_size [128, 128]; use another checkpoint of the "
-    "model: nvidia/…-NVFP4 or Qwen/…-FP8"
+    "scales, quant_method fp8 with weight_block_size [128, 128], and int4 (gptq, awq, auto-round, "
+    "pack-quantized); use another checkpoint of the model: nvidia/…-NVFP4 or Qwen/…-FP8"
 )
 
 

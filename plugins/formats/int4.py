@@ -4,8 +4,8 @@ y[t,n] = w_scale2[n] · Σ_k x[t,k] · (code[n,k] − zero[n,k/32]) · scale[n,k
 
 `w_scale` has scale and zero in turn. A file's wider groups are repeated, its symmetric codes have
 zero 8, a scale may be negative. w_scale2 is a power of two, so that a row's largest scale is in
-[1/2, 1): a kernel's packed form has few bits for exponents. All of this is exact in f32; a kernel
-rounds the scale to bf16 and code times scale too (int4_decode.cuh).
+[1/2, 1): a kernel's packed form has few bits for exponents. All of this is exact in f32. Over bf16
+activations the scale is rounded to bf16, and then the weight (int4_decode.cuh).
 """
 
 from __future__ import annotations
@@ -51,10 +51,17 @@ def _quantise(w: F32) -> tuple[Array, ...]:
 
 def _decode(v: Values) -> F64:
     scale, zero = np.moveaxis(v["w_scale"].reshape(len(v["w"]), -1, 2).astype(np.float64), -1, 0)
+    rounds = "x" in v and v["x"].dtype == DType.BF16.numpy
+    scale = _bf16(scale) if rounds else scale
     codes = numpy_codecs.unpack(v["w"].astype(np.uint8))
     groups = codes.reshape(*scale.shape, INT4_GROUP).astype(np.float64)
     values: F64 = ((groups - zero[..., None]) * scale[..., None]).reshape(codes.shape)
-    return values
+    return _bf16(values) if rounds else values
+
+
+def _bf16(values: F64) -> F64:
+    rounded: F64 = values.astype(np.float32).astype(DType.BF16.numpy).astype(np.float64)
+    return rounded
 
 
 def _decode_body(f: Text, v: Names, shape: tuple[int, int]) -> str:

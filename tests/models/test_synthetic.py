@@ -25,7 +25,7 @@ from tests.models import nvidia_configs
 from tests.repository import ROOT
 
 CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
-FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")
+FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4", "gptq", "ct_int4")
 
 
 def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = False) -> Path:

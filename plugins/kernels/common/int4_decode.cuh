@@ -13,8 +13,8 @@
 constexpr float CODES_REST = 2097152.0f;
 
 struct Int4Scale {
-  u32 factor, zero;          // pairs, for codes
-  u32 factor_16, zero_16;    // for 16 code - 120
+  u32 factor, zero;        // pairs, for codes
+  u32 factor_16, zero_16;  // for 16 code - 120
 };
 
 // Of one of a word's halves.

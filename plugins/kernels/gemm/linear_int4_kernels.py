@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from spark_engine.plugins.formats import linear_layout as wt
@@ -14,9 +16,12 @@ from spark_engine.plugins.kernels.gemm.stream_k import stream_k_schedule as orde
 FORM = sg.StreamKForm("int4_linear", "gemm/linear_int4_mma.cu", "x w w_scale w_scale2",
                  weight_bits=4, scale_bytes=64, x_bytes=2)  # fmt: skip
 
-CANDIDATES = (
-    skinny_gemm.candidate(FORM, nvfp4.refuse),
-    *order.streaming(FORM, nvfp4.refuse, sg.cost_of(FORM)),
+CANDIDATES = tuple(
+    replace(candidate, times_of=nvfp4.FORM.symbol, why="as NVFP4: the same bytes and schedule")
+    for candidate in (
+        skinny_gemm.candidate(FORM, nvfp4.refuse),
+        *order.streaming(FORM, nvfp4.refuse, sg.cost_of(FORM)),
+    )
 )
 PACKS = nvfp4.packs(
     lambda w: wt.pack_fp4(w.view(np.uint8), INT4_WORDS),

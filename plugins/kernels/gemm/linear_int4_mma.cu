@@ -1,6 +1,7 @@
 // Int4 linear layer, bf16 activations (W4A16): y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code - zero)
-// · scale, by groups of 32 k. This file is the format alone: codes, scales and kernels are laid out
-// as those of NVFP4 (linear_nvfp4_mma.cu), with as many bytes. Not timed yet.
+// · scale, by groups of 32 k. This file is the format alone: codes and scales are laid out as those
+// of NVFP4 (linear_nvfp4_mma.cu), with as many bytes, for the same kernels. Not timed yet; theirs:
+// log/gemm/stream_k_gemm.md and skinny_gemm.md.
 constexpr int ELEMENT_BITS = 4;
 constexpr int SCALE_BYTES = 64;
 constexpr int X_BYTES = 2;
@@ -34,7 +35,7 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf1
 DYNAMIC_SHARED(int4_linear_skinny, SHARED);
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     int4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
-                        int m, int n, int k, int each) {
+                       int m, int n, int k, int each) {
   const Problem p = {x, w, w_scale, m, n, k};
   skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 DYNAMIC_SHARED(int4_linear, SHARED);
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     int4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
-                 float* partial, u32* arrived, int m, int n, int k) {
+                float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
   stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * CODES_REST; });
 }
