@@ -14,8 +14,11 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.synthetic import open_synthetic, write_checkpoint
+from spark_engine.models.weights.operands import projection
+from spark_engine.plugins.formats import int4
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
@@ -182,3 +185,23 @@ def test_a_seed_that_is_no_number(tmp_path: Path, seed: object) -> None:
 def test_an_unknown_tensor(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tensor nothing"):
         open_synthetic(folder(tmp_path / "m", "bf16", False)).read("nothing")
+
+
+@pytest.mark.parametrize("name", ["qwen36-27b-int4", "qwen36-35b-a3b-int4"])
+def test_the_int4_configs_are_of_groups_of_128(name: str) -> None:
+    found = open_model(ROOT / "benchmarks" / "configs" / name).table.modules
+    plain = {m.rpartition(".")[2] for m, scheme in found.items() if scheme is Scheme.PLAIN}
+    assert plain == {"in_proj_a", "in_proj_b"}
+    assert set(found.values()) == {Scheme.PLAIN, Scheme.INT4_G128}
+
+
+@pytest.mark.parametrize("format", ["gptq", "ct_int4"])
+def test_int4_weights_have_gain_one(tmp_path: Path, format: str) -> None:
+    model = open_model(folder(tmp_path / "m", format, False))
+    module = "layers.0.mlp.down_proj"
+    found = projection(model, module, model.table[module])
+    assert model.checkpoint is not None
+    parts = [r.evaluate(model.checkpoint) for r in (found.weight, *found.scales.values())]
+    w = int4.FORMAT.decode({"w": parts[0], "w_scale": parts[1]}) * parts[2][:, None]
+    assert np.sqrt((w**2).mean()) == pytest.approx(256**-0.5, rel=0.03)
+    assert abs(w.mean()) < 0.2 * 256**-0.5
