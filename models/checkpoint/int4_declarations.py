@@ -1,8 +1,8 @@
 """What int4 checkpoints declare: GPTQ, AutoRound, AWQ, and weights of compressed-tensors groups.
 
 A module has 4 bits in groups of 32, 64 or 128 columns, or is plain; all else is refused when a
-projection of the network has it. Sources: GPTQModel, AutoRound and AutoAWQ, whose files vLLM reads
-by the same rules. Knows names and patterns only; no tensor and no shape.
+projection of the network has it. The rules are those of GPTQModel, AutoRound and AutoAWQ, as vLLM
+reads them. Knows names and patterns only; no tensor and no shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATTERN = set("*+?^$()[]{}|\\")  # a name with one of these is a pattern
 def gptq(row: Json, where: str) -> Declared:
     """`dynamic`: `-:` and a pattern leave modules plain, other patterns change their entries."""
     if row.get("desc_act"):
-        _refuse(where, "GPTQ", "desc_act is true: columns are in an order of their own")
+        _refuse(where, "GPTQ", "desc_act is true, so columns are not in order")
     form = row.get("checkpoint_format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
         _refuse(where, "GPTQ", f"checkpoint_format is {form!r}")
@@ -104,7 +104,7 @@ def compressed(weights: Json, inputs: object, where: str) -> Scheme:
     if inputs is not None:
         _refuse(where, f"int{bits}", "activations are quantised too")
     if order not in (None, False, "weight", "static"):
-        _refuse(where, f"int{bits}", f"actorder is {order!r}: groups have columns of their own")
+        _refuse(where, f"int{bits}", f"actorder is {order!r}: groups of columns are not in order")
     symmetric = weights.get("symmetric") is not False
     return _scheme({"bits": bits, "group_size": size}, where, "compressed-tensors", symmetric)
 

@@ -172,6 +172,6 @@ class _InOrder:
         wanted = np.arange(groups.size) // self.group
         if not np.array_equal(groups.reshape(-1), wanted):
             raise CheckpointError(
-                f"{self.name}: int4 columns are in an order of their own (desc_act, actorder); "
+                f"{self.name}: int4 columns are not in order (desc_act, actorder); "
                 "supported are groups of columns in order: use another checkpoint of the model"
             )

@@ -42,7 +42,7 @@ DEVICE void code_pairs(u32 word, const Int4Scale& s, u32& p0, u32& p1, u32& p2, 
 struct RowScales {
   Int4Scale near, far;
 };
-// `scales`: two tiles' in two lanes (expert_layout.py), whose k are in one group. All lanes ask.
+// `scales`: of two tiles in two lanes with k of one group (expert_layout.py). All lanes ask.
 DEVICE RowScales row_scales(u32 scales, int tile) {
   const u32 halves = __shfl_sync(~0u, scales, tile, 2);
   return {int4_scale(halves, 0), int4_scale(halves, 1)};

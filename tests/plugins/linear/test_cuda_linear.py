@@ -21,7 +21,6 @@ from spark_engine.plugins.formats import linear_layout as wt
 from spark_engine.plugins.kernels.gemm import (
     linear_bf16_kernels,
     linear_fp8_kernels,
-    linear_int4_kernels,
     linear_nvfp4_kernels,
     skinny_gemm,
 )
@@ -36,7 +35,7 @@ FORMS = {
     "linear": linear_bf16_kernels.FORM,
     "fp8_linear": linear_fp8_kernels.FORM,
     "nvfp4_linear": linear_nvfp4_kernels.FORM,
-    "int4_linear": linear_int4_kernels.FORM,
+    "int4_linear": linear_nvfp4_kernels.INT4,
 }
 OPS = {name: REGISTRY[name] for name in FORMS}
 # The layers of the 27B and of the 35B: op, N, K.
@@ -258,7 +257,7 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
 
 
 def test_int4_costs_what_nvfp4_costs() -> None:
-    """It has as many bytes in the same schedule, and no times of its own yet."""
+    """It has as many bytes in the same schedule, and no times yet."""
     for m, n, k in ((1, 34816, 5120), (128, 5120, 17408), (2048, 16384, 5120)):
         costs = []
         for name in ("int4_linear", "nvfp4_linear"):

@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def four_bits(self) -> bool:
-        """Codes of 4 bits, whose scales along k are packed with them."""
+        """True for codes of 4 bits, packed with their scales along k."""
         return self.form.experts is not None and self.form.experts.pack_scales is not None
 
     @property
