@@ -13,29 +13,24 @@
 constexpr float CODES_REST = 2097152.0f;
 
 struct Int4Scale {
-  u32 factor, zero;        // pairs, for codes
-  u32 factor_16, zero_16;  // for 16 code - 120
+  u32 factor, zero;  // pairs
 };
 
 // Of one of a word's halves.
 DEVICE Int4Scale int4_scale(u32 halves, int half) {
   const u32 both = __byte_perm(halves, 0, half ? 0x3232 : 0x1010);
-  const u32 factor = kept_or(both, 0x87FF87FF, 0x70007000), zero = both >> 11 & 0x000F000F;
-  return {factor, zero, mul_bf16x2(factor, 0x3D803D80), fma_bf16x2(zero, 0x41804180, 0x80788078)};
+  return {kept_or(both, 0x87FF87FF, 0x70007000), both >> 11 & 0x000F000F};
 }
 
-DEVICE u32 int4_code(u32 word, const Int4Scale& s) {
-  return mul_bf16x2(sub_bf16x2(word & 0x000F000F, s.zero), s.factor);
-}
-DEVICE u32 int4_signed(u32 word, const Int4Scale& s) {
-  return mul_bf16x2(sub_bf16x2(kept_or(word, 0x80708070, 0x00080008), s.zero_16), s.factor_16);
-}
-
-// Pairs j = 0…3 of a word.
+// Pairs j = 0…3 of a word: codes, and 16 code - 120 for a 16th of the scale.
 DEVICE void code_pairs(u32 word, const Int4Scale& s, u32& p0, u32& p1, u32& p2, u32& p3) {
   const u32 turned = __byte_perm(word, 0, 0x2103);
-  p0 = int4_code(word, s), p1 = int4_signed(word, s);
-  p2 = int4_code(turned, s), p3 = int4_signed(turned, s);
+  const u32 zero = fma_bf16x2(s.zero, 0x41804180, 0x80788078);
+  const u32 factor = mul_bf16x2(s.factor, 0x3D803D80);
+  p0 = mul_bf16x2(sub_bf16x2(word & 0x000F000F, s.zero), s.factor);
+  p1 = mul_bf16x2(sub_bf16x2(kept_or(word, 0x80708070, 0x00080008), zero), factor);
+  p2 = mul_bf16x2(sub_bf16x2(turned & 0x000F000F, s.zero), s.factor);
+  p3 = mul_bf16x2(sub_bf16x2(kept_or(turned, 0x80708070, 0x00080008), zero), factor);
 }
 
 // Of rows g and g + 8 of an m16 tile of the experts.

@@ -21,7 +21,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 FORM = sg.StreamKForm("nvfp4_linear", "gemm/linear_nvfp4_mma.cu", "x w w_scale w_scale2",
                  weight_bits=4, scale_bytes=64, x_bytes=2)  # fmt: skip
-INT4 = dataclasses.replace(FORM, symbol="int4_linear", source="gemm/linear_int4_mma.cu")
+INT4 = dataclasses.replace(FORM, symbol="int4_linear", source="gemm/linear_int4_mma.cu", held=7)
 
 
 def refuse(node: Node) -> str | None:

@@ -3,8 +3,8 @@
 //
 // Layout of the weights: expert_layout.py.
 // Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
-// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3, 3 int4). CHUNKED, if given: the tokens of a
-// node run in chunks of as many pairs as shared memory holds, and each kernel takes its chunk's
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3, 3 int4). CHUNKED, if given: the tokens of
+// a node run in chunks of as many pairs as shared memory holds, and each kernel takes its chunk's
 // first token as its last argument; the node's operands are indexed from there, scratch memory from
 // the chunk.
 #pragma once
