@@ -76,6 +76,11 @@ def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Diale
     """The dialect of the head's quantised projections; `usual` if their names do not show it."""
     for linear in linears(rows):
         module = layout.file_name(linear.stored.module)
+        words = tensors.get(f"{module}.qweight")
+        if words is not None and usual not in (Dialect.GPTQ, Dialect.GPTQ_V2, Dialect.AWQ):
+            return Dialect.AWQ if words.shape[0] == linear.columns else Dialect.GPTQ
+        if f"{module}.weight_packed" in tensors:
+            return Dialect.COMPRESSED
         for dialect in (Dialect.COMPRESSED, Dialect.MODELOPT):
             names = SUFFIXES[dialect]
             if dialect is Dialect.MODELOPT and f"{module}.{names.block_scale}" in tensors:

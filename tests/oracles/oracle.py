@@ -244,7 +244,7 @@ class _Net:
 
     def _int4(self, module: str) -> F64:
         """W [N, K] of GPTQ (first version), AWQ, or compressed-tensors with zero points."""
-        tensors, method = self.files.tensors, self.files.config["quantization_config"]
+        tensors = self.files.tensors
         if f"{module}.qweight" not in tensors:
             codes = nibbles(tensors[f"{module}.weight_packed"])
             zeros = nibbles(tensors[f"{module}.weight_zero_point"].T).T[: len(codes)]
@@ -252,7 +252,7 @@ class _Net:
         else:
             words, zero_words = tensors[f"{module}.qweight"], tensors[f"{module}.qzeros"]
             scales = self.files.get(f"{module}.scales").T
-            if method["quant_method"] == "gptq":
+            if words.shape[1] == len(scales):
                 codes, zeros = nibbles(words.T), (nibbles(zero_words) + 1).T % 16
             else:
                 codes, zeros = (nibbles(w, (0, 4, 1, 5, 2, 6, 3, 7)).T for w in (words, zero_words))
