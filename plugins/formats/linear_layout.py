@@ -106,7 +106,7 @@ def pack_int4_scales(halves: U16) -> U8:
     return _by_panels(pad_columns(halves.view(np.uint8), KSLAB // 32), arrange)
 
 
-def _row_words(words: U32, m16_tiles: int) -> U8:
+def _row_words(words: Array, m16_tiles: int) -> U8:
     """A word for each row and k-slab, those of rows g and g + 8 together."""
     grid = words.reshape(-1, m16_tiles, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
     return np.ascontiguousarray(grid).view(np.uint8)
