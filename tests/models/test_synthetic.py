@@ -23,7 +23,7 @@ from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests import checkpoints
-from tests.checkpoint_files import write_configs
+from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
 from tests.repository import ROOT
 
@@ -162,9 +162,10 @@ def test_a_draft_head_is_drawn_as_declared(tmp_path: Path, format: str, moe: boo
     drawn = folder(tmp_path / "drawn", format, moe, head=True)
     write_checkpoint(open_synthetic(drawn), tmp_path / "written", shard_bytes=200_000)
     plain = format in ("bf16", "modelopt_mixed")
+    wanted = "plain" if plain else "int4_g32" if format in INT4 else format.removeprefix("ct_")
     for model in (open_model(drawn), open_model(tmp_path / "written")):
         schemes = {s.value for s in model.table.drafts.values()}
-        assert model.has_drafts and schemes == {"plain" if plain else format.removeprefix("ct_")}
+        assert model.has_drafts and schemes == {wanted}
         if plain:
             assert len([n for n in model.tensors if n.startswith("mtp.")]) == (19 if moe else 15)
             assert model.checkpoint is not None
