@@ -20,7 +20,7 @@ from spark_engine.models.checkpoint.expected_tensors import (
     misfits,
 )
 from spark_engine.models.checkpoint.layout import DRAFT, Layout
-from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import INT4, SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
 from spark_engine.tensors import DType
@@ -49,6 +49,7 @@ def draft_table(
         else:
             module = layout.file_name(linear.stored.module)
             scheme = _scheme(linear, module, tensors, dialect, rounds_inputs)
+            scheme = _int4_scheme(module, tensors, linear.columns) or scheme
         found = table.setdefault(linear.table_key, scheme)
         pair = next((p for p in _CALIBRATED if {found, scheme} == set(p)), None)
         if pair:  # the scale of one expert is not calibrated
@@ -82,6 +83,12 @@ def draft_tensors(
 def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Dialect) -> Dialect:
     """The dialect of the head's quantised projections; `usual` if their names do not show it."""
     modules = {layout.file_name(one.stored.module): one for one in linears(rows)}
+    for module, one in modules.items():
+        words = tensors.get(f"{module}.qweight")
+        if words is not None and usual not in (Dialect.GPTQ, Dialect.GPTQ_V2, Dialect.AWQ):
+            return Dialect.AWQ if words.shape[0] == one.columns else Dialect.GPTQ
+        if f"{module}.weight_packed" in tensors:
+            return Dialect.COMPRESSED
     telling = (  # the inverse has NVFP4 as modelopt does
         (Dialect.BLOCK, SUFFIXES[Dialect.BLOCK].block_scale),
         (Dialect.COMPRESSED, SUFFIXES[Dialect.COMPRESSED].fp4_global),
@@ -120,3 +127,15 @@ def _scheme(
     inverse = f"{module}.{SUFFIXES[Dialect.BLOCK].block_scale}" in tensors
     blocks = inverse or _is_blocks(linear, tensors, f"{module}.{names.block_scale}")
     return Scheme.FP8_BLOCK if blocks else Scheme.FP8_CHANNEL
+
+
+def _int4_scheme(module: str, tensors: Files, columns: int) -> Scheme | None:
+    """The scheme of an int4 projection in the file, by the number of its groups."""
+    groups, axis = tensors.get(f"{module}.scales"), 0
+    packed = tensors.get(f"{module}.weight_packed")
+    if packed is not None and packed.dtype is DType.I32:
+        groups, axis = tensors.get(f"{module}.weight_scale"), 1
+    if groups is None or len(groups.shape) != 2:
+        return None
+    stored = not axis or f"{module}.weight_zero_point" in tensors
+    return INT4.get((columns // max(1, groups.shape[axis]), not stored))

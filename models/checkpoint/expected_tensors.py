@@ -223,15 +223,44 @@ def _projection(
         if dialect is Dialect.MODELOPT:
             shapes = ((blocks[0], 1, blocks[1], 1), blocks)
         yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), shapes)
+    elif scheme.group:
+        _check_groups(linear, scheme.group)
+        for suffix, dtypes, shape, need in _int4(n, k, scheme, dialect):
+            yield tensor(suffix, dtypes, (shape,), need)
     else:
-        if k % 16:
-            raise CheckpointError(
-                f"{linear.module}: {k} columns do not split into NVFP4 groups of 16; leave it "
-                "unquantised"
-            )
+        _check_groups(linear, 16)
         unread = "rare" if dialect is Dialect.COMPRESSED else "usual"
         need = calibrated if scheme is Scheme.NVFP4_A4 else unread
         yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
         yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
         yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
         yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)
+
+
+def _check_groups(linear: Linear, size: int) -> None:
+    if linear.columns % size:
+        kind = "NVFP4" if size == 16 else "int4"
+        raise CheckpointError(
+            f"{linear.module}: {linear.columns} columns do not split into {kind} groups of {size}; "
+            "leave it unquantised"
+        )
+
+
+def _int4(
+    n: int, k: int, scheme: Scheme, dialect: Dialect
+) -> Iterator[tuple[str, tuple[DType, ...], Shape, str]]:
+    """Suffix, dtypes, shape and need of the tensors of an int4 projection (int4_tensors.py)."""
+    words, scale, groups = (DType.I32,), (DType.F16, DType.BF16, DType.F32), k // scheme.group
+    if dialect is Dialect.COMPRESSED:
+        yield "weight_packed", words, (n, k // 8), "required"
+        yield "weight_scale", scale, (n, groups), "required"
+        if not scheme.symmetric:
+            yield "weight_zero_point", words, (-(-n // 8), groups), "required"
+        yield "weight_shape", (DType.I64, DType.I32), (2,), "usual"
+        yield "weight_g_idx", words, (k,), "rare"
+        return
+    awq = dialect is Dialect.AWQ
+    yield "qweight", words, (k, -(-n // 8)) if awq else (k // 8, n), "required"
+    yield "qzeros", words, (groups, -(-n // 8)), "required"
+    yield "scales", scale, (groups, n), "required"
+    yield "g_idx", words, (k,), "rare" if awq else "usual"

@@ -1,4 +1,5 @@
-"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8.
+"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8; those of
+int4 are in int4_declarations.py.
 
 Each reader converts one JSON object into a `Declared`. Its `scheme` looks up a module by all
 spellings of its name. Knows names and patterns only; no tensor and no shape.
@@ -18,7 +19,7 @@ from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.hints import INSTEAD
-from spark_engine.models.checkpoint import foreign_formats
+from spark_engine.models.checkpoint import foreign_formats, int4_declarations
 from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
@@ -35,6 +36,12 @@ ALGORITHMS = {
 }
 MOST_PATTERNS = 256  # of compressed-tensors
 _GROUPS = {Scheme.NVFP4_A4: 16, Scheme.NVFP4: 16, Scheme.FP8_BLOCK: 128}
+_INT4 = {
+    "gptq": int4_declarations.gptq,
+    "awq": int4_declarations.awq,
+    "auto-round": int4_declarations.auto_round,
+    "intel/auto-round": int4_declarations.auto_round,
+}
 _LINEAR = "Linear"  # the class name that targets of compressed-tensors match
 
 
@@ -48,6 +55,8 @@ def from_config(row: Json) -> Declared:
         return _compressed(row, where)
     if method == "fp8":
         return _block(row, where)
+    if method in _INT4:
+        return _INT4[method](row, where)
     raise foreign_formats.refused(foreign_formats.method(row), where, f"quant_method {method!r}")
 
 
@@ -183,6 +192,8 @@ def _group_scheme(group: Json, where: str) -> Scheme:
     """The scheme that a group's weights and input_activations describe."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     kind = (weights.get("type"), weights.get("num_bits"))
+    if kind[0] == "int":
+        return int4_declarations.compressed(weights, inputs, where)
     if kind == ("float", 4) and weights.get("group_size") == 16:
         if inputs is None:
             return Scheme.NVFP4

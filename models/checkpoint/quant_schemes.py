@@ -20,11 +20,30 @@ class Scheme(enum.StrEnum):
     FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
     NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
     NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
+    INT4_G32 = "int4_g32"  # 4-bit codes, scale and zero point per 32 columns; input untouched
+    INT4_G64 = "int4_g64"
+    INT4_G128 = "int4_g128"
+    INT4_SYM_G32 = "int4_sym_g32"  # the same with zero point 8, which is not stored
+    INT4_SYM_G64 = "int4_sym_g64"
+    INT4_SYM_G128 = "int4_sym_g128"
 
     @property
     def weights(self) -> str:
         """The weight format (plugins/formats) that ops have such a projection in."""
-        return "dense" if self is Scheme.PLAIN else self.value
+        return "dense" if self is Scheme.PLAIN else "int4" if self.group else self.value
+
+    @property
+    def group(self) -> int:
+        """Columns of a group of int4; 0: another scheme."""
+        return int(self.value.rpartition("_g")[2]) if self.value.startswith("int4") else 0
+
+    @property
+    def symmetric(self) -> bool:
+        """True if int4 has no stored zero points."""
+        return self.value.startswith("int4_sym")
+
+
+INT4 = {(s.group, s.symmetric): s for s in Scheme if s.group}
 
 
 class Dialect(enum.StrEnum):
@@ -33,6 +52,9 @@ class Dialect(enum.StrEnum):
     MODELOPT = "modelopt"
     COMPRESSED = "compressed-tensors"
     BLOCK = "fp8"
+    GPTQ = "gptq"
+    GPTQ_V2 = "gptq_v2"
+    AWQ = "awq"
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Suffixes:
 _MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale")
 _COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
 SUFFIXES: Mapping[Dialect, Suffixes] = {
-    Dialect.MODELOPT: _MODELOPT,
+    **dict.fromkeys(Dialect, _MODELOPT),
     Dialect.COMPRESSED: _COMPRESSED,
     Dialect.BLOCK: replace(_MODELOPT, block_scale="weight_scale_inv"),
 }

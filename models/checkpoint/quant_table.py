@@ -46,13 +46,20 @@ class QuantTable:
         return self.draft_dialect if module.startswith(DRAFT) else self.dialect
 
     def spelled(self, layout: Layout, names: Collection[str]) -> QuantTable:
-        """The table in the dialect of the block scales that the files name: exporters of FP8_PB_WO
-        differ."""
+        """The table as the files name their tensors, where declarations leave it open.
+
+        Exporters of FP8_PB_WO name block scales differently. Those of int4 do not list the modules
+        outside a layer's usual ones, which stay plain.
+        """
         inverse = SUFFIXES[Dialect.BLOCK].block_scale
-        blocks = (m for m, scheme in self.modules.items() if scheme is Scheme.FP8_BLOCK)
-        if any(f"{layout.file_name(module)}.{inverse}" in names for module in blocks):
-            return replace(self, dialect=Dialect.BLOCK)
-        return self
+        found, dialect = {}, self.dialect
+        for module, scheme in self.modules.items():
+            name = layout.file_name(module)
+            if scheme is Scheme.FP8_BLOCK and f"{name}.{inverse}" in names:
+                dialect = Dialect.BLOCK
+            plain = scheme.group and f"{name}.weight" in names
+            found[module] = Scheme.PLAIN if plain else scheme
+        return replace(self, modules=MappingProxyType(found), dialect=dialect)
 
     def drafting(self, drafts: QuantTable) -> QuantTable:
         """The table with the draft head of `drafts`."""
@@ -124,7 +131,8 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
 
 def _agreed(module: str, from_files: list[Declared]) -> Scheme:
     names = spellings(module)
-    said = [d.scheme(names) for d in from_files]
+    with malformed_json("config.json: quantization_config"):
+        said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(

@@ -17,6 +17,7 @@ from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Sche
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.borrowed_scales import borrowed
+from spark_engine.models.weights.int4_tensors import projection_parts
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import Recipe
 from spark_engine.models.weights.stored_model import Model
@@ -44,12 +45,13 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     scheme requires it.
 
     fp8, fp8_channel: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
-    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
+    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2. int4:
+    weight_scale f32 [N, K/16], w_scale2 f32 [N].
     """
     weight = f"{module}.weight"
     if scheme is not Scheme.PLAIN and model.has(weight) and model.whole(weight).dtype in PLAIN:
         return _share(model, module, quantised(model.whole(weight), scheme))
-    return _READERS[scheme](model, module)
+    return _int4(model, module, scheme) if scheme.group else _READERS[scheme](model, module)
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:
@@ -114,6 +116,11 @@ def _fp4_tensors(
     block = recipes.part_scale(model.source(f"{module}.weight_scale"))
     scale2 = multiplier(suffixes.fp4_global)
     return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
+
+
+def _int4(model: Model, module: str, scheme: Scheme) -> Projection:
+    parts = projection_parts(model, module, scheme)
+    return _share(model, module, Projection(scheme, parts.pop("weight"), parts))
 
 
 def scalar(model: Model, name: str) -> Recipe:

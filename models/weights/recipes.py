@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,7 +39,7 @@ class Recipe:
         args: operands.
         source: the tensor's name in the file, for the leaf "source".
         values: the elements in order, for the leaf "constant".
-        function: of "transform"; equal functions make equal recipes.
+        function: of "transform" and "checked"; equal functions make equal recipes.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Recipe:
     args: tuple[Recipe, ...] = ()
     source: str = ""
     values: tuple[float, ...] = ()
-    function: Callable[[Array], Array] | None = None
+    function: Callable[[Array], Any] | None = None
 
     def sources(self) -> Iterator[str]:
         """Names of the tensors that evaluating reads, in order, repeats included."""
@@ -150,6 +150,16 @@ def input_scale(x: Recipe) -> Recipe:
 def part_scale(x: Recipe) -> Recipe:
     """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
     return Recipe("part_scale", x.dtype, x.shape, (x,))
+
+
+def signed_scale(x: Recipe) -> Recipe:
+    """Scales of groups in the file, of any sign, refused unless finite."""
+    return Recipe("signed_scale", x.dtype, x.shape, (x,))
+
+
+def checked(x: Recipe, other: Recipe, check: Callable[[Array], None]) -> Recipe:
+    """`x`, once `check` has not raised for the value of `other`."""
+    return Recipe("checked", x.dtype, x.shape, (x, other), function=check)
 
 
 def to_bf16(x: Recipe) -> Recipe:
@@ -270,6 +280,12 @@ def _reciprocal(value: Array) -> Array:
         return np.asarray(np.float32(1) / value.astype(np.float32))
 
 
+def _checked_by(recipe: Recipe, value: Array, other: Array) -> Array:
+    assert recipe.function is not None
+    recipe.function(other)
+    return value
+
+
 def _transform(recipe: Recipe, value: Array) -> Array:
     assert recipe.function is not None
     return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
@@ -280,6 +296,7 @@ _CHECKS = {
     "whole_scale": value_checks.check_whole,
     "part_scale": value_checks.check_part,
     "input_scale": value_checks.check_input,
+    "signed_scale": value_checks.check_signed,
     ROUND: value_checks.round_to_bf16,
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
@@ -292,5 +309,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
+    "checked": lambda r, a, c: _checked_by(r, a[0], a[1]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0], c)),
 }

@@ -7,6 +7,7 @@
                             denormal, and is replaced (`borrowed_scales.py`)
     scale of a part         finite and 0 or above: of a row, an FP8 block, an NVFP4 group. Zero says
                             that this part of the tensor is zero, whatever its codes
+    scale of an int4 group  finite; AutoRound gives some a sign
     matrix rounded to bf16  finite in bf16: f32 has its range but for the last 0.4 % (above
                             3.39e38), f16 far less; NaN and infinities were damage before
 
@@ -85,6 +86,14 @@ def check_part(name: str, array: Array) -> Array:
         at = int(bad.argmax()) if bad.any() else None
     if at is not None:
         _refuse(name, array, at, "the scale of a part must be finite and 0 or above")
+    return array
+
+
+def check_signed(name: str, array: Array) -> Array:
+    """Scales of int4 groups, of any sign. Raises as `check_codes` does."""
+    bad = ~np.isfinite(array.astype(np.float32).reshape(-1))
+    if bad.any():
+        _refuse(name, array, int(bad.argmax()), "the scale of a group must be finite")
     return array
 
 

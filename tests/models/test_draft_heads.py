@@ -21,7 +21,7 @@ from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights.draft_weights import head_rows
 from spark_engine.models.weights.stored_model import Model
-from tests.checkpoint_files import write_shards
+from tests.checkpoint_files import INT4, write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 from tests.models.draft_run import DraftRun
@@ -64,7 +64,7 @@ def _prompts():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-@pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "nvfp4", "ct_nvfp4", *ROUNDED])
+@pytest.mark.parametrize("head", ["bf16", "fp16", "f32", "nvfp4", "ct_nvfp4", *ROUNDED, *INT4])
 def test_a_head_of_any_format_is_read_as_found(tmp_path: Path, head: str, moe: bool) -> None:
     """Whatever the rest is, and whatever the config says: here, that everything is W4A16."""
     split = "fused" if head in ("bf16", "fp16", "f32") else "split"
@@ -74,7 +74,12 @@ def test_a_head_of_any_format_is_read_as_found(tmp_path: Path, head: str, moe: b
     )
     model = open_model(tmp_path)
     assert model.has_drafts and model.layout.draft_prefix == "model."
-    wanted = {"ct_nvfp4": "nvfp4"}.get(head, "plain" if split == "fused" else head)
+    names = {
+        "ct_nvfp4": "nvfp4",
+        "ct_fp8_channel": "fp8_channel",
+        **dict.fromkeys(INT4, "int4_g32"),
+    }
+    wanted = names.get(head, "plain" if split == "fused" else head)
     assert {s.value for s in model.table.drafts.values()} == {wanted}
     assert "mtp.fc" in model.table.drafts and "mtp.fc" not in model.table.modules
     _agrees(tmp_path, model)

@@ -190,7 +190,7 @@ def weight_values(name: str, kind: str, stack: Sequence[Array], expert: int) -> 
 @pytest.mark.parametrize("kind", grouped_moe.PARAMS)
 def test_shared_expert_as_last_expert(kind: str, rows: int) -> None:
     """router with gate + grouped_moe over E experts == E-1 routed, the shared one alone, gate."""
-    experts, top_k, hidden, inner = 5, 2, 144, 48
+    experts, top_k, hidden, inner = 5, 2, 160, 96
     rng = rng_of(kind, rows)
     _, _, _, *params = grouped_moe.arrays(rng, kind, rows, (experts, top_k, hidden, inner))
     named = dict(zip(grouped_moe.PARAMS[kind], params, strict=True))
@@ -236,7 +236,7 @@ def _shared_values(kind: str, named: Mapping[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize("kind", grouped_moe.PARAMS)
 def test_merged_linears(kind: str, rows: int) -> None:
     """One linear over concatenated weights == Concat of the separate ones."""
-    widths, k = ((128, 256, 37) if kind == "fp8_block" else (48, 1, 37)), 144
+    widths, k = ((128, 256, 37) if kind == "fp8_block" else (48, 1, 37)), 160
     rng = rng_of("merged", kind, rows)
     values: dict[str, Array] = {"x": random_arrays.normal(rng, rows, k)}
     values["scale"] = np.asarray(random_arrays.positive(rng, low=0.005, high=0.01))

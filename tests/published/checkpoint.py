@@ -38,7 +38,6 @@ class Layout:
         kv: an FP8 cache's scales, named as in "modelopt" or "ct"; "one": it has none.
         head_file: of `mtp.*`; by default with the others.
         changes: to the text part of config.json, top: to its outer part.
-        waits: why the package does not take it yet.
     """
 
     kind: str
@@ -51,7 +50,6 @@ class Layout:
     head_file: str = SINGLE
     changes: Json = field(default_factory=dict)
     top: Json = field(default_factory=dict)
-    waits: str = ""
 
 
 @dataclass

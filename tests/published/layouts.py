@@ -18,7 +18,6 @@ MIXERS = rf"{ATTENTION}|{DELTA}"
 FFN = rf"{MLP}|{EXPERTS}"
 LINEAR = rf"{MIXERS}|{FFN}"
 Schemes = Mapping[str, str]
-INT4 = "int4 is refused"
 
 
 def plain(schemes: Schemes) -> list[str]:
@@ -188,6 +187,7 @@ NVFP4_MLP = [r"re:.*mlp\.(gate|up|down)_proj$"]  # the last layer's too: the fir
 UNSLOTH = {rf"{MIXERS}|{HEAD}|layers\.1\.{MLP}": "fp8_rows", MLP: "ct_nvfp4"}
 MIXED = compressed(("fp8_rows", [*FP8_TARGETS, LAST_MLP]), ("ct_nvfp4", NVFP4_MLP), kv=True)
 MIXED_EXPERTS = compressed(("fp8_rows", FP8_TARGETS), ("ct_nvfp4", ["re:.*mlp.experts.*"]), kv=True)
+INT4_FP8 = compressed(("fp8_rows", ["re:.*attn.*proj.*"]), ("int4_g128", ["re:.*mlp.*"]))
 ABLITERATED = compressed(
     ("ct_block", [r"re:.*(self_attn|linear_attn|shared_expert)\..*proj.*"]),
     ("ct_nvfp4", [r"re:.*mlp\.experts\..*"]),
@@ -218,6 +218,12 @@ def gptq(schemes: Schemes) -> Json:
     config |= {"checkpoint_format": "gptq", "pack_dtype": "int32", "static_groups": False}
     names = ["lm_head", "model.language_model.embed_tokens", "-:.*attn.*", "-:.*shared_expert.*"]
     return {"config": config | {"dynamic": {n: {} for n in [*names, "-:.*mtp.*", "-:.*visual.*"]}}}
+
+
+def gptq_tree(schemes: Schemes) -> Json:
+    """GPTQModel's: modules outside its tree of a layer are plain, and not listed."""
+    config = gptq(schemes)["config"]
+    return {"config": {key: value for key, value in config.items() if key != "dynamic"}}
 
 
 def auto_round(schemes: Schemes) -> Json:
@@ -301,16 +307,19 @@ LAYOUTS: dict[str, Layout] = {
     "abliterated mix": Layout("moe", {EXPERTS: "ct_nvfp4", LINEAR: "ct_block"}, ABLITERATED),
     "CT FP8 static": Layout("dense", {LINEAR: "ct_fp8"}, linear("ct_fp8")),
     "CT FP8 blocks": Layout("dense", {LINEAR: "ct_block"}, linear("ct_block")),
-    "GPTQ, experts": Layout("moe", {EXPERTS: "gptq"}, gptq, waits=INT4),
-    "GPTQ, dense": Layout("dense", {MLP: "gptq"}, gptq, waits=INT4),
-    "AutoRound, dense": Layout("dense", {LINEAR: "auto_round"}, auto_round, waits=INT4),
+    "GPTQ, experts": Layout("moe", {EXPERTS: "gptq"}, gptq),
+    "GPTQ, dense": Layout("dense", {MLP: "gptq"}, gptq),
+    "GPTQ, its tree": Layout("dense", {LINEAR: "gptq"}, gptq_tree),
+    "int4 and FP8": Layout("dense", {MLP: "int4_g128", MIXERS: "fp8_rows"}, INT4_FP8),
+    "qwen3_next FP8 dynamic": Layout("next", {LINEAR: "fp8_rows"}, linear("fp8_rows")),
+    "AutoRound, dense": Layout("dense", {LINEAR: "auto_round"}, auto_round),
     "AutoRound, experts": Layout(
-        "moe", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=INT4
+        "moe", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round
     ),
-    "CT int4 g32": Layout("moe", {EXPERTS: "int4_g32"}, linear("int4_g32"), waits=INT4),
-    "CT int4 g128": Layout("dense", {LINEAR: "int4_g128"}, linear("int4_g128"), waits=INT4),
-    "AWQ, experts": Layout("moe", {EXPERTS: "awq"}, awq, waits=INT4),
-    "AWQ, dense": Layout("dense", {MLP: "awq"}, awq, waits=INT4),
+    "CT int4 g32": Layout("moe", {EXPERTS: "int4_g32"}, linear("int4_g32")),
+    "CT int4 g128": Layout("dense", {LINEAR: "int4_g128"}, linear("int4_g128")),
+    "AWQ, experts": Layout("moe", {EXPERTS: "awq"}, awq),
+    "AWQ, dense": Layout("dense", {MLP: "awq"}, awq),
     "qwen3_next bf16": Layout("next"),
     "qwen3_next FP8": Layout("next", BLOCKS, blocks, head=BLOCKS),
     "qwen3_next NVFP4": Layout(
@@ -318,6 +327,6 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "qwen3_next NVFP4, delta net too": Layout("next", {LINEAR: "nvfp4"}, modelopt("NVFP4")),
     "qwen3_next int4": Layout(
-        "next", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round, waits=INT4
+        "next", {rf"{MIXERS}|{EXPERTS}": "auto_round"}, auto_round
     ),
 }  # fmt: skip

@@ -74,9 +74,7 @@ def follow(checkpoint: Path, written: Written) -> str:
 
 def _params(names: Iterable[str]) -> Iterator[object]:
     for name in names:
-        waits = LAYOUTS[name].waits
-        marks = [pytest.mark.xfail(reason=waits)] if waits else []
-        yield pytest.param(LAYOUTS[name], id=name, marks=marks)
+        yield pytest.param(LAYOUTS[name], id=name)
 
 
 @pytest.mark.parametrize("layout", [*_params(LAYOUTS)])

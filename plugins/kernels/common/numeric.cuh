@@ -40,6 +40,22 @@ DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
+DEVICE u32 sub_bf16x2(u32 a, u32 b) {
+  u32 difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+// (word & keep) | add in one instruction.
+DEVICE u32 kept_or(u32 word, u32 keep, u32 add) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
+  return r;
+}
+DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+  u32 sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 
 // ---- e4m3: saturating at ±448; NaN stays NaN ---------------------------------------------------
 DEVICE u16 to_e4m3x2(float low, float high) {

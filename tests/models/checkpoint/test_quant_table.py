@@ -233,7 +233,7 @@ def test_compressed_block_fp8() -> None:
 
 
 REFUSED: list[tuple[Json, str]] = [
-    *(({"quant_method": m}, m) for m in ("awq", "gptq", "bitsandbytes", "mxfp4", "torchao")),
+    *(({"quant_method": m}, m) for m in ("bitsandbytes", "mxfp4", "torchao")),
     ({"bits": 4}, "MLX 4-bit"),
     *(
         ({"quant_method": "modelopt", "quant_algo": a}, a)
@@ -256,10 +256,6 @@ REFUSED: list[tuple[Json, str]] = [
         "activation_scheme 'static'",
     ),
     (_compressed([]), "without config_groups"),
-    (
-        _compressed([_group({"num_bits": 4, "type": "int", "group_size": 128}, None)]),
-        "int4 .groups of 128",
-    ),
     (_compressed([_group(PACKED | {"group_size": 32}, None)]), "MXFP4"),
     (
         _compressed([_group(EIGHT, EIGHT | {"dynamic": True})]),

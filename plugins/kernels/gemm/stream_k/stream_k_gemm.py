@@ -41,6 +41,7 @@ class StreamKForm:
     x_bytes: int
     x_scale_bytes: int = 0  # of an activation row's k-slab; such formats have no wgmma
     k: str = "K"  # of the problem, in the op's dimensions
+    held: int = 9  # m16 tiles that one of 16 skinny warps holds, whatever the rows, without spills
 
     @property
     def kernel(self) -> Kernel:

@@ -27,8 +27,8 @@ def refuse_each(node: Node) -> str | None:
     if reason := refuse(node):
         return reason
     p = Problem.of(node)
-    if p.tokens > MOST_TOKENS or p.kind != "nvfp4":
-        return f"{p.tokens} tokens of format {p.kind}; up to {MOST_TOKENS} of nvfp4 are served"
+    if p.tokens > MOST_TOKENS or not p.four_bits or p.quant:
+        return f"{p.tokens} tokens of format {p.kind}; up to {MOST_TOKENS} of W4A16 are served"
     turns = -(-p.chosen // (WARPS // split(p.inner))) * part_slabs(p.inner)
     if turns > MOST_TURNS or part_slabs(p.hidden) > MOST_SLABS:
         return f"{p.chosen} experts a token of {p.hidden} x {p.inner} do not fit in registers"

@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Side<true>::PART_SLABS > 4
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         u32 a[4][4];
-        fp4_fragments(words[u][i], scales[u], i, a);
+        code_fragments(words[u][i], scales[u], i, a);
         multiply(sums[i], a, 0, b[0]);
         multiply(sums[i], a, 1, b[1]);
       }
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD_SLABS > 10 ? 1 : 2)
         if (lane < 4 && k + p * 8 < INNER)
           b[p] = __ldcg((const uint4*)(h + ((pair0 + j) * INNER + k + p * 8) * 2));
       u32 a[4][4];
-      fp4_fragments(words[i][u], scales[i][u], blockIdx.x & 1, a);
+      code_fragments(words[i][u], scales[i][u], blockIdx.x & 1, a);
       multiply(sums, a, 0, b[0]);
       multiply(sums, a, 1, b[1]);
     }

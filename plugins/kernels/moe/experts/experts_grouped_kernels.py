@@ -67,17 +67,17 @@ def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
 
 def _columns(p: Problem) -> int:
     few = p.tokens <= 128 or max(map(part_slabs, (p.hidden, p.inner))) > 4
-    return 1 if few or p.weights != 1 or p.quant else 2
+    return 1 if few or not p.four_bits or p.quant else 2
 
 
 def _depth(p: Problem, target: Target) -> int:
-    if p.weights == 1:
+    if p.four_bits:
         return 4 if target.large_shared else 3
     return (2 if target.large_shared else 1) * (1 if p.weights == 0 else 2)
 
 
 def _buffers(p: Problem, columns: int) -> int:
-    return 2 if columns == 1 and p.weights == 1 and not p.quant else 1
+    return 2 if columns == 1 and p.four_bits and not p.quant else 1
 
 
 def fixed_bytes(p: Problem, columns: int, depth: int) -> int:
@@ -92,7 +92,7 @@ def _shared(p: Problem, w: GroupedConfig) -> int:
 
 def _resident(p: Problem, target: Target, shared: int) -> int:
     small = 2 * (shared + 4096) < 230_000
-    return 2 if target.large_shared and p.kind == "nvfp4" and small else 1
+    return 2 if target.large_shared and p.four_bits and not p.quant and small else 1
 
 
 def refuse_grouped(node: Node) -> str | None:

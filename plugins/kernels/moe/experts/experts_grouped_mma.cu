@@ -18,7 +18,7 @@ constexpr int BLOCK_M = NT * 8;
 #include "moe/experts/experts_route.cuh"
 
 constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
-constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms with inspected machine code
+constexpr bool HINTED = FOUR_BITS && DEPTH == 4;  // forms with inspected machine code
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {

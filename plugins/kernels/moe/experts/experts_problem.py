@@ -48,6 +48,11 @@ class Problem:
         return self.form.experts.weights if self.form.experts else 0
 
     @property
+    def four_bits(self) -> bool:
+        """True for codes of 4 bits, packed with their scales along k."""
+        return self.form.experts is not None and self.form.experts.pack_scales is not None
+
+    @property
     def quant(self) -> int:
         """Macro QUANT of experts_quantise.cuh."""
         return self.form.experts.quant if self.form.experts else 0
@@ -101,7 +106,7 @@ def refuse(node: Node) -> str | None:
     p = Problem.of(node)
     if p.hidden % 16 or p.inner % 16:
         return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
-    if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
+    if not p.four_bits and (w13.dims[2], w2.dims[2]) != (
         padded(p.hidden, et.KSLAB),
         padded(p.inner, et.KSLAB),
     ):
