@@ -1,6 +1,6 @@
 // NVFP4 activations as bf16 values, code · block scale, exactly: for targets without FP4 matrix
-// instructions (nvfp4_widen). Eight codes of a row a thread; K % 16 = 0, so a row's bytes follow
-// the last row's. Not timed yet.
+// instructions. Eight codes a thread; K % 16 = 0, so rows follow each other without a gap.
+// Not timed yet; why bf16: log/gemm/linear_nvfp4_a4_fp4_sm120.md.
 #include "common/numeric.cuh"
 
 extern "C" __global__ void nvfp4_widen(const u32* xq, const u8* x_scale, uint4* x, int words) {
