@@ -37,7 +37,7 @@ def table(whole: Json) -> tuple[list[str], list[list[str]]]:
         }
         held = [str(row["sequences"][name] or "–") for name in whole["machines"]]
         cells.append([row["name"], row["weights"], f"{row['gb']:.1f}", *held])
-        cells[-1] += [*(speeds.get(card, "–") for card in cards), ", ".join(row["targets"])]
+        cells[-1] += [*(speeds.get(card, "–") for card in cards), ", ".join(row["targets"]) or "–"]
         cells[-1].append(row["tested"])
     return columns, cells
 
