@@ -50,7 +50,7 @@ MEASURED = {
     "nvidia/Qwen3.6-27B-NVFP4": "qwen36-27b",
     "nvidia/Qwen3.6-35B-A3B-NVFP4": "qwen36-35b-a3b",
 }
-RAN = ("plain", "fp8", "fp8_block", "nvfp4")  # schemes whose kernels a GPU's tests have run
+RAN = ("plain", "fp8", "fp8_block", "nvfp4")  # schemes with kernels that tests have run on a GPU
 Json = dict[str, Any]
 
 

@@ -222,8 +222,8 @@ def main(
     """
     if lists:
         whole = checkpoint_list.listed()
-        text = json.dumps(whole, indent=1, ensure_ascii=False) if as_json else ""
-        click.echo(text or "\n".join(checkpoint_list.lines(whole)))
+        lines = checkpoint_list.lines(whole)
+        click.echo(json.dumps(whole, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
         return
     if checkpoint is None:
         raise click.UsageError("Missing argument 'CHECKPOINT'; --list names some.")

@@ -1,6 +1,6 @@
 """W4A4 linears by values in bf16, as GPUs without FP4 instructions run them: bits and error.
 
-On a GPU each tactic of both ways is held to float64, and prints its error (`pytest -m gpu -s`).
+On a GPU each tactic of both ops is held to float64, and prints its error (`pytest -m gpu -s`).
 """
 
 from __future__ import annotations
