@@ -69,7 +69,11 @@ _W4A4 = {"weights": _FP4, "input_activations": _FP4 | {"dynamic": "local"}}
 
 
 def _blocks(layers: int) -> Json:
-    skipped = ["lm_head", _SMALL, r"re:mtp\.fc$"]
+    skipped = ["lm_head", "mtp.fc"]
+    for i in range(layers):
+        p = f"model.language_model.layers.{i}."
+        mixer = [f"{p}linear_attn.in_proj_{leaf}" for leaf in ("a", "b", "ba")]
+        skipped += [*mixer, f"{p}mlp.gate", f"{p}mlp.shared_expert_gate"]
     block = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     return block | {"weight_block_size": [128, 128], "modules_to_not_convert": skipped}
 
