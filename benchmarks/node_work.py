@@ -68,10 +68,11 @@ def _plain(work: Work) -> Amounts:
 
 
 def _linear(work: Work) -> Amounts:
-    x, w = work.ins[0], work.ins[1]
-    ops = 2.0 * _padded(x.dims[0]) * w.dims[0] * x.dims[-1]
+    x, w, kind = work.ins[0], _named(work)["w"], LINEAR[work.name]
+    k = x.dims[-1] * (2 if kind == "nvfp4" else 1)  # two codes a byte
+    ops = 2.0 * _padded(x.dims[0]) * w.dims[0] * k
     plain = _plain(work)
-    return Amounts(plain.cold, plain.warm, ops, LINEAR[work.name])
+    return Amounts(plain.cold, plain.warm, ops, kind)
 
 
 def _router(work: Work) -> Amounts:

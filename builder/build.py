@@ -46,7 +46,7 @@ from spark_engine.builder.plan.options import (
 )
 from spark_engine.builder.record_process import recorded
 from spark_engine.builder.report import BuildReport
-from spark_engine.builder.rules import RULES, SEGMENT_RULES
+from spark_engine.builder.rules import rules_for
 from spark_engine.builder.text_files import TEXT_FILES, text_bytes, text_notes
 from spark_engine.device.host_memory import available_memory
 from spark_engine.device.shared_memory import host_budget
@@ -176,8 +176,7 @@ def rewrite_graph(model: Model, plan: BuildPlan, graph: FamilyGraph) -> Rewritte
     """Applies the rules to one family's graph in place; applies none without `fuse`."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
-    rules = RULES if plan.gpu is not None else SEGMENT_RULES
-    return rewrite(context, rules if plan.fuse else ())
+    return rewrite(context, rules_for(plan.gpu) if plan.fuse else ())
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:

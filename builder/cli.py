@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from spark_engine.builder import checkpoint_list
 from spark_engine.builder.build import build, runs_here
 from spark_engine.builder.emit import check_destination
 from spark_engine.builder.fetch import fetch, name_of
@@ -68,7 +69,7 @@ class _Build(click.Command):
 
 
 @click.command(cls=_Build)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option(
     "--target",
@@ -202,10 +203,11 @@ class _Build(click.Command):
     help="Run every bucket once, where this machine can, and keep md5 sums of their tokens; by "
     "default a CPU's least buckets alone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--list", "lists", is_flag=True, help="Print which checkpoint fits which machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, or the list, as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-build")
 def main(
-    checkpoint: Path,
+    checkpoint: Path | None,
     output: Path | None,
     decode: str | None,
     prefill: str | None,
@@ -217,6 +219,7 @@ def main(
     rope_scaling: str | None,
     no_fuse: bool,
     record: bool | None,
+    lists: bool,
     as_json: bool,
     device: int | None,
     **rest: object,
@@ -226,6 +229,13 @@ def main(
     CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION (or be its
     address there): it is fetched first. The default output is engines/ and the checkpoint's name.
     """
+    if lists:
+        whole = checkpoint_list.listed()
+        lines = checkpoint_list.lines(whole)
+        click.echo(json.dumps(whole, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
+        return
+    if checkpoint is None:
+        raise click.UsageError("Missing argument 'CHECKPOINT'; --list names some.")
     hub = name_of(checkpoint)
     name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name

@@ -35,7 +35,7 @@ _OLLAMA = re.compile(r"qwen(\d+(?:\.\d+)?)(?::([\w.-]+))?", re.IGNORECASE)
 _SIZE = re.compile(r"\d+(?:\.\d+)?b(?:-a\d+b)?", re.IGNORECASE)
 INSTEAD = (
     "take the model's safetensors in NVFP4, FP8, int4 or bf16: nvidia/Qwen3.6-27B-NVFP4, "
-    "nvidia/Qwen3.6-35B-A3B-NVFP4, or as docs/start/checkpoints.md lists"
+    "nvidia/Qwen3.6-35B-A3B-NVFP4, or as docs/models.md lists"
 )
 # Weights in files of other programs, by suffix.
 _FILES = {

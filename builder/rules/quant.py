@@ -146,7 +146,31 @@ def always(context: RewriteContext, match: Match) -> str | None:
     return None
 
 
+def find_fp4(context: RewriteContext, node: gs.Node) -> Match | None:
+    """A product of NVFP4 weights and NVFP4 activations."""
+    return Match(node, {}) if is_op(node, "nvfp4_linear_a4") else None
+
+
+def multiply_values(context: RewriteContext, match: Match) -> None:
+    """nvfp4_linear(nvfp4_widen(xq, x_scale), w, w_scale, alpha): the same products and scales.
+
+    The activations' values are exact in bf16, so that only the order of f32 sums differs.
+    """
+    node, nodes = match.root, context.graph.nodes
+    (xq, x_scale, *stored), (y,), attrs = node.inputs, list(node.outputs), dict(node.attrs)
+    detach(node)
+    known = [n for n in consumers(xq) if is_op(n, "nvfp4_widen")]
+    if not known:
+        name = f"{xq.name}.values"
+        known = [add_node(context.ops, name, "nvfp4_widen", [xq, x_scale], [name], dtype="bf16")]
+        nodes += known
+    x = known[0].outputs[0]
+    nodes.append(add_node(context.ops, node.name, "nvfp4_linear", [x, *stored], [y], **attrs))
+
+
 NORM_QUANT = Rule("norm_quant", find_norm, always, fuse_norm)
 # act_quant(x, [qkv], [scales]) and gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…
 ACT_QUANT = _quantised("act_quant", "silu_mul", "sigmoid_gate")
 GATED_NORM_QUANT = _quantised("gated_norm_quant", "gated_norm")
+# For targets without FP4 matrix instructions.
+FP4_VALUES = Rule("fp4_values", find_fp4, always, multiply_values)

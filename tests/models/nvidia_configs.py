@@ -156,6 +156,21 @@ def pair(model: str) -> tuple[Json, Json]:
     return config, {"producer": producer, "quantization": inner}
 
 
+def w4a4() -> tuple[Json, Json]:
+    """Those of nvidia/Qwen3.8-27B-NVFP4 and RadixArk's, by their published recipe.
+
+    The 3.6's shapes; MLPs and head quantise their inputs to NVFP4 too, and the KV cache is plain.
+    """
+    config, hf = pair("27B")
+    flat, inner = config["quantization_config"], hf["quantization"]
+    for row in (r for r in inner["quantized_layers"].values() if r["quant_algo"] != "FP8"):
+        row["quant_algo"] = "NVFP4"  # of `flat` too: one object
+    group = flat["config_groups"]["group_1"]
+    group["input_activations"] = group["weights"]
+    del flat["kv_cache_scheme"], inner["kv_cache_quant_algo"]
+    return config, hf
+
+
 _DENSE_CLASS = "Qwen3_5ForConditionalGeneration"
 
 

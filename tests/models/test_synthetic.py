@@ -27,15 +27,13 @@ from tests.checkpoint_files import INT4, write_configs
 from tests.models import nvidia_configs
 from tests.repository import ROOT
 
-CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
+CONFIGS = {  # published files, and the folder that describes them in fewer words
+    "qwen36-27b": nvidia_configs.pair("27B"),
+    "qwen36-35b-a3b": nvidia_configs.pair("35B-A3B"),
+    "qwen38-27b": nvidia_configs.w4a4(),
+}
 FORMATS = (
-    "modelopt_mixed",
-    "bf16",
-    "fp8_block",
-    "ct_nvfp4_a4",
-    "ct_fp8_channel",
-    "gptq",
-    "ct_int4",
+    *("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4", "ct_fp8_channel", "gptq", "ct_int4"),
 )
 
 
@@ -153,11 +151,12 @@ def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
-    path = ROOT / "benchmarks" / "configs" / CONFIGS[model]
-    drawn, published = open_model(path), describe(*nvidia_configs.pair(model))
+    path = ROOT / "benchmarks" / "configs" / model
+    drawn, published = open_model(path), describe(*CONFIGS[model])
     assert drawn.tensors == published.tensors
     assert drawn.config == replace(published.config, vision=None)
-    assert dict(drawn.table.modules) == dict(published.table.modules) and drawn.table.kv_fp8
+    assert dict(drawn.table.modules) == dict(published.table.modules)
+    assert drawn.table.kv_fp8 == published.table.kv_fp8 == (model != "qwen38-27b")
     assert drawn.checkpoint is not None
     norm = drawn.checkpoint.read("model.language_model.norm.weight")
     assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101

@@ -86,6 +86,11 @@ DEVICE u32 to_e2m1(float x) {
              (a > 5.0f);
   return code | (x < 0.0f ? 8u : 0u);
 }
+DEVICE float from_e2m1(u32 code) {
+  const u32 m = code & 7;
+  const float size = m < 4 ? 0.5f * m : m < 6 ? m - 2.0f : 2.0f * m - 8.0f;
+  return code & 8 ? -size : size;
+}
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 

@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
         open_checkpoint(tmp_path)
     text = str(caught.value)
     assert SINGLE in text
-    assert "download this file again" in text or "docs/start/checkpoints.md" in text
+    assert "download this file again" in text or "docs/models.md" in text
 
 
 def _index(p: Path, change: Callable[[dict[str, str]], object]) -> None:

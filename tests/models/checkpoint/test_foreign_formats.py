@@ -66,7 +66,7 @@ def _short(error: pytest.ExceptionInfo[CheckpointError], name: str) -> None:
     text = str(error.value)
     assert len(text) <= LONGEST, text
     assert name in " ".join(text.split()[:8]), text
-    assert "docs/start/checkpoints.md" in text and "{" not in text
+    assert "docs/models.md" in text and "{" not in text
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_declared_format_is_named_before_any_weight_is_read(
 
 
 def test_what_to_take_is_on_the_page() -> None:
-    page = (ROOT / "docs/start/checkpoints.md").read_text()
+    page = (ROOT / "docs/models.md").read_text()
     named = [word.strip(",:;") for word in INSTEAD.split() if word.startswith("nvidia/")]
     assert len(named) == 2 and all(f"`{name}`" in page for name in named)
 

@@ -88,6 +88,22 @@ def test_wildcards_of_all_experts_exclude_them(entry: str) -> None:
     assert table["layers.1.mlp.experts"] is Scheme.PLAIN
 
 
+@pytest.mark.parametrize("files", ["both", "groups", "config", "hf"])
+def test_qwen38_quantises_the_inputs_of_mlp_and_head(files: str) -> None:
+    """Also where config.json's groups are all that says so."""
+    config_json, hf = copy.deepcopy(nvidia_configs.w4a4())
+    if files == "groups":
+        del config_json["quantization_config"]["quantized_layers"]
+    if files == "hf":
+        del config_json["quantization_config"]
+    config = read_config(config_json)
+    rows = family_of(config).tensors(config)
+    table = quant_table(rows, config_json, hf if files in ("both", "hf") else {})
+    assert table.summary() == {"fp8": 208, "plain": 96, "nvfp4_a4": 193} and not table.kv_fp8
+    assert table["lm_head"] is table["layers.63.mlp.down_proj"] is Scheme.NVFP4_A4
+    assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
+
+
 def test_groups_stand_in_for_missing_layers() -> None:
     config_json, _ = copy.deepcopy(nvidia_configs.pair("27B"))
     del config_json["quantization_config"]["quantized_layers"]
@@ -277,7 +293,7 @@ def test_unsupported_is_named(row: Json, words: str) -> None:
         _table(row)
     text = str(caught.value)
     assert "quantization_config" in text
-    remedies = ("docs/start/checkpoints.md", "supported", "groups of 1", "give a dense", "export")
+    remedies = ("docs/models.md", "supported", "groups of 1", "give a dense", "export")
     assert any(w in text for w in remedies) and len(text) <= 300
 
 

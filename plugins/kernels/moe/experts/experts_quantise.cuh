@@ -20,11 +20,6 @@ DEVICE float most_of(const float (&v)[8]) {
 DEVICE float e4m3_of(float x, float scale) {
   return from_e4m3(to_e4m3(divide(x, scale, 1.0f / scale)));
 }
-DEVICE float from_e2m1(u32 code) {
-  const u32 m = code & 7;
-  const float size = m < 4 ? 0.5f * m : m < 6 ? m - 2.0f : 2.0f * m - 8.0f;
-  return code & 8 ? -size : size;
-}
 
 // Eight neighbouring values of a row, all lanes of the warp together; lanes hold neighbours.
 DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
